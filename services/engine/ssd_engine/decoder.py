@@ -1,0 +1,115 @@
+"""Llama 2/3.x, Qwen2/2.5 and Qwen3: one dense decoder, unaware of everything above it.
+
+Maps (tokens, positions, attention plan) to hidden states, and hidden states to logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssd_engine.attention import AttentionBackend, AttentionPlan
+from ssd_engine.config import ModelConfig
+from ssd_engine.kv_cache import LayerCache
+from ssd_engine.rope import RopeTable, rotate
+from ssd_engine.tensor_parallel import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer of one rank. Projections that read the same input are one matrix."""
+
+    input_norm: Tensor  # [d]
+    qkv: Tensor  # [(heads + 2 kv_heads) * head_dim, d]
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    o: Tensor  # [d, heads * head_dim]
+    o_bias: Tensor | None
+    post_norm: Tensor  # [d]
+    gate_up: Tensor  # [2 ff, d]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [d, ff]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embedding: Tensor  # [vocab, d], whole on every rank: a look-up needs no exchange
+    layers: list[LayerWeights]
+    norm: Tensor  # [d]
+    head: Tensor  # [ceil(vocab / ranks), d]
+
+
+class Decoder:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        rope: RopeTable,
+        attention: AttentionBackend,
+        tp: TensorParallel,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.rope = rope
+        self.attention = attention
+        self.tp = tp
+        self.num_heads = config.num_heads // tp.size
+        self.num_kv_heads = config.kv_heads_per_rank(tp.size)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        caches: Sequence[LayerCache],
+    ) -> Tensor:
+        """tokens, positions, slots [rows] -> hidden states [rows, d], after the final norm."""
+        cos, sin = self.rope.at(positions)
+        hidden = F.embedding(tokens, self.weights.embedding)
+        for layer, cache in zip(self.weights.layers, caches, strict=True):
+            x = self._norm(hidden, layer.input_norm)
+            hidden = hidden + self._attention(layer, cache, x, cos, sin, slots, plan)
+            x = self._norm(hidden, layer.post_norm)
+            hidden = hidden + self._mlp(layer, x)
+        return self._norm(hidden, self.weights.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """[rows, vocab] float32 on rank 0; None on other ranks."""
+        whole = self.tp.gather_columns(F.linear(hidden, self.weights.head))
+        return None if whole is None else whole[:, : self.config.vocab_size].float()
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        cache: LayerCache,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        qk, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.qk_norm is not None:
+            qk = self._norm(qk, None) * layer.qk_norm
+        qk = rotate(qk, cos, sin)
+        cache.write(slots, qk[:, heads:], value)
+        out = self.attention.attend(qk[:, :heads], cache, plan)
+        return self._row_parallel(out, layer.o, layer.o_bias)
+
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return self._row_parallel(F.silu(gate) * up, layer.down, layer.down_bias)
+
+    def _row_parallel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Each rank holds some input columns; the bias is added once, after the sum."""
+        out = self.tp.all_reduce(F.linear(x, weight))
+        return out if bias is None else out + bias
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

@@ -1,0 +1,24 @@
+"""Errors that a user can cause. Edges map them once: to a gRPC status or to an exit code."""
+
+EXIT_RANK_DIED = 70  # of an engine process that lost a tensor-parallel rank
+
+
+class SSDError(Exception):
+    """Base of every error whose message is meant for a user."""
+
+
+class ModelError(SSDError):
+    """A model directory that cannot be served as it is."""
+
+
+class ConfigError(SSDError):
+    """A server option, or a combination of options, that cannot work."""
+
+
+class InputError(SSDError):
+    """A request field that is wrong; names the field and the bound."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem

@@ -1,0 +1,37 @@
+"""Where models come from: shipped with the package, a directory, or a hub id."""
+
+from pathlib import Path
+
+from ssd_engine.errors import ModelError
+
+SHIPPED = Path(__file__).parent / "shipped"
+NEEDED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model")
+
+
+def shipped_models() -> list[str]:
+    return sorted(p.name for p in SHIPPED.iterdir() if (p / "config.json").is_file())
+
+
+def resolve_model(name: str) -> Path:
+    """The directory of ``name``: a path wins over a shipped name, a shipped name over a hub id."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if name in shipped_models():
+        return SHIPPED / name
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and " " not in name:
+        return _download(name)
+    shipped = ", ".join(shipped_models())
+    raise ModelError(f"model {name!r} is neither a directory nor a shipped model ({shipped})")
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(NEEDED_FILES)))
+    except Exception as error:  # the hub client raises many kinds; the user needs the first line
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"model {hub_id!r} is not a directory and could not be had from the hub: {reason}"
+        ) from error

@@ -1,0 +1,70 @@
+"""The noise of a sample: a function of (seed, absolute position, token), nothing else.
+
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with
+key = seed and counter = (token, position low, position high, stream). There is no generator
+state, so a sample does not depend on what else was sampled, and can be drawn again anywhere.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MASK32 = 0xFFFFFFFF
+MULTIPLIER_0 = 0xD2511F53
+MULTIPLIER_1 = 0xCD9E8D57
+WEYL_0 = 0x9E3779B9
+WEYL_1 = 0xBB67AE85
+ROUNDS = 10
+
+STREAM_SAMPLE = 0  # the target's own sample; other uses of noise take other streams
+
+# Elements per piece: int64 temporaries of this size stay in a core's cache.
+_PIECE = 1 << 15
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Four output words for counter words c0..c3 and key words k0, k1, all int64 in [0, 2^32).
+
+    Words broadcast against each other. A product of two 32-bit words may wrap in int64; its
+    bits are right all the same, and the mask after the shift removes the sign.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        p0, p1 = c0 * MULTIPLIER_0, c2 * MULTIPLIER_1
+        c0 = ((p1 >> 32) ^ c1 ^ k0) & MASK32
+        c2 = ((p0 >> 32) ^ c3 ^ k1) & MASK32
+        # c1 and c3 keep stray high bits: they are only ever xored into a masked word.
+        c1, c3 = p1, p0
+        k0, k1 = (k0 + WEYL_0) & MASK32, (k1 + WEYL_1) & MASK32
+    return c0, c1 & MASK32, c2, c3 & MASK32
+
+
+def gumbel(seed: Tensor, position: Tensor, token: Tensor, stream: int = STREAM_SAMPLE) -> Tensor:
+    """Standard Gumbel noise, float64, of the broadcast shape of seed, position and token (int64).
+
+    ``seed`` holds 64 bits as a two's complement int64. u = (x + 1/2) / 2^32 is never 0 or 1, so
+    the noise is finite: it lies in [-3.14, 22.88].
+    """
+    key = (seed & MASK32, (seed >> 32) & MASK32)
+    words = (token, position & MASK32, (position >> 32) & MASK32, torch.full_like(token, stream))
+    x = philox(words, key)[0]
+    u = (x.to(torch.float64) + 0.5) * 2.0**-32
+    return -torch.log(-torch.log(u))
+
+
+def gumbel_rows(seed: Tensor, position: Tensor, vocab_size: int) -> Tensor:
+    """Noise of every token for rows with seed [n] and position [n]: [n, vocab_size] float64."""
+    n = seed.shape[0]
+    out = torch.empty(n, vocab_size, dtype=torch.float64, device=seed.device)
+    width = max(1, _PIECE // max(1, n)) if seed.device.type == "cpu" else vocab_size
+    for begin in range(0, vocab_size, width):
+        tokens = torch.arange(begin, min(begin + width, vocab_size), device=seed.device)
+        out[:, begin : begin + width] = gumbel(seed[:, None], position[:, None], tokens[None])
+    return out
+
+
+def signed64(seed: int) -> int:
+    """64 unsigned bits as the int64 of the same bits."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed

@@ -1,0 +1,20 @@
+"""How a model is run; the same on every rank. Plain data, no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    directory: Path
+    dtype: str
+    device: str  # "cpu" or "cuda"
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_forward_tokens: int
+    num_kv_blocks: int | None = None  # None: sized from memory
+    gpu_memory_utilization: float = 0.9
+    threads: int | None = None  # None: all cores but one, dealt out to the ranks

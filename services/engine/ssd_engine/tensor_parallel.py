@@ -1,0 +1,66 @@
+"""What a model needs from its tensor-parallel group: a sum and a gather."""
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class TensorParallel(Protocol):
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, on every rank."""
+        ...
+
+    def gather_columns(self, x: Tensor) -> Tensor | None:
+        """The columns of all ranks side by side, on rank 0; None elsewhere."""
+        ...
+
+    def minimum(self, value: int) -> int:
+        """The smallest value over ranks, on every rank."""
+        ...
+
+
+def rank_device(kind: str, rank: int) -> torch.device:
+    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+
+
+class SingleRank:
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather_columns(self, x: Tensor) -> Tensor | None:
+        return x
+
+    def minimum(self, value: int) -> int:
+        return value
+
+
+class RankGroup:
+    """Ranks of ``torch.distributed``'s default group: one process each."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def gather_columns(self, x: Tensor) -> Tensor | None:
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(x, parts)
+        return torch.cat(parts, dim=-1) if parts is not None else None
+
+    def minimum(self, value: int) -> int:
+        box = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(box, op=dist.ReduceOp.MIN)
+        return int(box.item())

@@ -1,0 +1,121 @@
+"""The model's tokenizer, and the bytes of each of its tokens."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssd_engine.config import ModelConfig
+from ssd_engine.errors import InputError, ModelError
+
+PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
+
+
+class Tokenizer:
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
+        self._inner = _load(directory)
+        if not self._inner.is_fast:
+            raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
+        highest = max(self._inner.get_vocab().values())
+        if highest >= config.vocab_size:
+            raise ModelError(
+                f"{directory}: tokenizer and model do not fit: token id {highest} is outside "
+                f"config.json's vocab_size {config.vocab_size}"
+            )
+        self.token_bytes = token_bytes(self._inner, config.vocab_size)
+        self._longest_token = max(len(token.encode()) for token in self._inner.get_vocab())
+        self._check_bytes(directory)
+        self.fingerprint = self._fingerprint()
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._inner.chat_template)
+
+    def fewest_tokens(self, num_bytes: int) -> int:
+        """No text of this size has fewer tokens. Normalisation may shrink a text, so not tight."""
+        return num_bytes // (4 * self._longest_token)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._inner.encode(text)
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Messages through the model's chat template, ready for the assistant's turn."""
+        if not self.has_chat_template:
+            raise InputError("chat", "the model has no chat template; send text instead")
+        try:
+            text = self._inner.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template may raise anything for messages it cannot render
+            raise InputError("chat.messages", f"the chat template refused: {error}") from error
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
+        return ids
+
+    def _check_bytes(self, directory: Path) -> None:
+        """The bytes of tokens must spell what the tokenizer itself decodes."""
+        ids = self._inner.encode(PROBE, add_special_tokens=False)
+        spelled = b"".join(self.token_bytes[i] for i in ids).decode("utf-8", "replace")
+        decoded = self._inner.decode(ids, skip_special_tokens=True)
+        # SentencePiece puts a space before the first word and takes it away when decoding.
+        if spelled != decoded and spelled.removeprefix(" ") != decoded:
+            raise ModelError(f"{directory}: this kind of tokenizer is not supported")
+
+    def _fingerprint(self) -> str:
+        """Equal for tokenizers that give the same ids the same bytes."""
+        digest = hashlib.sha256()
+        for token in self.token_bytes:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        digest.update(json.dumps(sorted(self._inner.all_special_ids)).encode())
+        return digest.hexdigest()[:32]
+
+
+def _load(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:  # many kinds; the user needs the first line
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{directory}: the tokenizer cannot be loaded: {reason}") from error
+
+
+def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
+    """The bytes of each token id; special tokens, and ids without a token, have none."""
+    added = tokenizer.added_tokens_decoder
+    spell = _spell_byte_level if _is_byte_level(tokenizer) else _spell_sentencepiece
+    table = [b""] * vocab_size
+    for token, index in tokenizer.get_vocab().items():
+        if index in added:
+            table[index] = b"" if added[index].special else str(added[index].content).encode()
+        else:
+            table[index] = spell(token)
+    return table
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
+    parts = [decoder, *decoder.get("decoders", [])]
+    return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    stand_ins = {chr(b): b for b in printable}
+    return stand_ins | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _spell_byte_level(token: str) -> bytes:
+    return bytes(_ALPHABET[c] for c in token) if all(c in _ALPHABET for c in token) else b""
+
+
+def _spell_sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
