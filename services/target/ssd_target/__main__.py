@@ -1,0 +1,3 @@
+from ssd_target.cli import main
+
+main()

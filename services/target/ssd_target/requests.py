@@ -1,0 +1,220 @@
+"""From the wire to the engine: every field of a request is checked here, once."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.completion import Completion, StopRules
+from ssd_engine.errors import InputError
+from ssd_engine.sampling_params import SamplingParams, check_sampling
+from ssd_engine.tokenizer import Tokenizer
+from ssd_target.records import Submit, pack_tokens, unpack_tokens
+from ssd_target.utf8 import find_invalid_utf8
+
+MAX_REQUEST_ID_BYTES = 256
+MAX_STOP_STRINGS = 128
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_CHAT_MESSAGES = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    vocab_size: int
+    max_model_len: int
+    kv_tokens: int  # room for one sequence
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A request that can be served as it is."""
+
+    request_id: str
+    prompt: list[int]
+    generated: list[int]
+    sampling: SamplingParams
+    rules: StopRules
+    num_logprobs: int | None
+
+    def submit(self, sequence: int) -> Submit:
+        return Submit(
+            sequence,
+            pack_tokens(self.prompt),
+            pack_tokens(self.generated),
+            self.sampling,
+            self.rules,
+            self.num_logprobs,
+        )
+
+
+def parse_message(data: bytes) -> pb.GenerateRequest:
+    try:
+        return pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        field = find_invalid_utf8(pb.GenerateRequest.DESCRIPTOR, data)
+        if field is not None:
+            raise InputError(field, "is not valid UTF-8") from None
+        raise InputError("request", "is not a GenerateRequest message") from None
+
+
+def parse_request(
+    message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limits
+) -> ParsedRequest:
+    if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise InputError("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+    sampling = parse_sampling(message.sampling)
+    check_sampling(sampling, limits.vocab_size)
+    prompt = parse_prompt(message, tokenizer, limits)
+    generated = _token_list("generated_token_ids", message.generated_token_ids, limits)
+    rules = parse_rules(message.stop, len(prompt), limits)
+    _check_generated(generated, rules, tokenizer.token_bytes)
+    return ParsedRequest(
+        request_id=message.request_id or secrets.token_hex(8),
+        prompt=prompt,
+        generated=generated,
+        sampling=sampling,
+        rules=rules,
+        num_logprobs=parse_logprobs(message.logprobs),
+    )
+
+
+def parse_sampling(options: pb.SamplingOptions) -> SamplingParams:
+    """What is absent takes the default; no seed: 64 bits from the operating system."""
+    names = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    )
+    given = {name: getattr(options, name) for name in names if options.HasField(name)}
+    return SamplingParams(
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        logit_bias=tuple(sorted(options.logit_bias.items())),
+        **given,
+    )
+
+
+def parse_prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+    kind = message.WhichOneof("prompt")
+    if kind == "text":
+        _check_not_hopeless("text", len(message.text.encode()), tokenizer, limits)
+        prompt = tokenizer.encode(message.text) if message.text else []
+    elif kind == "chat":
+        prompt = _chat_prompt(message.chat.messages, tokenizer, limits)
+    elif kind == "token_ids":
+        prompt = _token_list("token_ids", message.token_ids, limits)
+    else:
+        raise InputError("prompt", "is missing: set text, chat or token_ids")
+    if not prompt:
+        raise InputError(kind, "is empty: a prompt needs at least one token")
+    if len(prompt) >= limits.max_model_len:
+        raise InputError(
+            kind,
+            f"{len(prompt)} tokens leave no room in the context of {limits.max_model_len}; "
+            f"at most {limits.max_model_len - 1} are possible",
+        )
+    return prompt
+
+
+def _chat_prompt(
+    messages: Sequence[pb.ChatMessage], tokenizer: Tokenizer, limits: Limits
+) -> list[int]:
+    if not messages:
+        raise InputError("chat.messages", "is empty: at least one message is needed")
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise InputError("chat.messages", f"at most {MAX_CHAT_MESSAGES}, got {len(messages)}")
+    for i, message in enumerate(messages):
+        if not message.role:
+            raise InputError(f"chat.messages[{i}].role", "is empty: system, user or assistant")
+    size = sum(len(message.content.encode()) for message in messages)
+    _check_not_hopeless("chat.messages", size, tokenizer, limits)
+    return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages])
+
+
+def _check_not_hopeless(field: str, size: int, tokenizer: Tokenizer, limits: Limits) -> None:
+    """Refuse without tokenising what cannot fit even in the longest tokens."""
+    least = tokenizer.fewest_tokens(size)
+    if least >= limits.max_model_len:
+        raise InputError(
+            field,
+            f"{size} bytes are at least {least} tokens, beyond the context of "
+            f"{limits.max_model_len}",
+        )
+
+
+def _token_list(field: str, data: bytes, limits: Limits) -> list[int]:
+    if len(data) % 4:
+        raise InputError(field, f"{len(data)} bytes are not a multiple of 4 (little-endian uint32)")
+    if len(data) // 4 > limits.max_model_len:
+        raise InputError(
+            field, f"{len(data) // 4} tokens are beyond the context of {limits.max_model_len}"
+        )
+    tokens = unpack_tokens(data)
+    for i, token in enumerate(tokens):
+        if token >= limits.vocab_size:
+            raise InputError(
+                f"{field}[{i}]", f"token {token} is not in the vocabulary [0, {limits.vocab_size})"
+            )
+    return tokens
+
+
+def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: Limits) -> StopRules:
+    room = min(limits.max_model_len, limits.kv_tokens) - prompt_tokens
+    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else room
+    if not 1 <= max_tokens <= room:
+        raise InputError(
+            "stop.max_tokens",
+            f"must be in [1, {room}] (context of {limits.max_model_len} less {prompt_tokens} "
+            f"prompt tokens), got {max_tokens}",
+        )
+    token_ids = set(stop.token_ids)
+    if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InputError(
+            "stop.token_ids", f"at most {MAX_STOP_TOKEN_IDS}, got {len(stop.token_ids)}"
+        )
+    if token_ids and max(token_ids) >= limits.vocab_size:
+        raise InputError(
+            "stop.token_ids",
+            f"token {max(token_ids)} is not in the vocabulary [0, {limits.vocab_size})",
+        )
+    if not stop.ignore_eos:
+        token_ids |= set(limits.eos_token_ids)
+    return StopRules(max_tokens, frozenset(token_ids), _stop_strings(stop.strings))
+
+
+def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InputError("stop.strings", f"at most {MAX_STOP_STRINGS}, got {len(strings)}")
+    for i, string in enumerate(strings):
+        if not 1 <= len(string.encode()) <= MAX_STOP_STRING_BYTES:
+            raise InputError(
+                f"stop.strings[{i}]",
+                f"must have 1 to {MAX_STOP_STRING_BYTES} bytes, has {len(string.encode())}",
+            )
+    return tuple(strings)
+
+
+def parse_logprobs(options: pb.LogprobOptions) -> int | None:
+    if options.top_n > MAX_TOP_LOGPROBS:
+        raise InputError("logprobs.top_n", f"at most {MAX_TOP_LOGPROBS}, got {options.top_n}")
+    return options.top_n if options.chosen or options.top_n else None
+
+
+def _check_generated(generated: list[int], rules: StopRules, token_bytes: Sequence[bytes]) -> None:
+    """Only what this request could have emitted can be resumed."""
+    completion = Completion(rules, token_bytes)
+    for i, token in enumerate(generated):
+        if completion.finish is not None:
+            raise InputError(
+                "generated_token_ids",
+                f"goes on after token {i - 1}, where the request had ended",
+            )
+        completion.push(token)

@@ -1,0 +1,89 @@
+"""A sequence: one request inside the engine."""
+
+from collections.abc import Sequence as TokenSequence
+from enum import Enum
+
+from ssd_engine.block_pool import BlockLease
+from ssd_engine.completion import Completion, StopRules
+from ssd_engine.sampling_params import SamplingParams
+
+
+class State(Enum):
+    WAITING = "waiting"  # holds nothing
+    PREFILL = "prefill"  # holds blocks; some of its committed tokens are not in the cache yet
+    DECODE = "decode"  # all committed tokens but the last are in the cache
+    FINISHED = "finished"  # holds nothing
+
+
+class Event(Enum):
+    ADMIT = "admit"
+    PREFILLED = "prefilled"
+    END = "end"  # finished, cancelled or failed
+
+
+TRANSITIONS = {
+    (State.WAITING, Event.ADMIT): State.PREFILL,
+    (State.WAITING, Event.END): State.FINISHED,
+    (State.PREFILL, Event.PREFILLED): State.DECODE,
+    (State.PREFILL, Event.END): State.FINISHED,
+    (State.DECODE, Event.END): State.FINISHED,
+}
+
+
+def transition(state: State, event: Event) -> State:
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise RuntimeError(f"a {state.value} sequence cannot {event.value}") from None
+
+
+class Sequence:
+    def __init__(
+        self,
+        sequence_id: int,
+        prompt: list[int],
+        generated: list[int],
+        sampling: SamplingParams,
+        rules: StopRules,
+        num_logprobs: int | None,
+        token_bytes: TokenSequence[bytes],
+    ) -> None:
+        self.id = sequence_id
+        self.prompt = prompt
+        self.output: list[int] = []
+        self.sampling = sampling
+        self.max_tokens = len(prompt) + rules.max_tokens
+        self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
+        self.state = State.WAITING
+        self.lease: BlockLease | None = None
+        self.num_written = 0  # tokens whose KV is in the cache
+        self.num_cached_tokens = 0  # of these, how many were found there at admission
+        self.completion = Completion(rules, token_bytes)
+        for token in generated:
+            self.commit(token)
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def last_token(self) -> int:
+        return self.output[-1] if self.output else self.prompt[-1]
+
+    @property
+    def blocks(self) -> list[int]:
+        return self.lease.blocks if self.lease else []
+
+    @property
+    def finished(self) -> bool:
+        return self.completion.finish is not None
+
+    def committed(self) -> list[int]:
+        return self.prompt + self.output
+
+    def commit(self, token: int) -> None:
+        self.output.append(token)
+        self.completion.push(token)
+
+    def move(self, event: Event) -> None:
+        self.state = transition(self.state, event)

@@ -1,0 +1,200 @@
+"""TargetService: the gRPC edge. Translates, follows a sequence, never computes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.completion import Completion, FinishReason
+from ssd_engine.errors import SSDError
+from ssd_engine.sampling_params import Logprobs
+from ssd_engine.tokenizer import Tokenizer
+from ssd_target.engine_client import EngineClient, EngineGone
+from ssd_target.metrics import Metrics, RequestTimer
+from ssd_target.records import Delta
+from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
+from ssd_target.status import NotServing, RequestFailed, ServerFull, abort
+
+log = logging.getLogger(__name__)
+
+SERVICE = "ssd.v1.TargetService"
+INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
+RETRY_BOUNDS = (0.1, 30.0)
+REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass
+class Serving:
+    """All that a request needs, there once the model is loaded."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    limits: Limits
+    info: pb.GetModelInfoResponse
+    max_live: int
+    max_num_seqs: int
+
+
+class TargetServicer:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._mean_seconds = 1.0
+        self.serving: Serving | None = None
+        self.draining = False
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Generate takes raw bytes: a message that does not parse deserves a clear status."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Generate": grpc.unary_stream_rpc_method_handler(
+                    self.generate,
+                    response_serializer=pb.GenerateResponse.SerializeToString,
+                ),
+                "GetModelInfo": grpc.unary_unary_rpc_method_handler(
+                    self.get_model_info,
+                    request_deserializer=pb.GetModelInfoRequest.FromString,
+                    response_serializer=pb.GetModelInfoResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def get_model_info(
+        self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetModelInfoResponse:
+        try:
+            return self._ready().info
+        except SSDError as error:
+            await abort(context, error)
+
+    async def generate(
+        self, data: bytes, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        timer = RequestTimer(self._metrics)
+        outcome = "cancelled"
+        try:
+            serving = self._admit()
+            request = await _parse(data, serving)
+            async for response in self._stream(serving, request, timer):
+                yield response
+            outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
+        except SSDError as error:
+            outcome = "error" if isinstance(error, EngineGone | RequestFailed) else "refused"
+            await abort(context, error)
+        finally:
+            elapsed = timer.end(outcome)
+            if outcome in ("stop", "length"):
+                self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
+
+    def _ready(self) -> Serving:
+        if self.serving is None:
+            raise NotServing("the model is loading; readiness says when it can be used")
+        return self.serving
+
+    def _admit(self) -> Serving:
+        serving = self._ready()
+        if self.draining:
+            raise NotServing("the server is draining; use another endpoint")
+        if serving.engine.num_live >= serving.max_live:
+            wait = self._mean_seconds * serving.max_live / serving.max_num_seqs / 2
+            wait = min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
+            raise ServerFull(
+                f"the server is full ({serving.max_live} requests running or waiting); "
+                f"try again in {wait:.1f} s",
+                wait,
+            )
+        return serving
+
+    async def _stream(
+        self, serving: Serving, request: ParsedRequest, timer: RequestTimer
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        completion = Completion(request.rules, serving.tokenizer.token_bytes)
+        for token in request.generated:
+            completion.push(token)
+        cached = 0
+        sequence, deltas = serving.engine.open()
+        try:
+            if completion.finish is None:
+                serving.engine.submit(request.submit(sequence))
+            self._metrics.prompt_tokens.inc(len(request.prompt))
+            log.debug("request %s is sequence %d", request.request_id, sequence)
+            yield _started(request, serving)
+            while completion.finish is None:
+                batch = await _next(deltas)
+                timer.tokens(sum(len(delta.tokens) for delta in batch))
+                cached = batch[-1].cached_tokens
+                yield _tokens(batch, completion)
+            yield _finish(request, completion, cached)
+        finally:
+            serving.engine.close(sequence, completion.finish is not None)
+
+
+async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
+    def work() -> ParsedRequest:
+        return parse_request(parse_message(data), serving.tokenizer, serving.limits)
+
+    return work() if len(data) <= INLINE_BYTES else await asyncio.to_thread(work)
+
+
+async def _next(deltas: "asyncio.Queue[Delta | EngineGone]") -> list[Delta]:
+    """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
+    batch: list[Delta] = []
+    while not batch or not deltas.empty():
+        delta = await deltas.get()
+        if isinstance(delta, EngineGone):
+            raise delta
+        if delta.error is not None:
+            raise RequestFailed(delta.error)
+        batch.append(delta)
+    return batch
+
+
+def _started(request: ParsedRequest, serving: Serving) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        started=pb.GenerateStarted(
+            request_id=request.request_id,
+            seed=request.sampling.seed,
+            prompt_tokens=len(request.prompt),
+            model_fingerprint=serving.info.fingerprint,
+        )
+    )
+
+
+def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
+    message = pb.GenerateTokens()
+    for delta in batch:
+        message.token_ids.extend(delta.tokens)
+        message.text += "".join(map(completion.push, delta.tokens))
+        message.logprobs.extend(map(_logprobs, delta.logprobs or ()))
+    return pb.GenerateResponse(tokens=message)
+
+
+def _logprobs(value: Logprobs) -> pb.TokenLogprobs:
+    top = [pb.TokenLogprob(token_id=token, logprob=logprob) for token, logprob in value.top]
+    return pb.TokenLogprobs(chosen=value.chosen, top=top)
+
+
+def _finish(request: ParsedRequest, completion: Completion, cached: int) -> pb.GenerateResponse:
+    finish = completion.finish
+    if finish is None:
+        raise RuntimeError("not finished")
+    message = pb.GenerateFinish(
+        reason=REASONS[finish.reason],
+        usage=pb.Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=completion.num_tokens,
+            cached_prompt_tokens=min(cached, len(request.prompt)),
+        ),
+        seed=request.sampling.seed,
+    )
+    if finish.stop_string is not None:
+        message.stop_string = finish.stop_string
+    if finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id
+    return pb.GenerateResponse(finish=message)

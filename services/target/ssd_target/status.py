@@ -1,0 +1,69 @@
+"""Typed errors become gRPC statuses here, and nowhere else."""
+
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from ssd_engine.errors import InputError, SSDError
+from ssd_target.engine_client import EngineGone
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+class NotServing(SSDError):
+    """Loading or draining: another endpoint, or a later try, may serve."""
+
+
+class ServerFull(SSDError):
+    """Admission refused; says when a new try makes sense."""
+
+    def __init__(self, message: str, retry_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class RequestFailed(SSDError):
+    """This request failed inside the engine; others are not touched."""
+
+
+_CODES: dict[type[SSDError], grpc.StatusCode] = {
+    InputError: grpc.StatusCode.INVALID_ARGUMENT,
+    ServerFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NotServing: grpc.StatusCode.UNAVAILABLE,
+    EngineGone: grpc.StatusCode.UNAVAILABLE,
+    RequestFailed: grpc.StatusCode.INTERNAL,
+}
+
+
+async def abort(context: grpc.aio.ServicerContext, error: SSDError) -> NoReturn:
+    code = _CODES.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
+    detail = _detail(error)
+    trailing = () if detail is None else ((DETAILS_KEY, _rich(code, str(error), detail)),)
+    await context.abort(code, str(error), trailing)
+    raise RuntimeError("abort returns never")
+
+
+def _detail(error: SSDError) -> Message | None:
+    if isinstance(error, InputError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.problem
+        )
+        return error_details_pb2.BadRequest(field_violations=[violation])
+    if isinstance(error, ServerFull):
+        info = error_details_pb2.RetryInfo()
+        info.retry_delay.FromMilliseconds(int(error.retry_seconds * 1000))
+        return info
+    return None
+
+
+def _rich(code: grpc.StatusCode, message: str, detail: Message) -> bytes:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    status = status_pb2.Status(
+        code=code_pb2.Code.Value(code.name), message=message, details=[packed]
+    )
+    data: bytes = status.SerializeToString()
+    return data
