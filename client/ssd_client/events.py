@@ -1,0 +1,117 @@
+"""What happens in a generation, as plain dataclasses, and how it is read off the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ssd.v1 import target_pb2
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    UNKNOWN = "unknown"  # a newer server's reason
+
+
+_REASONS = {
+    target_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    target_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(frozen=True)
+class Started:
+    """An endpoint accepted the request."""
+
+    endpoint: str
+    request_id: str
+    seed: int
+    prompt_tokens: int
+    model_fingerprint: str
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    token_id: int
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log probability)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An endpoint was lost or full; the request is sent to `to` after `wait_s`."""
+
+    origin: str
+    to: str
+    tokens: int  # received so far
+    full: bool
+    wait_s: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    reason: FinishReason
+    stopped_by: str | int | None
+    usage: Usage
+    seed: int
+
+
+Event = Started | Tokens | Moved | Finished
+
+
+def event_of(response: target_pb2.GenerateResponse, endpoint: str) -> Event | None:
+    """The event of one message; None for a kind that this client does not know."""
+    match response.WhichOneof("event"):
+        case "started":
+            return _started(response.started, endpoint)
+        case "tokens":
+            return _tokens(response.tokens)
+        case "finish":
+            return _finished(response.finish)
+    return None
+
+
+def _started(started: target_pb2.GenerateStarted, endpoint: str) -> Started:
+    return Started(
+        endpoint,
+        started.request_id,
+        started.seed,
+        started.prompt_tokens,
+        started.model_fingerprint,
+    )
+
+
+def _tokens(tokens: target_pb2.GenerateTokens) -> Tokens:
+    pairs = zip(tokens.token_ids, tokens.logprobs, strict=False)  # no logprobs: none were asked for
+    logprobs = tuple(
+        TokenLogprobs(token_id, each.chosen, tuple((t.token_id, t.logprob) for t in each.top))
+        for token_id, each in pairs
+    )
+    return Tokens(tuple(tokens.token_ids), tokens.text, logprobs)
+
+
+def _finished(finish: target_pb2.GenerateFinish) -> Finished:
+    stopped_by = finish.WhichOneof("stopped_by")
+    usage = finish.usage
+    return Finished(
+        reason=_REASONS.get(finish.reason, FinishReason.UNKNOWN),
+        stopped_by=getattr(finish, stopped_by) if stopped_by else None,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens),
+        seed=finish.seed,
+    )

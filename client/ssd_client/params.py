@@ -1,0 +1,121 @@
+"""Types of command line values that click does not have."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import click
+
+from ssd_client.endpoints import check_address
+
+
+class _Type(click.ParamType):
+    """Turns the ValueError of `parse` into click's error."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):  # converted before, or a default
+            return value
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def parse(self, value: str) -> Any:
+        raise NotImplementedError
+
+
+class Uint(_Type):
+    name = "n"
+
+    def __init__(self, bits: int = 32, least: int = 0) -> None:
+        self._bits = bits
+        self._least = least
+
+    def parse(self, value: str) -> int:
+        if not _is_uint(value) or not self._least <= int(value) < 2**self._bits:
+            raise ValueError(f"{value!r} is not a whole number in {self._least}..2^{self._bits}-1")
+        return int(value)
+
+
+class Number(_Type):
+    name = "x"
+
+    def parse(self, value: str) -> float:
+        return parse_number(value)
+
+
+class Utf8(_Type):
+    """Text that can go on the wire: the shell hands over any bytes."""
+
+    name = "text"
+
+    def parse(self, value: str) -> str:
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            offset = len(os.fsencode(value[: error.start]))
+            raise ValueError(f"not valid UTF-8 at byte {offset}") from None
+        return value
+
+
+class Lines(Utf8):
+    """Several texts from an environment variable are one to a line, not one to a word."""
+
+    envvar_list_splitter = "\n"
+
+
+class Address(_Type):
+    name = "host:port"
+
+    def parse(self, value: str) -> str:
+        return check_address(value)
+
+
+class TokenIds(_Type):
+    name = "ids"
+
+    def parse(self, value: str) -> tuple[int, ...]:
+        return tuple(parse_token_id(each) for each in value.split(","))
+
+
+class LogitBias(_Type):
+    name = "token=value"
+
+    def parse(self, value: str) -> tuple[int, float]:
+        token_id, separator, bias = value.partition("=")
+        if not separator:
+            raise ValueError(f"{value!r} is not TOKEN=VALUE")
+        return parse_token_id(token_id), parse_number(bias)
+
+
+class Seconds(_Type):
+    name = "seconds"
+
+    def parse(self, value: str) -> float:
+        seconds = parse_number(value)
+        if not 0 < seconds <= 1e9:
+            raise ValueError(f"{value} is not above 0 and at most 1e9")
+        return seconds
+
+
+def parse_token_id(text: str) -> int:
+    number = text.strip()
+    if not _is_uint(number) or int(number) >= 2**32:
+        raise ValueError(f"{number!r} is not a token id")
+    return int(number)
+
+
+def parse_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is not a finite number")
+    return number
+
+
+def _is_uint(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20  # 2^64 has 20 digits

@@ -1,0 +1,231 @@
+"""What a person or a program sees: text as it comes, one line of statistics, or one JSON object.
+
+stdout carries the answer and nothing else; everything about it goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ssd.v1 import target_pb2
+from ssd_client.errors import ClientError, count, printable
+from ssd_client.events import Event, Moved, TokenLogprobs, Tokens
+from ssd_client.result import GenerationResult, Timing
+
+_WIDE = 10_000  # a pipe has no width: nothing is folded in it
+
+
+class Output(Protocol):
+    """Shows one generation."""
+
+    def show(self, event: Event) -> None: ...
+
+    def end(self, result: GenerationResult, why: str | None) -> None:
+        """After the last event. `why` it ended early: "interrupted", "failed" or None."""
+
+
+class TextOutput:
+    """Streams the text to stdout and ends with a line of statistics on stderr."""
+
+    def __init__(self, notes: Console) -> None:
+        self._notes = notes
+        self._written = False
+
+    def show(self, event: Event) -> None:
+        match event:
+            case Tokens():
+                self._write(event.text)
+            case Moved():
+                show_move(self._notes, event)
+
+    def end(self, result: GenerationResult, why: str | None) -> None:
+        if self._written or why is None:
+            write_stdout("\n")
+        if why != "failed":
+            note(self._notes, " · ".join(statistics(result, why)))
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._written = True
+            write_stdout(text)
+
+
+class JsonOutput:
+    """Prints one JSON object at the end, also of a generation that ended early."""
+
+    def __init__(self, notes: Console, *, logprobs: bool) -> None:
+        self._notes = notes
+        self._logprobs = logprobs
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Moved):
+            show_move(self._notes, event)
+
+    def end(self, result: GenerationResult, why: str | None) -> None:
+        if result.started is not None:
+            write_json(result_json(result, logprobs=self._logprobs))
+
+
+def statistics(result: GenerationResult, why: str | None = None) -> list[str]:
+    """The parts of the statistics line."""
+    parts = [count(result.completion_tokens, "token")]
+    first_s = result.timing.first_after_s()
+    if first_s is not None:
+        parts.append(f"first after {duration(first_s)}")
+    rate = result.timing.tokens_per_s(len(result.token_ids))
+    if rate is not None:
+        parts.append(f"{rate:.1f} tokens/s")
+    parts.append(why or (result.finished.reason.value if result.finished else "unfinished"))
+    if result.started is not None:
+        parts.append(f"seed {result.started.seed}")
+    if result.resumed:
+        parts.append("resumed once" if result.resumed == 1 else f"resumed {result.resumed} times")
+    return parts
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def result_json(result: GenerationResult, *, logprobs: bool) -> dict[str, Any]:
+    """The object that --json prints; `finish_reason` is null where the generation was cut off."""
+    finished, started = result.finished, result.started
+    content: dict[str, Any] = {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": finished.reason.value if finished else None,
+        "stopped_by": finished.stopped_by if finished else None,
+        "seed": started.seed if started else None,
+        "usage": _usage_json(result),
+        "timing": _timing_json(result.timing, len(result.token_ids)),
+    }
+    if logprobs:
+        content["logprobs"] = [_logprobs_json(each) for each in result.logprobs]
+    return {**content, "endpoints": result.endpoints, "resumed": result.resumed}
+
+
+def _usage_json(result: GenerationResult) -> dict[str, Any]:
+    if result.finished:
+        return dataclasses.asdict(result.finished.usage)
+    return {
+        "prompt_tokens": result.started.prompt_tokens if result.started else None,
+        "completion_tokens": len(result.token_ids),
+        "cached_prompt_tokens": None,
+    }
+
+
+def _timing_json(timing: Timing, tokens: int) -> dict[str, float | None]:
+    return {
+        "ttft_ms": _rounded(timing.first_after_s(), 1e3),
+        "tokens_per_s": _rounded(timing.tokens_per_s(tokens)),
+        "total_ms": _rounded(timing.total_s(), 1e3),
+    }
+
+
+def _logprobs_json(logprobs: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": _finite(value)} for token, value in logprobs.top]
+    return {"token_id": logprobs.token_id, "logprob": _finite(logprobs.chosen), "top": top}
+
+
+def _rounded(value: float | None, scale: float = 1.0) -> float | None:
+    return None if value is None else round(value * scale, 3)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: a token that cannot be drawn has the log probability null."""
+    return value if math.isfinite(value) else None
+
+
+def show_move(notes: Console, moved: Moved) -> None:
+    """Says in a terminal that, and why, the request goes on elsewhere."""
+    if notes.is_terminal:
+        note(notes, move_text(moved))
+
+
+def move_text(moved: Moved) -> str:
+    if moved.full:
+        happened = f"{moved.origin} is full"
+    elif moved.tokens:
+        happened = f"{moved.origin} lost after {count(moved.tokens, 'token')}"
+    else:
+        happened = moved.reason
+    verb = "resuming on" if moved.tokens else "trying"
+    later = f" in {duration(moved.wait_s)}" if moved.wait_s >= 0.1 else ""
+    return f"{happened}, {verb} {moved.to}{later}"
+
+
+def note(console: Console, line: str) -> None:
+    console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def startup_status(console: Console, model: str) -> Iterator[Any]:
+    """A spinner while a local target starts; yields what takes its phases."""
+    with console.status(f"{model}: starting …") as status:
+        yield lambda phase: status.update(f"{model}: {phase} …")
+
+
+def show_error(error: ClientError) -> None:
+    click.echo(f"error: {error}", err=True)
+
+
+def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
+    values = {each.name: getattr(info, each.name) for each in info.DESCRIPTOR.fields}
+    return {**values, "eos_token_ids": list(info.eos_token_ids)}
+
+
+def show_model_info(rows: dict[str, Any]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name.replace("_", " "), printable(_cell(value)))
+    width = None if sys.stdout.isatty() else _WIDE
+    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+def _cell(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case Sequence() if not isinstance(value, str):
+            return ", ".join(str(each) for each in value)
+    return str(value)
+
+
+def write_json(content: dict[str, Any]) -> None:
+    write_stdout(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_stdout(text: str) -> None:
+    """Writes at once: UTF-8 to a pipe or a file, what a terminal can show to a terminal."""
+    terminal = sys.stdout.isatty()
+    data = printable(text).encode(sys.stdout.encoding, "replace") if terminal else text.encode()
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has enough: click ends the program quietly
+        raise
+    except OSError as error:
+        _drop_stdout()
+        raise ClientError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere; else the interpreter would fail on it again at exit."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,0 +1,125 @@
+"""From what a user asked for to a GenerateRequest. Pure: no input, no output.
+
+Only what was set goes on the wire; for the rest the server's defaults hold.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ssd.v1 import target_pb2
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages as (role, content)."""
+
+    messages: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    token_ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Everything about a request but its prompt; None leaves it to the server."""
+
+    request_id: str | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_id: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+
+def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
+    request = target_pb2.GenerateRequest(request_id=options.request_id or "")
+    _set_prompt(request, prompt)
+    _set_sampling(request, options)
+    _set_stop(request, options)
+    if options.logprobs or options.top_logprobs:
+        request.logprobs.chosen = True
+        request.logprobs.top_n = options.top_logprobs or 0
+    return request
+
+
+def resume_request(
+    request: target_pb2.GenerateRequest, seed: int, token_ids: Iterable[int]
+) -> target_pb2.GenerateRequest:
+    """The same request, to go on after `token_ids`, which were received under `seed`."""
+    resumed = target_pb2.GenerateRequest()
+    resumed.CopyFrom(request)
+    resumed.sampling.seed = seed
+    resumed.generated_token_ids += pack_token_ids(token_ids)
+    return resumed
+
+
+def pack_token_ids(token_ids: Iterable[int]) -> bytes:
+    ids = tuple(token_ids)
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def _set_prompt(request: target_pb2.GenerateRequest, prompt: Prompt) -> None:
+    match prompt:
+        case TextPrompt(text):
+            request.text = text
+        case ChatPrompt(messages):
+            request.chat.SetInParent()
+            for role, content in messages:
+                request.chat.messages.add(role=role, content=content)
+        case TokenPrompt(token_ids):
+            request.token_ids = pack_token_ids(token_ids)
+
+
+def _set_sampling(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
+    for name in _SAMPLING:
+        value = getattr(options, name)
+        if value is not None:
+            setattr(request.sampling, name, value)
+    for token_id, bias in options.logit_bias.items():
+        request.sampling.logit_bias[token_id] = bias
+
+
+def _set_stop(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
+    if options.max_tokens is not None:
+        request.stop.max_tokens = options.max_tokens
+    if options.ignore_eos:
+        request.stop.ignore_eos = True
+    # Touching an empty submessage would not put it on the wire; extending it would.
+    if options.stop:
+        request.stop.strings.extend(options.stop)
+    if options.stop_token_id:
+        request.stop.token_ids.extend(options.stop_token_id)

@@ -1,0 +1,159 @@
+"""One generation as a stream of events, carried on by another endpoint when one is lost.
+
+The tokens received so far go along in the resumed request; its server primes itself with them and
+goes on releasing text where the first one stopped. So the text is simply appended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+
+import grpc
+
+from ssd.v1 import target_pb2
+from ssd_client.endpoints import Endpoint
+from ssd_client.errors import (
+    ClientError,
+    DeadlineError,
+    EndpointFullError,
+    EndpointLostError,
+    ModelMismatchError,
+    count,
+    failure_of,
+)
+from ssd_client.events import Event, Finished, Moved, Started, Tokens, event_of
+from ssd_client.failover import RetryPolicy, Rota
+from ssd_client.request import resume_request
+
+_END_OF_CALL_S = 0.2
+
+
+def generate(
+    endpoints: Sequence[Endpoint],
+    request: target_pb2.GenerateRequest,
+    *,
+    timeout_s: float | None = None,
+    policy: RetryPolicy | None = None,
+) -> Generator[Event, None, None]:
+    """Yields the events of `request` up to its `Finished`, or raises a ClientError.
+
+    `timeout_s` covers everything, waits and resumes included. Closing the iterator cancels the
+    call: wrap it in `contextlib.closing` where the loop may be left early.
+    """
+    deadline = _Deadline(timeout_s)
+    progress = _Progress(request)
+    rota = Rota(len(endpoints), policy or RetryPolicy())
+    index, _ = rota.best()
+    while True:
+        failure = yield from _attempt(endpoints[index], progress, deadline)
+        if failure is None:
+            return
+        rota.note(index, failure, len(progress.token_ids), time.monotonic())
+        origin, (index, ready_at) = index, rota.best()
+        wait_s = max(0.0, ready_at - time.monotonic())
+        yield Moved(
+            origin=endpoints[origin].address,
+            to=endpoints[index].address,
+            tokens=len(progress.token_ids),
+            full=isinstance(failure, EndpointFullError),
+            wait_s=wait_s,
+            reason=str(failure),
+        )
+        deadline.sleep(wait_s, failure)
+
+
+class _Progress:
+    """What of a request outlives the endpoint that served it."""
+
+    def __init__(self, request: target_pb2.GenerateRequest) -> None:
+        self._request = request
+        self._started: Started | None = None
+        self.token_ids: list[int] = []
+
+    def request(self) -> target_pb2.GenerateRequest:
+        """What to send now: the request as it is until a token has come, then its resumption."""
+        if self._started is None or not self.token_ids:
+            return self._request
+        return resume_request(self._request, self._started.seed, self.token_ids)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._start(event)
+            case Tokens():
+                self.token_ids += event.token_ids
+
+    def _start(self, started: Started) -> None:
+        first = self._started
+        if self.token_ids and first and started.model_fingerprint != first.model_fingerprint:
+            raise ModelMismatchError(
+                f"cannot resume: {started.endpoint} serves another model than {first.endpoint} "
+                f"(fingerprint {started.model_fingerprint}, not {first.model_fingerprint})"
+            )
+        if not self.token_ids:
+            self._started = started
+
+
+def _attempt(
+    endpoint: Endpoint, progress: _Progress, deadline: _Deadline
+) -> Generator[Event, None, ClientError | None]:
+    """Serves the request from one endpoint; returns why that failed, None if it did not."""
+    call = endpoint.target.Generate(progress.request(), timeout=deadline.left_s())
+    admitted = False
+    try:
+        for event in _events(call, endpoint.address):
+            admitted = True
+            progress.take(event)
+            yield event
+            if isinstance(event, Finished):
+                _let_end(call)
+                return None
+    except grpc.RpcError as error:
+        failure = failure_of(error, endpoint.address, admitted=admitted)
+        return deadline.explain(failure, len(progress.token_ids))
+    finally:
+        call.cancel()
+    return EndpointLostError(endpoint.address, "the stream ended before its finish")
+
+
+def _events(call: grpc.Call, address: str) -> Iterator[Event]:
+    for response in call:
+        event = event_of(response, address)
+        if event is not None:
+            yield event
+
+
+def _let_end(call: grpc.Call) -> None:
+    """Waits for the status that follows a finish, so that the server sees no cancellation."""
+    ended = threading.Event()
+    if call.add_callback(ended.set):
+        ended.wait(_END_OF_CALL_S)
+
+
+class _Deadline:
+    """The time of a whole request, over all its attempts."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def left_s(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def sleep(self, seconds: float, failure: ClientError) -> None:
+        """Sleeps; raises at once where the deadline would come first."""
+        left_s = self.left_s()
+        if left_s is not None and seconds >= left_s:
+            raise DeadlineError(f"no time left to try again ({self._text()}): {failure}")
+        time.sleep(seconds)
+
+    def explain(self, failure: ClientError, tokens: int) -> ClientError:
+        """A passed deadline of our own in our own words, any other failure as it is."""
+        if not isinstance(failure, DeadlineError) or self._timeout_s is None:
+            return failure
+        return DeadlineError(f"not finished in time ({self._text()}), {count(tokens, 'token')}")
+
+    def _text(self) -> str:
+        return f"timeout {self._timeout_s:g} s"

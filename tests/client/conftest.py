@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from scripted_target import Running, Script, serve
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    """Starts a scripted target; all of them stop with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **script: stack.enter_context(serve(Script(**script)))
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that refuses connections."""
+    with socket.socket() as reserved:  # bound, never listening: only who shares it gets the port
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{reserved.getsockname()[1]}"

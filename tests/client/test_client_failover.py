@@ -1,0 +1,83 @@
+"""The choice of the next endpoint, without a network or a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd_client.errors import BadInputError, EndpointFullError, EndpointLostError
+from ssd_client.failover import RetryPolicy, Rota
+
+LOST = EndpointLostError("a:1", "gone")
+
+
+def full(delay_s):
+    return EndpointFullError("full", delay_s)
+
+
+def test_every_endpoint_is_tried_once_in_order():
+    rota = Rota(3, RetryPolicy())
+    assert rota.best() == (0, 0.0)
+    rota.note(0, LOST, 0, now=1.0)
+    assert rota.best() == (1, 0.0)
+    rota.note(1, LOST, 5, now=2.0)
+    assert rota.best() == (2, 0.0)
+    with pytest.raises(EndpointLostError, match=r"a:1 lost after 7 tokens \(gone\)$"):
+        rota.note(2, LOST, 7, now=3.0)
+
+
+def test_a_single_endpoint_is_not_tried_again_unless_asked():
+    with pytest.raises(EndpointLostError, match="a second --target or --retries"):
+        Rota(1, RetryPolicy()).note(0, LOST, 1, now=0.0)
+
+
+def test_retries_return_to_the_endpoint_lost_first_with_growing_waits():
+    rota = Rota(2, RetryPolicy(retries=5, lost_wait_s=1.0, lost_wait_max_s=3.0))
+    rota.note(0, LOST, 0, now=10.0)
+    rota.note(1, LOST, 0, now=10.1)
+    assert rota.best() == (0, 11.0)
+    rota.note(0, LOST, 0, now=11.0)
+    assert rota.best() == (1, 11.1)
+    rota.note(1, LOST, 0, now=20.0)
+    assert rota.best() == (0, 13.0)
+    rota.note(0, LOST, 0, now=20.0)
+    assert rota.best() == (1, 22.0)
+    with pytest.raises(EndpointLostError):
+        rota.note(1, LOST, 0, now=22.0)
+
+
+def test_no_retries_at_all():
+    with pytest.raises(EndpointLostError, match="a:1: gone"):
+        Rota(3, RetryPolicy(retries=0)).note(0, LOST, 0, now=0.0)
+
+
+def test_a_full_endpoint_is_better_than_a_lost_one_and_worse_than_an_untried_one():
+    rota = Rota(3, RetryPolicy())
+    rota.note(0, full(9.0), 0, now=0.0)
+    assert rota.best() == (1, 0.0)
+    rota.note(1, LOST, 0, now=0.0)
+    assert rota.best() == (2, 0.0)
+    rota.note(2, full(4.0), 0, now=0.0)
+    assert rota.best() == (2, 4.0)
+
+
+def test_waits_for_full_endpoints_are_the_servers_within_bounds():
+    rota = Rota(1, RetryPolicy(full_tries=3, full_wait_s=1.5, full_wait_max_s=60.0))
+    rota.note(0, full(None), 0, now=0.0)
+    assert rota.best() == (0, 1.5)
+    rota.note(0, full(1e6), 0, now=2.0)
+    assert rota.best() == (0, 62.0)
+    with pytest.raises(EndpointFullError):
+        rota.note(0, full(0.1), 0, now=62.0)
+
+
+def test_full_answers_do_not_use_up_the_retries():
+    rota = Rota(2, RetryPolicy())
+    for index in (0, 1, 0):
+        rota.note(index, full(0.1), 0, now=0.0)
+    rota.note(1, LOST, 0, now=0.0)
+    assert rota.best()[0] == 0
+
+
+def test_other_failures_end_the_request():
+    with pytest.raises(BadInputError):
+        Rota(3, RetryPolicy()).note(0, BadInputError("no"), 0, now=0.0)

@@ -1,0 +1,113 @@
+"""What is put on the wire, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd.v1 import target_pb2
+from ssd_client.endpoints import check_address
+from ssd_client.request import (
+    ChatPrompt,
+    GenerateOptions,
+    TextPrompt,
+    TokenPrompt,
+    build_request,
+    pack_token_ids,
+    resume_request,
+)
+
+
+def test_nothing_but_the_prompt_is_sent_by_default():
+    request = build_request(TextPrompt("Once"), GenerateOptions())
+    assert request == target_pb2.GenerateRequest(text="Once")
+    assert [field.name for field, _ in request.ListFields()] == ["text"]
+
+
+def test_values_equal_to_the_servers_defaults_are_sent_when_they_were_set():
+    options = GenerateOptions(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=0)
+    request = build_request(TextPrompt("x"), options)
+    present = {field.name for field, _ in request.sampling.ListFields()}
+    assert present == {"temperature", "top_k", "top_p", "seed"}
+    assert request.stop.HasField("max_tokens")
+
+
+def test_every_option_has_its_field():
+    options = GenerateOptions(
+        request_id="r1",
+        temperature=0.5,
+        top_k=7,
+        top_p=0.25,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        logit_bias={3: -100.0, 4: 1.5},
+        seed=2**64 - 1,
+        max_tokens=9,
+        stop=("\n\n", "END"),
+        stop_token_id=(5, 6),
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert build_request(TextPrompt("x"), options) == target_pb2.GenerateRequest(
+        request_id="r1",
+        text="x",
+        sampling=target_pb2.SamplingOptions(
+            temperature=0.5,
+            top_k=7,
+            top_p=0.25,
+            min_p=0.125,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.75,
+            logit_bias={3: -100.0, 4: 1.5},
+            seed=2**64 - 1,
+        ),
+        stop=target_pb2.StopOptions(
+            max_tokens=9, strings=["\n\n", "END"], token_ids=[5, 6], ignore_eos=True
+        ),
+        logprobs=target_pb2.LogprobOptions(chosen=True, top_n=2),
+    )
+
+
+def test_chat_messages_keep_their_order():
+    request = build_request(ChatPrompt((("system", "be"), ("user", "hi"))), GenerateOptions())
+    assert [(m.role, m.content) for m in request.chat.messages] == [
+        ("system", "be"),
+        ("user", "hi"),
+    ]
+
+
+def test_token_ids_are_four_bytes_little_endian():
+    request = build_request(TokenPrompt((1, 258, 2**32 - 1)), GenerateOptions())
+    assert request.token_ids == b"\x01\0\0\0\x02\x01\0\0\xff\xff\xff\xff"
+
+
+def test_a_resume_is_the_same_request_with_seed_and_tokens():
+    options = GenerateOptions(temperature=0.5, max_tokens=9, stop=("x",), logprobs=True)
+    request = build_request(TextPrompt("Once"), options)
+    before = target_pb2.GenerateRequest.FromString(request.SerializeToString())
+    resumed = resume_request(request, 77, [1, 2])
+    assert request == before
+    expected = before
+    expected.sampling.seed = 77
+    expected.generated_token_ids = b"\x01\0\0\0\x02\0\0\0"
+    assert resumed == expected
+
+
+def test_a_resume_keeps_what_the_request_itself_resumed():
+    request = target_pb2.GenerateRequest(text="a", generated_token_ids=pack_token_ids([1]))
+    resumed = resume_request(request, 0, [2, 3])
+    assert resumed.generated_token_ids == pack_token_ids([1, 2, 3])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7410", "gpu-1.lan:1", "[::1]:65535"])
+def test_addresses(address):
+    assert check_address(address) == address
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "h:0", "h:65536", "::1:80", "h :1"])
+def test_bad_addresses(address):
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        check_address(address)

@@ -1,0 +1,123 @@
+"""Statistics: what is counted, how the line reads, what the JSON holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ssd_client.events import Finished, FinishReason, Moved, Started, TokenLogprobs, Tokens, Usage
+from ssd_client.render import duration, move_text, result_json, statistics
+from ssd_client.result import GenerationResult, Timing
+
+
+def started(endpoint="a:1", seed=123):
+    return Started(endpoint, "r", seed, 4, "model")
+
+
+def finished(tokens, reason=FinishReason.STOP, stopped_by=None):
+    return Finished(reason, stopped_by, Usage(4, tokens, 1), 123)
+
+
+def result_of(*timed_events):
+    result = GenerationResult(Timing(sent=10.0))
+    for now, event in timed_events:
+        result.add(event, now)
+    return result
+
+
+def test_the_line_of_a_plain_generation():
+    result = result_of(
+        (10.01, started()),
+        (10.041, Tokens((1,), "a")),
+        (10.541, Tokens((2, 3), "b")),
+        (11.041, Tokens((4, 5), "cd")),
+        (11.1, finished(5)),
+    )
+    assert " · ".join(statistics(result)) == (
+        "5 tokens · first after 41 ms · 4.0 tokens/s · stop · seed 123"
+    )
+    assert result.text == "abcd"
+
+
+def test_the_line_says_how_often_it_resumed():
+    events = [(11, started()), (12, Tokens((1,), "")), (13, started("b:2"))]
+    assert statistics(result_of(*events))[-1] == "resumed once"
+    events += [(14, Tokens((2,), "")), (15, started("a:1"))]
+    assert statistics(result_of(*events))[-1] == "resumed 2 times"
+
+
+def test_an_endpoint_that_is_lost_before_the_first_token_is_no_resume():
+    result = result_of((11, started()), (12, started("b:2", seed=5)), (13, Tokens((1,), "")))
+    assert result.resumed == 0
+    assert statistics(result) == ["1 token", "first after 3.00 s", "unfinished", "seed 5"]
+
+
+def test_one_token_has_no_rate():
+    result = result_of((11, started()), (12, Tokens((1,), "a")), (12, finished(1)))
+    assert result_json(result, logprobs=False)["timing"] == {
+        "ttft_ms": 2000.0,
+        "tokens_per_s": None,
+        "total_ms": 2000.0,
+    }
+
+
+def test_tokens_that_come_at_once_have_no_rate():
+    result = result_of((11, started()), (12, Tokens((1, 2), "a")), (12, finished(2)))
+    assert result.timing.tokens_per_s(2) is None
+
+
+def test_json_of_a_finished_generation():
+    result = result_of(
+        (10.5, started()),
+        (11.0, Tokens((1,), "é", (TokenLogprobs(1, -0.5, ((1, -0.5), (2, float("-inf")))),))),
+        (12.0, Tokens((2,), "!", (TokenLogprobs(2, -1.0),))),
+        (12.5, finished(2, stopped_by="END")),
+    )
+    content = result_json(result, logprobs=True)
+    assert json.loads(json.dumps(content, allow_nan=False)) == {
+        "text": "é!",
+        "token_ids": [1, 2],
+        "finish_reason": "stop",
+        "stopped_by": "END",
+        "seed": 123,
+        "usage": {"prompt_tokens": 4, "completion_tokens": 2, "cached_prompt_tokens": 1},
+        "timing": {"ttft_ms": 1000.0, "tokens_per_s": 1.0, "total_ms": 2500.0},
+        "logprobs": [
+            {
+                "token_id": 1,
+                "logprob": -0.5,
+                "top": [{"token_id": 1, "logprob": -0.5}, {"token_id": 2, "logprob": None}],
+            },
+            {"token_id": 2, "logprob": -1.0, "top": []},
+        ],
+        "endpoints": ["a:1"],
+        "resumed": 0,
+    }
+
+
+def test_json_of_a_generation_that_was_cut_off():
+    result = result_of((11, started()), (12, Tokens((1,), "a")))
+    content = result_json(result, logprobs=False)
+    assert content["finish_reason"] is None
+    assert content["usage"]["completion_tokens"] == 1
+    assert "logprobs" not in content
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0412, "41 ms"), (0.9999, "1.00 s"), (12.345, "12.35 s")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("moved", "text"),
+    [
+        (Moved("a:1", "b:2", 57, False, 0, "x"), "a:1 lost after 57 tokens, resuming on b:2"),
+        (Moved("a:1", "b:2", 0, False, 0, "a:1: no"), "a:1: no, trying b:2"),
+        (Moved("a:1", "a:1", 0, True, 2.0, "x"), "a:1 is full, trying a:1 in 2.00 s"),
+    ],
+)
+def test_what_a_move_is_called(moved, text):
+    assert move_text(moved) == text

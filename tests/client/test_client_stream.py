@@ -1,0 +1,340 @@
+"""Streaming and resuming against scripted servers: exact tokens, exact text, exact requests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent import futures
+
+import grpc
+import pytest
+from scripted_target import (
+    DRAWN_SEED,
+    Script,
+    full,
+    full_text,
+    full_tokens,
+    invalid,
+    serve,
+    status,
+    token,
+)
+
+from ssd.v1 import target_pb2
+from ssd_client.endpoints import connect
+from ssd_client.errors import (
+    BadInputError,
+    ClientError,
+    DeadlineError,
+    EndpointFullError,
+    EndpointLostError,
+    ModelMismatchError,
+)
+from ssd_client.events import FinishReason, Moved, Started, Usage
+from ssd_client.failover import RetryPolicy
+from ssd_client.request import (
+    GenerateOptions,
+    TextPrompt,
+    build_request,
+    pack_token_ids,
+    resume_request,
+)
+from ssd_client.result import GenerationResult, Timing
+from ssd_client.stream import generate
+
+QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)
+
+
+def run(addresses, request=None, *, result=None, events=None, **settings):
+    """The result of a request, of a failed one too when `result` is given."""
+    request = request or build_request(TextPrompt("Once"), GenerateOptions())
+    result = result or GenerationResult(Timing(sent=time.monotonic()))
+    settings.setdefault("policy", QUICK)
+    with connect(addresses) as endpoints:
+        for event in generate(endpoints, request, **settings):
+            result.add(event, time.monotonic())
+            if events is not None:
+                events.append(event)
+    return result
+
+
+def check_whole(result, count=12, seed=DRAWN_SEED):
+    assert result.token_ids == full_tokens(count, seed)
+    assert result.text == full_text(count, seed)
+    assert result.finished.usage == Usage(4, count, 2)
+    assert result.finished.reason is FinishReason.LENGTH
+
+
+def test_a_plain_generation(start):
+    server = start()
+    request = build_request(TextPrompt("Once"), GenerateOptions(request_id="mine", seed=3))
+    events = []
+    result = run([server.address], request, events=events)
+    check_whole(result, seed=3)
+    assert server.requests == [request]
+    assert events[0] == Started(server.address, "mine", 3, 4, "model-a")
+    assert (result.endpoints, result.resumed) == ([server.address], 0)
+
+
+def test_a_finished_call_is_not_cancelled(start):
+    server = start(linger_s=0.1)
+    run([server.address])
+    assert server.target.ended_well.wait(5)
+    assert not server.target.cancelled.is_set()
+
+
+BROKEN = [
+    (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+    (grpc.StatusCode.UNAVAILABLE, "the server is draining"),
+    (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+    (grpc.StatusCode.UNKNOWN, "Stream removed"),
+    (grpc.StatusCode.CANCELLED, "Cancelled on the server side"),
+]
+
+
+@pytest.mark.parametrize(("code", "details"), BROKEN)
+@pytest.mark.parametrize("after", [1, 5, 12])  # 12: all but the finish had come
+def test_a_lost_stream_is_resumed_exactly(start, code, details, after):
+    first, second = start(abort_after=(after, code, details)), start()
+    request = build_request(
+        TextPrompt("Once"),
+        GenerateOptions(temperature=0.5, stop=("zzz",), max_tokens=None, logprobs=True),
+    )
+    events = []
+    result = run([first.address, second.address], request, events=events)
+    check_whole(result)
+    assert len(result.logprobs) == 12
+    assert first.requests == [request]
+    assert second.requests == [resume_request(request, DRAWN_SEED, full_tokens(after))]
+    moved = [event for event in events if isinstance(event, Moved)]
+    assert [(m.origin, m.to, m.tokens) for m in moved] == [(first.address, second.address, after)]
+    assert (result.endpoints, result.resumed) == ([first.address, second.address], 1)
+
+
+def test_a_stream_that_ends_without_a_finish_is_resumed(start):
+    first, second = start(end_after=3), start()
+    check_whole(run([first.address, second.address]))
+    assert second.requests[0].generated_token_ids == pack_token_ids(full_tokens(3))
+
+
+def test_a_server_that_stops_is_left_for_the_next(start):
+    first, second = start(hang_after=4), start()
+    events = []
+    stopper = threading.Timer(0.3, lambda: first.server.stop(0))
+    stopper.start()
+    check_whole(run([first.address, second.address], events=events))
+    assert [e.tokens for e in events if isinstance(e, Moved)] == [4]
+
+
+def test_three_servers_in_turn(start):
+    servers = [
+        start(abort_after=(3, *BROKEN[0])),
+        start(abort_after=(4, *BROKEN[0])),
+        start(),
+    ]
+    result = run([each.address for each in servers])
+    check_whole(result)
+    assert [len(s.requests[0].generated_token_ids) // 4 for s in servers] == [0, 3, 7]
+    assert result.resumed == 2
+
+
+def test_the_given_seed_stays(start):
+    first, second = start(abort_after=(2, *BROKEN[0])), start()
+    request = build_request(TextPrompt("Once"), GenerateOptions(seed=0))
+    check_whole(run([first.address, second.address], request), seed=0)
+
+
+def test_an_unreachable_endpoint_is_passed_over(start, nobody):
+    server = start()
+    request = build_request(TextPrompt("Once"), GenerateOptions())
+    events = []
+    result = run([nobody, server.address], request, events=events)
+    check_whole(result)
+    assert server.requests == [request]
+    assert events[0] == Moved(
+        nobody, server.address, 0, False, 0.0, f"{nobody}: cannot connect: Connection refused"
+    )
+    assert result.resumed == 0
+
+
+def test_without_a_token_the_request_is_sent_again_as_it_was(start):
+    # The second server may even serve another model: nothing of the first was seen.
+    first = start(abort_after=(0, *BROKEN[0]))
+    second = start(fingerprint="model-b", abort_after=(3, *BROKEN[0]))
+    third = start(fingerprint="model-b")
+    request = build_request(TextPrompt("Once"), GenerateOptions())
+    check_whole(run([first.address, second.address, third.address], request))
+    assert second.requests == [request]
+    assert len(third.requests) == 1
+
+
+def test_another_model_is_not_resumed_on(start):
+    first, second = start(abort_after=(2, *BROKEN[0])), start(fingerprint="model-b")
+    result = GenerationResult(Timing(sent=0.0))
+    with pytest.raises(ModelMismatchError, match=r"serves another model than .*model-b.*model-a"):
+        run([first.address, second.address], result=result)
+    assert result.token_ids == full_tokens(2)
+    assert second.target.cancelled.wait(5)
+
+
+def test_a_single_endpoint_is_given_up(start):
+    server = start(abort_after=(2, *BROKEN[0]))
+    result = GenerationResult(Timing(sent=0.0))
+    with pytest.raises(EndpointLostError, match=r"lost after 2 tokens \(Socket closed\); a second"):
+        run([server.address], result=result)
+    assert result.text == full_text(1)
+    assert len(server.requests) == 1
+
+
+def test_a_single_endpoint_that_comes_back_is_resumed_with_retries(start):
+    server = start(abort_after=(5, *BROKEN[0]))
+    result = run([server.address], policy=RetryPolicy(retries=2, lost_wait_s=0.01))
+    check_whole(result)
+    assert [len(r.generated_token_ids) // 4 for r in server.requests] == [0, 5, 10]
+
+
+def test_a_restarted_server_is_found_again(nobody):
+    with contextlib.ExitStack() as stack:
+        timer = threading.Timer(0.4, lambda: stack.enter_context(serve(Script(), nobody)))
+        timer.start()
+        events = []
+        check_whole(run([nobody], events=events, policy=RetryPolicy(retries=9, lost_wait_s=0.1)))
+    assert isinstance(events[0], Moved)  # the server came up while the client waited
+
+
+def test_a_servers_own_internal_error_is_not_retried(start):
+    first = start(abort_after=(2, grpc.StatusCode.INTERNAL, "engine failed: out of cheese"))
+    second = start()
+    with pytest.raises(ClientError, match=f"{first.address}: engine failed: out of cheese") as info:
+        run([first.address, second.address])
+    assert not isinstance(info.value, EndpointLostError)
+    assert second.requests == []
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "FAILED_PRECONDITION"])
+def test_bad_input_is_not_tried_elsewhere(start, code):
+    first, second = start(refuse=status(grpc.StatusCode[code], "no")), start()
+    with pytest.raises(BadInputError, match=r"^no$"):
+        run([first.address, second.address])
+    assert second.requests == []
+
+
+def test_the_message_of_a_field_violation_is_not_said_twice(start):
+    text = "sampling.top_p: must be in (0, 1], got 1.5"
+    server = start(refuse=invalid(text, "sampling.top_p", "must be in (0, 1], got 1.5"))
+    with pytest.raises(BadInputError) as info:
+        run([server.address])
+    assert str(info.value) == text
+
+
+def test_violations_stand_in_for_a_missing_message(start):
+    server = start(refuse=invalid("", "stop.max_tokens", "too many"))
+    with pytest.raises(BadInputError, match=r"^stop.max_tokens: too many$"):
+        run([server.address])
+
+
+def test_a_message_that_is_too_large_is_bad_input(start):
+    server = start()
+    with pytest.raises(BadInputError, match="larger than max"):
+        run([server.address], target_pb2.GenerateRequest(text="x" * 5_000_000))
+
+
+def test_a_full_endpoint_gives_way_to_the_next_at_once(start):
+    first, second = start(refuse=full("queue full", 30.0)), start()
+    began = time.monotonic()
+    check_whole(run([first.address, second.address]))
+    assert time.monotonic() - began < 5
+
+
+def test_full_endpoints_are_asked_again_after_their_delay(start):
+    first, second = start(refuse=full("full", 0.3, times=1)), start(refuse=full("full", 30.0))
+    events = []
+    began = time.monotonic()
+    result = run([first.address, second.address], events=events)
+    check_whole(result)
+    assert 0.3 <= time.monotonic() - began < 5
+    assert (len(first.requests), len(second.requests)) == (2, 1)
+    assert [(e.to, e.full) for e in events if isinstance(e, Moved)] == [
+        (second.address, True),
+        (first.address, True),
+    ]
+
+
+def test_full_endpoints_are_not_asked_for_ever(start):
+    server = start(refuse=full("queue full", 0.01))
+    with pytest.raises(EndpointFullError, match=f"{server.address}: queue full"):
+        run([server.address], policy=RetryPolicy(full_tries=3))
+    assert len(server.requests) == 3
+
+
+def test_a_resume_waits_for_a_full_endpoint_too(start):
+    first = start(abort_after=(4, *BROKEN[0]))
+    second = start(refuse=full("full", 0.05, times=2))
+    result = run([first.address, second.address])
+    check_whole(result)
+    assert result.resumed == 1
+    assert len(second.requests) == 3
+
+
+def test_an_endpoint_that_runs_out_of_something_half_way_is_not_full(start):
+    server = start(abort_after=(2, grpc.StatusCode.RESOURCE_EXHAUSTED, "out of memory"))
+    with pytest.raises(ClientError, match=f"{server.address}: out of memory"):
+        run([server.address])
+    assert len(server.requests) == 1
+
+
+def test_a_full_endpoint_without_advice(start):
+    server = start(refuse=full("full", None, times=1))
+    check_whole(run([server.address]))
+
+
+def test_the_deadline_ends_a_hanging_stream(start):
+    server, other = start(hang_after=3), start()
+    result = GenerationResult(Timing(sent=0.0))
+    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 0.5 s\), 3 tokens"):
+        run([server.address, other.address], result=result, timeout_s=0.5)
+    assert other.requests == []
+    assert server.target.cancelled.wait(5)
+
+
+def test_the_deadline_covers_all_attempts(start):
+    first = start(pause_s=0.1, abort_after=(4, *BROKEN[0]))
+    second = start(hang_after=1)
+    began = time.monotonic()
+    with pytest.raises(DeadlineError, match="5 tokens"):
+        run([first.address, second.address], timeout_s=0.8)
+    assert time.monotonic() - began < 1.5
+
+
+def test_the_deadline_is_not_slept_through(start):
+    server = start(refuse=full("queue full", 20.0))
+    began = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"timeout 1 s.*queue full"):
+        run([server.address], timeout_s=1.0)
+    assert time.monotonic() - began < 0.9
+
+
+def test_leaving_the_loop_cancels_the_call(start):
+    server = start(hang_after=2)
+    request = build_request(TextPrompt("Once"), GenerateOptions())
+    with connect([server.address]) as endpoints:
+        with contextlib.closing(generate(endpoints, request)) as events:
+            next(events)
+            next(events)
+        assert server.target.cancelled.wait(5)
+
+
+def test_a_server_that_is_no_target():
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(ClientError, match="is it a target"):
+            run([f"127.0.0.1:{port}"])
+    finally:
+        server.stop(0).wait()
+
+
+def test_the_scripted_sequence_depends_on_the_seed():
+    assert token(1, 5) != token(2, 5)  # else no test above could catch a lost seed
