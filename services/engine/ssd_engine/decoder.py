@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd_engine.attention import AttentionBackend, AttentionPlan
 from ssd_engine.config import ModelConfig
 from ssd_engine.kv_cache import LayerCache
+from ssd_engine.norm import make_norm
 from ssd_engine.rope import RopeTable, rotate
 from ssd_engine.tensor_parallel import TensorParallel
 
@@ -55,6 +56,7 @@ class Decoder:
         self.rope = rope
         self.attention = attention
         self.tp = tp
+        self._norm = make_norm(config.rms_norm_eps, weights.norm.device)
         self.num_heads = config.num_heads // tp.size
         self.num_kv_heads = config.kv_heads_per_rank(tp.size)
 
@@ -110,6 +112,3 @@ class Decoder:
         """Each rank holds some input columns; the bias is added once, after the sum."""
         out = self.tp.all_reduce(F.linear(x, weight))
         return out if bias is None else out + bias
-
-    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

@@ -15,28 +15,34 @@ from ssd_target import __version__
 from ssd_target.config import DEVICES, LOG_LEVELS, TargetConfig
 
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(TargetConfig)}
+NEEDS_SERVE = 'ssd-target needs the serving extra: pip install "ssd-serve[serve]"'
 EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 
 log = logging.getLogger(__name__)
 
 
 def option(flag: str, help_text: str, **kwargs: Any) -> Any:
-    """An option whose default is TargetConfig's."""
+    """An option whose default is TargetConfig's, with its environment variable."""
     name = flag.removeprefix("--").split("/")[0].replace("-", "_")
     default = DEFAULTS[name]
     return click.option(
-        flag, default=default, show_default=default is not None, help=help_text, **kwargs
+        flag,
+        default=default,
+        show_default=default is not None,
+        envvar=f"SSD_TARGET_{name.upper()}",
+        help=help_text,
+        **kwargs,
     )
 
 
-@click.group(context_settings={"auto_envvar_prefix": "SSD_TARGET"})
+@click.group()
 @click.version_option(__version__, prog_name="ssd-target")
 def main() -> None:
-    """Serve a target model. Every option can be given as SSD_TARGET_SERVE_…, too."""
+    """Serve a target model. Every option has an environment variable: --tp is SSD_TARGET_TP."""
 
 
 @main.command()
-@click.argument("model")
+@click.argument("model", envvar="SSD_TARGET_MODEL")
 @option("--listen", "HOST:PORT of the gRPC service; port 0 takes a free one.")
 @option("--port-file", "Write the port here once the service listens.", type=Path)
 @option("--name", "Name under which the model is served.")
@@ -66,13 +72,19 @@ def serve(check_config: bool, **options: Any) -> None:
     try:
         _serve(TargetConfig(**options), check_config)
     except (ConfigError, ModelError) as error:
-        _exit(EXIT_BAD_INPUT, error)
+        _exit(NEEDS_SERVE = 'ssd-target needs the serving extra: pip install "ssd-serve[serve]"'
+EXIT_BAD_INPUT, error)
     except SSDError as error:
         _exit(EXIT_FAILED, error)
 
 
 def _serve(config: TargetConfig, check_only: bool) -> None:
-    from ssd_target.server import TargetServer, plan_target
+    try:
+        from ssd_target.server import TargetServer, plan_target
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ssd"):
+            raise
+        raise ConfigError(NEEDS_SERVE) from None
 
     plan = plan_target(config)
     if check_only:

@@ -7,7 +7,7 @@ import queue
 import threading
 from multiprocessing.connection import Connection
 
-from ssd_engine.errors import EXIT_RANK_DIED, SSDError
+from ssd_engine.errors import EXIT_RANK_DIED, ConfigError, SSDError
 from ssd_target.config import EngineOptions
 from ssd_target.engine_entry import enter
 from ssd_target.records import (
@@ -41,7 +41,7 @@ class EngineClient:
         self._streams: dict[int, asyncio.Queue[Delta | EngineGone]] = {}
         self._next_id = 0
         self._outbox: queue.Queue[ToEngine] = queue.Queue(OUTBOX)
-        self._fatal: str | None = None
+        self._fatal: Fatal | None = None
         self.stats: Stats | None = None
 
     def start(self) -> None:
@@ -59,6 +59,13 @@ class EngineClient:
     @property
     def num_live(self) -> int:
         return len(self._streams)
+
+    def raise_if_gone(self) -> None:
+        if not self.gone.done():
+            return
+        if self._fatal is not None and self._fatal.bad_config:
+            raise ConfigError(self._fatal.message)
+        raise EngineGone(f"the service ends: {self.gone.result()}")
 
     def send_vocabulary(self, token_bytes: list[bytes]) -> None:
         self._outbox.put_nowait(Vocabulary(token_bytes))
@@ -109,13 +116,15 @@ class EngineClient:
             case Ready():
                 self.ready.set_result(record)
             case Fatal():
-                self._fatal = record.message
+                self._fatal = record
 
     def _on_exit(self) -> None:
         self._process.join(timeout=5)
         code = self._process.exitcode
-        reason = self._fatal or f"the engine process ended with exit code {code}"
-        if code == EXIT_RANK_DIED:
+        reason = f"the engine process ended with exit code {code}"
+        if self._fatal is not None:
+            reason = self._fatal.message
+        elif code == EXIT_RANK_DIED:
             reason = "a tensor-parallel rank died"
         self.abandon(reason)
         self.gone.set_result(reason)

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from ssd_engine.batch import Chunk
-from ssd_engine.errors import SSDError
+from ssd_engine.errors import ConfigError, SSDError
 from ssd_engine.log import setup_logging
 from ssd_engine.ranks import RankedRunner, exit_with_parent, ignore_terminal_signals
 from ssd_target.config import EngineOptions
@@ -29,7 +29,7 @@ def engine_main(pipe: Connection, options: EngineOptions) -> None:
     except Exception as error:
         if not isinstance(error, SSDError):
             log.exception("the engine failed")
-        pipe.send_bytes(encode(Fatal(_reason(error))))
+        pipe.send_bytes(encode(Fatal(_reason(error), isinstance(error, ConfigError))))
         os._exit(1)
 
 

@@ -68,6 +68,7 @@ class Fatal(Record, frozen=True):
     """The engine cannot go on; the message is for the operator."""
 
     message: str
+    bad_config: bool  # the operator's options, not an accident
 
 
 ToEngine = Vocabulary | Submit | Cancel

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoint import Checkpoint, open_checkpoint
 from ssd_engine.config import ModelConfig, load_model_config
-from ssd_engine.errors import ConfigError, SSDError
+from ssd_engine.errors import ConfigError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ class TargetServer:
             if await self._load():
                 await self._serve()
                 await self._drain()
-            self._raise_if_engine_gone()
+            self._engine.raise_if_gone()
         finally:
             await server.stop(grace=0.5)
             await self._engine.stop()
@@ -204,10 +204,6 @@ class TargetServer:
             self._engine.abandon("the server stops; resume on another endpoint")
         else:
             log.info("drained")
-
-    def _raise_if_engine_gone(self) -> None:
-        if self._engine.gone.done():
-            raise SSDError(f"the service ends: {self._engine.gone.result()}")
 
     async def _set_health(self, name: str, status: int) -> None:
         """Readiness is also the answer for the service by name and for the server as a whole."""

@@ -81,7 +81,7 @@ class TargetServicer:
         try:
             serving = self._admit()
             request = await _parse(data, serving)
-            async for response in self._stream(serving, request, timer):
+            async for response in self._stream(serving, request, timer, context):
                 yield response
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
@@ -112,27 +112,32 @@ class TargetServicer:
         return serving
 
     async def _stream(
-        self, serving: Serving, request: ParsedRequest, timer: RequestTimer
+        self,
+        serving: Serving,
+        request: ParsedRequest,
+        timer: RequestTimer,
+        context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.GenerateResponse]:
         completion = Completion(request.rules, serving.tokenizer.token_bytes)
         for token in request.generated:
             completion.push(token)
         cached = 0
         sequence, deltas = serving.engine.open()
-        try:
-            if completion.finish is None:
-                serving.engine.submit(request.submit(sequence))
-            self._metrics.prompt_tokens.inc(len(request.prompt))
-            log.debug("request %s is sequence %d", request.request_id, sequence)
-            yield _started(request, serving)
-            while completion.finish is None:
-                batch = await _next(deltas)
-                timer.tokens(sum(len(delta.tokens) for delta in batch))
-                cached = batch[-1].cached_tokens
-                yield _tokens(batch, completion)
-            yield _finish(request, completion, cached)
-        finally:
-            serving.engine.close(sequence, completion.finish is not None)
+        # However the call ends, also in the middle of a write, the sequence ends with it.
+        context.add_done_callback(
+            lambda _: serving.engine.close(sequence, completion.finish is not None)
+        )
+        if completion.finish is None:
+            serving.engine.submit(request.submit(sequence))
+        self._metrics.prompt_tokens.inc(len(request.prompt))
+        log.debug("request %s is sequence %d", request.request_id, sequence)
+        yield _started(request, serving)
+        while completion.finish is None:
+            batch = await _next(deltas)
+            timer.tokens(sum(len(delta.tokens) for delta in batch))
+            cached = batch[-1].cached_tokens
+            yield _tokens(batch, completion)
+        yield _finish(request, completion, cached)
 
 
 async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
