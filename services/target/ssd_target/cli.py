@@ -72,8 +72,7 @@ def serve(check_config: bool, **options: Any) -> None:
     try:
         _serve(TargetConfig(**options), check_config)
     except (ConfigError, ModelError) as error:
-        _exit(NEEDS_SERVE = 'ssd-target needs the serving extra: pip install "ssd-serve[serve]"'
-EXIT_BAD_INPUT, error)
+        _exit(EXIT_BAD_INPUT, error)
     except SSDError as error:
         _exit(EXIT_FAILED, error)
 
