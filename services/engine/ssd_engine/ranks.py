@@ -11,8 +11,11 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import connection
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -33,35 +36,53 @@ from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+GO = b"\0"
+VERDICT_SECONDS = 5.0
 _spawn = multiprocessing.get_context("spawn")
 
 
+class StepReader:
+    """One rank's end of the channel."""
+
+    def __init__(self, buffer: Any, pipe: Connection) -> None:
+        self._buffer = buffer
+        self._pipe = pipe
+
+    def receive(self) -> NDArray[np.int32]:
+        self._pipe.recv_bytes()
+        array = _as_array(self._buffer)
+        values = array[1 : 1 + array[0]].copy()
+        self._pipe.send_bytes(GO)
+        return values
+
+
 class StepChannel:
-    """One integer buffer in shared memory, written by rank 0, read once by every other rank."""
+    """One integer buffer in shared memory, written by rank 0, read once by every other rank.
+
+    A byte on a pipe says that the buffer is written; one back, that it was read.
+    """
 
     def __init__(self, capacity: int, readers: int) -> None:
         self._buffer = _spawn.RawArray(ctypes.c_int32, capacity + 1)
-        self._posted = [_spawn.Semaphore(0) for _ in range(readers)]
-        self._taken = [_spawn.Semaphore(1) for _ in range(readers)]
-
-    def _array(self) -> NDArray[np.int32]:
-        return np.frombuffer(memoryview(self._buffer), dtype=np.int32)
+        pairs = [_spawn.Pipe() for _ in range(readers)]
+        self._pipes = [ours for ours, _ in pairs]
+        self.readers = [StepReader(self._buffer, theirs) for _, theirs in pairs]
+        self._unread = False
 
     def send(self, values: NDArray[np.int32]) -> None:
-        for taken in self._taken:
-            taken.acquire()
-        array = self._array()
+        if self._unread:
+            for pipe in self._pipes:
+                pipe.recv_bytes()
+        array = _as_array(self._buffer)
         array[0] = len(values)
         array[1 : 1 + len(values)] = values
-        for posted in self._posted:
-            posted.release()
+        for pipe in self._pipes:
+            pipe.send_bytes(GO)
+        self._unread = True
 
-    def receive(self, reader: int) -> NDArray[np.int32]:
-        self._posted[reader].acquire()
-        array = self._array()
-        values = array[1 : 1 + array[0]].copy()
-        self._taken[reader].release()
-        return values
+
+def _as_array(buffer: Any) -> NDArray[np.int32]:
+    return np.frombuffer(memoryview(buffer), dtype=np.int32)
 
 
 class RankedRunner:
@@ -82,30 +103,10 @@ class RankedRunner:
             max_blocks_per_sequence=-(-options.max_model_len // options.block_size),
         )
         self._channel = StepChannel(capacity, tp_size - 1)
-        self._start_ranks(config, options, tp_size, store.port, role, log_level)
+        start = RankStart(config, options, tp_size, store.port, role, log_level)
+        _start_ranks(start, self._channel.readers)
         group = join_group(0, tp_size, store, options)
         self._runner = ModelRunner(config, options, group)
-
-    def _start_ranks(
-        self,
-        config: ModelConfig,
-        options: RunnerOptions,
-        tp_size: int,
-        port: int,
-        role: str,
-        log_level: str,
-    ) -> None:
-        workers: list[BaseProcess] = []
-        for rank in range(1, tp_size):
-            worker = _spawn.Process(
-                target=_rank_main,
-                args=(rank, tp_size, port, config, options, self._channel, role, log_level),
-                name=f"rank {rank}",
-                daemon=True,
-            )
-            worker.start()
-            workers.append(worker)
-        threading.Thread(target=_watch_ranks, args=(workers,), daemon=True).start()
 
     @property
     def num_blocks(self) -> int:
@@ -113,9 +114,16 @@ class RankedRunner:
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor | None:
         """Logits of the wanted rows, or None when none are wanted."""
-        if self._channel is not None:
+        if self._channel is None:
+            return self._runner.forward(chunks)
+        try:
             self._channel.send(encode_chunks(chunks))
-        return self._runner.forward(chunks)
+            return self._runner.forward(chunks)
+        except (RuntimeError, OSError, EOFError):
+            # A collective or a pipe fails the moment a rank dies. The watcher knows which one,
+            # says so, and ends this process.
+            time.sleep(VERDICT_SECONDS)
+            raise
 
 
 def configure_threads(options: RunnerOptions, tp_size: int) -> None:
@@ -139,33 +147,50 @@ def join_group(rank: int, size: int, store: Any, options: RunnerOptions) -> Rank
     return RankGroup(rank, size, device)
 
 
-def _rank_main(
-    rank: int,
-    size: int,
-    port: int,
-    config: ModelConfig,
-    options: RunnerOptions,
-    channel: StepChannel,
-    role: str,
-    log_level: str,
-) -> None:
-    setup_logging(role, log_level, rank)
+@dataclass(frozen=True)
+class RankStart:
+    """What a rank's process is started with."""
+
+    config: ModelConfig
+    options: RunnerOptions
+    size: int
+    port: int
+    role: str
+    log_level: str
+
+
+def _start_ranks(start: RankStart, readers: Sequence[StepReader]) -> None:
+    workers: list[BaseProcess] = []
+    for rank, reader in enumerate(readers, start=1):
+        worker = _spawn.Process(
+            target=_rank_main, args=(rank, start, reader), name=f"rank {rank}", daemon=True
+        )
+        worker.start()
+        workers.append(worker)
+    threading.Thread(target=_watch_ranks, args=(workers,), daemon=True).start()
+
+
+def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
+    setup_logging(start.role, start.log_level, rank)
     exit_with_parent()
     ignore_terminal_signals()
-    configure_threads(options, size)
-    store = dist.TCPStore(LOOPBACK, port, is_master=False)
-    runner = ModelRunner(config, options, join_group(rank, size, store, options))
+    configure_threads(start.options, start.size)
+    store = dist.TCPStore(LOOPBACK, start.port, is_master=False)
+    group = join_group(rank, start.size, store, start.options)
+    runner = ModelRunner(start.config, start.options, group)
     log.info("ready")
     while True:
-        runner.forward(decode_chunks(channel.receive(rank - 1)))
+        runner.forward(decode_chunks(steps.receive()))
 
 
 def _watch_ranks(workers: list[BaseProcess]) -> None:
-    connection.wait([worker.sentinel for worker in workers])
-    dead = [worker for worker in workers if not worker.is_alive()]
-    for worker in dead:
-        worker.join()
-        log.critical("%s died with exit code %s; the engine stops", worker.name, worker.exitcode)
+    ended = connection.wait([worker.sentinel for worker in workers])
+    for worker in workers:
+        if worker.sentinel in ended:
+            worker.join()
+            log.critical(
+                "%s died with exit code %s; the engine stops", worker.name, worker.exitcode
+            )
     os._exit(EXIT_RANK_DIED)
 
 

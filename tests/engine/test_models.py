@@ -1,0 +1,215 @@
+"""Models against their oracle: Hugging Face transformers on the same weights, in float32."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.harness import Request, make_core, make_runner, run
+from tests.random_models import FAMILIES, make_model
+from tests.scale import share
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ssd_engine.batch import Chunk
+from ssd_engine.checkpoint import open_checkpoint
+from ssd_engine.config import load_model_config
+from ssd_engine.errors import ModelError
+from ssd_engine.model_store import resolve_model
+from ssd_engine.runner import ModelRunner
+
+NUM_PROMPTS, NEW_TOKENS = 20, 256
+SHIPPED = "stories-target"
+
+
+@pytest.fixture(scope="module", params=[SHIPPED, *FAMILIES])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[PreTrainedModel, ModelRunner]:
+    """transformers' model and ours, of the same weights."""
+    if request.param == SHIPPED:
+        directory = resolve_model(SHIPPED)
+        oracle = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    else:
+        directory = tmp_path_factory.mktemp(request.param)
+        oracle = make_model(request.param, directory)
+    return oracle, make_runner(directory, num_blocks=1024)
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    lengths = torch.randint(1, 120, (NUM_PROMPTS,), generator=generator).tolist()
+    return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def oracle_tokens(oracle: PreTrainedModel, prompt: list[int]) -> list[int]:
+    out = oracle.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_greedy_tokens_equal_transformers(pair: tuple[PreTrainedModel, ModelRunner]) -> None:
+    oracle, runner = pair
+    chosen = prompts(runner.config.vocab_size)[: share(NUM_PROMPTS)]
+    requests = [Request(prompt, max_tokens=NEW_TOKENS) for prompt in chosen]
+    ours = run(make_core(runner), requests)
+    for prompt, result in zip(chosen, ours, strict=True):
+        assert result.tokens == oracle_tokens(oracle, prompt)
+
+
+def test_logits_are_within_1e_4_of_transformers(
+    pair: tuple[PreTrainedModel, ModelRunner],
+) -> None:
+    """Over a text that is prefilled in uneven pieces, then decoded, in scattered blocks."""
+    oracle, runner = pair
+    tokens = torch.randint(
+        3, runner.config.vocab_size, (400,), generator=torch.Generator().manual_seed(1)
+    )
+    blocks = torch.randperm(64, generator=torch.Generator().manual_seed(2)).tolist()
+    with torch.inference_mode():
+        expected = oracle(tokens[None]).logits[0]
+    pieces = [(0, 1), (1, 130), (130, 131), (131, 390), *((i, i + 1) for i in range(390, 400))]
+    ours = []
+    for begin, end in pieces:
+        logits = runner.forward([Chunk(tokens[begin:end].tolist(), begin, blocks, end - begin)])
+        assert logits is not None
+        ours.append(logits)
+    assert (torch.cat(ours) - expected).abs().max().item() < 1e-4
+
+
+def test_neighbours_in_a_batch_do_not_change_logits(
+    pair: tuple[PreTrainedModel, ModelRunner],
+) -> None:
+    _, runner = pair
+    text = list(range(3, 43))
+    alone = runner.forward([Chunk(text, 0, [0, 1, 2], 1)])
+    batch = [
+        Chunk(list(range(50, 57)), 0, [3], 1),
+        Chunk(text, 0, [4, 5, 6], 1),
+        Chunk(list(range(60, 100)), 0, [7, 8, 9], 2),
+    ]
+    together = runner.forward(batch)
+    assert alone is not None
+    assert together is not None
+    assert (alone[0] - together[1]).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_follows_float32(tmp_path: Path, dtype: str) -> None:
+    make_model("qwen3", tmp_path)
+    chunk = [Chunk(list(range(3, 67)), 0, [0, 1, 2, 3], 64)]
+    exact, rough = (make_runner(tmp_path, 256, dtype=d).forward(chunk) for d in ("float32", dtype))
+    assert exact is not None
+    assert rough is not None
+    assert rough.dtype == torch.float32
+    assert ((exact - rough).norm() / exact.norm()).item() < 0.05
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    make_model("qwen2.5", tmp_path / "one")
+    make_model("qwen2.5", tmp_path / "many", max_shard_size="100KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    chunk = [Chunk([5, 6, 7], 0, [0], 3)]
+    one, many = (make_runner(tmp_path / d, 256).forward(chunk) for d in ("one", "many"))
+    assert one is not None
+    assert many is not None
+    assert torch.equal(one, many)
+
+
+class TestStrictLoading:
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        make_model("llama3-untied", tmp_path)
+        return tmp_path
+
+    def edit(self, directory: Path, change: object) -> None:
+        file = directory / "model.safetensors"
+        weights = load_file(file)
+        change(weights)  # type: ignore[operator]
+        save_file(weights, file, metadata={"format": "pt"})
+
+    def refusal(self, directory: Path) -> str:
+        with pytest.raises(ModelError) as caught:
+            open_checkpoint(directory, load_model_config(directory))
+        return str(caught.value)
+
+    def test_a_missing_weight_is_named(self, directory: Path) -> None:
+        self.edit(directory, lambda w: w.pop("model.layers.1.mlp.up_proj.weight"))
+        assert "model.layers.1.mlp.up_proj.weight is missing" in self.refusal(directory)
+
+    def test_an_extra_weight_is_named(self, directory: Path) -> None:
+        self.edit(directory, lambda w: w.update({"model.extra.weight": torch.zeros(2)}))
+        assert "model.extra.weight is not part of this model" in self.refusal(directory)
+
+    def test_a_misshaped_weight_is_named_with_both_shapes(self, directory: Path) -> None:
+        self.edit(directory, lambda w: w.update({"model.norm.weight": torch.zeros(65)}))
+        assert "model.norm.weight has shape [65], config.json asks for [64]" in self.refusal(
+            directory
+        )
+
+    def test_a_weight_of_an_unknown_dtype_is_named(self, directory: Path) -> None:
+        self.edit(
+            directory, lambda w: w.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)})
+        )
+        assert "model.norm.weight has dtype I8" in self.refusal(directory)
+
+    def test_a_truncated_file_is_refused(self, directory: Path) -> None:
+        file = directory / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-10])
+        assert "not a complete safetensors file" in self.refusal(directory)
+
+    def test_an_index_that_names_a_missing_shard_is_refused(self, tmp_path: Path) -> None:
+        make_model("qwen3", tmp_path, max_shard_size="100KB")
+        shard = sorted(tmp_path.glob("*.safetensors"))[1]
+        shard.unlink()
+        assert f"shard {shard.name} is missing" in self.refusal(tmp_path)
+
+    def test_an_index_that_names_the_wrong_shard_is_refused(self, tmp_path: Path) -> None:
+        make_model("qwen3", tmp_path, max_shard_size="100KB")
+        index = tmp_path / "model.safetensors.index.json"
+        content = json.loads(index.read_text())
+        names = sorted(set(content["weight_map"].values()))
+        content["weight_map"]["model.norm.weight"] = next(
+            n for n in names if n != content["weight_map"]["model.norm.weight"]
+        )
+        index.write_text(json.dumps(content))
+        assert "model.norm.weight is not in" in self.refusal(tmp_path)
+
+    def test_a_tied_head_that_differs_is_refused(self, tmp_path: Path) -> None:
+        make_model("llama3-tied", tmp_path)
+        self.edit(tmp_path, lambda w: w.update({"lm_head.weight": torch.ones(512, 64)}))
+        assert "lm_head.weight differs from the embedding" in self.refusal(tmp_path)
+
+    def test_a_tied_head_that_is_a_copy_is_accepted(self, tmp_path: Path) -> None:
+        make_model("llama3-tied", tmp_path)
+        self.edit(
+            tmp_path,
+            lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}),
+        )
+        open_checkpoint(tmp_path, load_model_config(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel is not supported"),
+            ("hidden_act", "gelu", "hidden_act"),
+            ("quantization_config", {"bits": 4}, "quantization_config"),
+            ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "rope_type: yarn"),
+            ("num_hidden_layers", 0, "num_hidden_layers"),
+            ("num_key_value_heads", 3, "num_key_value_heads"),
+        ],
+    )
+    def test_a_config_that_would_be_computed_wrongly_is_refused(
+        self, directory: Path, key: str, value: object, message: str
+    ) -> None:
+        file = directory / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+        assert message in self.refusal(directory)

@@ -1,0 +1,106 @@
+"""The engine without processes: for tests that are about models, schedules and sampling."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ssd_engine.completion import StopRules
+from ssd_engine.config import load_model_config
+from ssd_engine.runner import ModelRunner
+from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.sampling_params import Logprobs, SamplingParams
+from ssd_engine.tensor_parallel import SingleRank
+from ssd_target.core import EngineCore
+from ssd_target.records import Cancel, Submit, pack_tokens
+
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+BLOCK = 16
+
+
+@dataclass
+class Request:
+    prompt: list[int]
+    sampling: SamplingParams = GREEDY
+    max_tokens: int = 32
+    stop_ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+    generated: list[int] = field(default_factory=list)
+    num_logprobs: int | None = None
+    cancel_after: int | None = None  # tokens
+
+
+@dataclass
+class Result:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    cached_tokens: int = 0
+    finished: bool = False
+    cancelled: bool = False
+
+
+def make_runner(
+    directory: Path, num_blocks: int = 512, max_num_seqs: int = 64, dtype: str = "float32"
+) -> ModelRunner:
+    config = load_model_config(directory)
+    options = RunnerOptions(
+        directory=directory,
+        dtype=dtype,
+        device="cpu",
+        block_size=BLOCK,
+        max_model_len=config.max_position_embeddings,
+        max_num_seqs=max_num_seqs,
+        max_forward_tokens=4096,
+        num_kv_blocks=num_blocks,
+    )
+    return ModelRunner(config, options, SingleRank())
+
+
+def make_core(
+    runner: ModelRunner,
+    token_bytes: list[bytes] | None = None,
+    max_num_seqs: int = 64,
+    prefill_chunk: int = 128,
+) -> EngineCore:
+    """A fresh engine, with empty caches, over weights that were loaded before."""
+    table = token_bytes or [b""] * runner.config.vocab_size
+    return EngineCore(runner, table, BLOCK, max_num_seqs, prefill_chunk)
+
+
+def run(core: EngineCore, requests: list[Request], stagger: int = 0) -> list[Result]:
+    """Submit (one each ``stagger`` steps, or all at once) and step until all have ended."""
+    results = [Result() for _ in requests]
+    pending = list(enumerate(requests))
+    step = 0
+    while pending or core.has_work:
+        while pending and (not stagger or step % stagger == 0):
+            index, request = pending.pop(0)
+            core.handle(submit(index, request))
+            if stagger:
+                break
+        _collect(core, requests, results)
+        core.scheduler.check_integrity()
+        step += 1
+    return results
+
+
+def submit(index: int, request: Request) -> Submit:
+    return Submit(
+        index,
+        pack_tokens(request.prompt),
+        pack_tokens(request.generated),
+        request.sampling,
+        StopRules(request.max_tokens, request.stop_ids, request.strings),
+        request.num_logprobs,
+    )
+
+
+def _collect(core: EngineCore, requests: list[Request], results: list[Result]) -> None:
+    for delta in core.step().deltas:
+        result = results[delta.sequence]
+        result.tokens += delta.tokens
+        result.logprobs += delta.logprobs or []
+        result.cached_tokens = delta.cached_tokens
+        result.finished = delta.finished
+        limit = requests[delta.sequence].cancel_after
+        if limit is not None and len(result.tokens) >= limit and not result.finished:
+            result.cancelled = True
+            core.handle(Cancel(delta.sequence))

@@ -1,0 +1,159 @@
+"""Real services on loopback, for tests whose promise is about processes."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+
+SHIPPED = "stories-target"
+START_SECONDS = 120  # generous: the machine may be busy
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@dataclass
+class TargetProcess:
+    process: subprocess.Popen[bytes]
+    address: str
+    log_file: Path
+
+    def stub(self) -> rpc.TargetServiceStub:
+        return rpc.TargetServiceStub(self.channel())
+
+    def channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(
+            self.address,
+            options=[
+                ("grpc.max_send_message_length", -1),
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+
+    def health(self, service: str) -> int:
+        with self.channel() as channel:
+            request = health_pb2.HealthCheckRequest(service=service)
+            status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10).status
+        return status
+
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def kill(self) -> None:
+        """SIGKILL to the front; the engine and its ranks notice by themselves."""
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait_for_exit(self, seconds: float = 60) -> int:
+        return self.process.wait(timeout=seconds)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples without labels, from the metrics port that the log names."""
+        found = re.search(r"metrics on (http://\S+)", self.log())
+        if found is None:
+            raise RuntimeError("this target was started without --metrics-listen")
+        with urllib.request.urlopen(found[1], timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
+        return {name: float(value) for name, value in pairs}
+
+
+@contextmanager
+def target(
+    directory: Path, *flags: str, model: str = SHIPPED, ready: bool = True
+) -> Iterator[TargetProcess]:
+    """``ssd-target serve`` on a free port, with its books checked after every step."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port_file, log_file = directory / "port", directory / "log"
+    port_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "ssd_target", "serve", model, "--check-integrity"]
+    command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), *flags]
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        port = _wait_for_port(process, port_file, log_file)
+        server = TargetProcess(process, f"127.0.0.1:{port}", log_file)
+        if ready:
+            wait_until_ready(server)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _wait_for_port(process: subprocess.Popen[bytes], port_file: Path, log_file: Path) -> int:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if port_file.exists():
+            return int(port_file.read_text())
+        if process.poll() is not None:
+            raise RuntimeError(f"target exited with {process.returncode}: {log_file.read_text()}")
+        time.sleep(0.02)
+    raise TimeoutError("no port file")
+
+
+def wait_until_ready(server: TargetProcess) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"target exited: {server.log()}")
+        if server.health("readiness") == SERVING:
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"not ready: {server.log()}")
+
+
+@dataclass
+class Output:
+    text: str
+    tokens: list[int]
+    finish: pb.GenerateFinish
+    seed: int
+    logprobs: list[pb.TokenLogprobs]
+
+
+def collect(stream: Iterator[pb.GenerateResponse]) -> Output:
+    """Follow a stream to its end, and hold it to its grammar."""
+    started = next(stream).started
+    text, tokens, logprobs = "", [], []
+    for response in stream:
+        if response.WhichOneof("event") == "finish":
+            assert next(stream, None) is None
+            return Output(text, tokens, response.finish, started.seed, logprobs)
+        assert response.WhichOneof("event") == "tokens"
+        text += response.tokens.text
+        tokens += response.tokens.token_ids
+        logprobs += response.tokens.logprobs
+    raise AssertionError("the stream ended without a finish")
+
+
+def wait_until_idle(server: TargetProcess, seconds: float = 30) -> dict[str, float]:
+    """Until no sequence runs and no block is held; returns the metrics then."""
+    end = time.monotonic() + seconds
+    while True:
+        metrics = server.metrics()
+        idle = (
+            metrics["ssd_num_requests_running"] == 0
+            and metrics["ssd_num_requests_waiting"] == 0
+            and metrics["ssd_kv_cache_usage_ratio"] == 0
+            and metrics["ssd_kv_cache_reserved_blocks"] == 0
+        )
+        if idle:
+            return metrics
+        if time.monotonic() > end:
+            raise TimeoutError(f"still busy: {metrics}")
+        time.sleep(0.02)

@@ -1,0 +1,76 @@
+"""What an installation gives, in an environment of its own."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("protos", "services", "client", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``pip install .`` without extras; returns the environment's bin folder."""
+    folder = tmp_path_factory.mktemp("thin")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    venv.create(folder / "venv", with_pip=True)
+    binaries = folder / "venv" / "bin"
+    subprocess.run([binaries / "pip", "install", "--quiet", str(source)], check=True, timeout=280)
+    return binaries
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=60, cwd="/"
+    )
+
+
+def test_the_base_install_is_a_working_client_without_torch(thin: Path) -> None:
+    assert "--target" in run(thin / "ssd-client", "generate", "--help").stdout
+    for absent in ("torch", "transformers", "numpy"):
+        assert run(thin / "python", "-c", f"import {absent}").returncode != 0
+
+
+def test_the_thin_client_generates_from_a_running_target(thin: Path, tmp_path: Path) -> None:
+    from tests.processes import target
+
+    with target(tmp_path) as server:
+        result = run(
+            thin / "ssd-client", "generate", "Once upon a time", "--target", server.address,
+            "--max-tokens", "20",
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "20 tokens" in result.stderr
+
+
+def test_local_without_the_serving_extra_says_what_to_install(thin: Path) -> None:
+    result = run(thin / "ssd-client", "generate", "--local", "Once")
+    assert result.returncode != 0
+    assert 'pip install "ssd-serve[serve]"' in result.stderr
+
+
+def test_the_server_without_its_extra_says_what_to_install(thin: Path) -> None:
+    result = run(thin / "ssd-target", "serve", "stories-target")
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines() == [
+        'error: ssd-target needs the serving extra: pip install "ssd-serve[serve]"'
+    ]
+
+
+def test_the_shipped_pair_is_inside_the_package_and_small(thin: Path) -> None:
+    library = next(thin.parent.glob("lib/python*/site-packages/ssd_engine/shipped"))
+    size = sum(file.stat().st_size for file in library.rglob("*") if file.is_file())
+    assert {p.name for p in library.iterdir()} >= {"stories-target", "stories-draft"}
+    assert size <= 24e6
+
+
+def test_this_interpreter_has_the_versions_that_pyproject_asks_for() -> None:
+    assert run(sys.executable, "-m", "pip", "check").returncode == 0

@@ -1,0 +1,191 @@
+"""Bad input gets a status that names the field and the bound; nothing hangs, nothing leaks."""
+
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from tests.processes import TargetProcess, collect, target, wait_until_idle
+
+from ssd.v1 import target_pb2 as pb
+
+NAN, INF = float("nan"), float("inf")
+METHOD = "/ssd.v1.TargetService/Generate"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    """Books are checked after every step: a leak ends the process, and with it these tests."""
+    with target(tmp_path_factory.mktemp("bad"), "--metrics-listen", "127.0.0.1:0") as process:
+        yield process
+
+
+def valid() -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="Once upon", stop=pb.StopOptions(max_tokens=4))
+
+
+def sampling(**values: object) -> Callable[[pb.GenerateRequest], None]:
+    return lambda m: m.sampling.MergeFrom(pb.SamplingOptions(**values))  # type: ignore[arg-type]
+
+
+def assign(path: str, value: object) -> Callable[[pb.GenerateRequest], None]:
+    """Set a scalar, or fill a repeated field, at a dotted path."""
+
+    def change(message: pb.GenerateRequest) -> None:
+        *parents, name = path.split(".")
+        for parent in parents:
+            message = getattr(message, parent)
+        if isinstance(value, list):
+            getattr(message, name)[:] = value
+        else:
+            setattr(message, name, value)
+
+    return change
+
+
+def ids(*tokens: int) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in tokens)
+
+
+def bias(entries: dict[int, float]) -> Callable[[pb.GenerateRequest], None]:
+    return lambda m: m.sampling.logit_bias.update(entries)
+
+
+def chat(*messages: tuple[str, str]) -> Callable[[pb.GenerateRequest], None]:
+    def change(message: pb.GenerateRequest) -> None:
+        message.chat.messages.extend(pb.ChatMessage(role=r, content=c) for r, c in messages)
+        message.chat.SetInParent()
+
+    return change
+
+
+CASES: dict[str, tuple[Callable[[pb.GenerateRequest], None], str, str]] = {
+    "empty text": (assign("text", ""), "text", "at least one token"),
+    "no prompt": (lambda m: m.ClearField("text"), "prompt", "text, chat or token_ids"),
+    "empty chat": (chat(), "chat.messages", "at least one message"),
+    "chat without a role": (chat(("", "hi")), "chat.messages[0].role", "user"),
+    "unknown role": (chat(("wizard", "hi")), "chat.messages", "template"),
+    "empty token ids": (assign("token_ids", b""), "token_ids", "at least one token"),
+    "ragged token ids": (assign("token_ids", b"\x01\x00\x00"), "token_ids", "multiple of 4"),
+    "wrong token id": (assign("token_ids", ids(5, 4096)), "token_ids[1]", "4096"),
+    "huge token id": (assign("token_ids", ids(2**32 - 1)), "token_ids[0]", "vocabulary"),
+    "prompt over the context": (assign("token_ids", ids(*[7] * 2048)), "token_ids", "2048"),
+    "prompt far over the context": (assign("token_ids", ids(*[7] * 9999)), "token_ids", "2048"),
+    "text over the context": (assign("text", "story " * 3000), "text", "2048"),
+    "text far over the context": (assign("text", "x" * 3_000_000), "text", "2048"),
+    "wrong generated id": (assign("generated_token_ids", ids(9999)), "generated_token_ids[0]", ""),
+    "ragged generated ids": (assign("generated_token_ids", b"x"), "generated_token_ids", "4"),
+    "generated beyond its end": (
+        assign("generated_token_ids", ids(9, 9, 9, 9, 9)),
+        "generated_token_ids",
+        "had ended",
+    ),
+    "max_tokens 0": (assign("stop.max_tokens", 0), "stop.max_tokens", "[1, "),
+    "max_tokens over the context": (assign("stop.max_tokens", 2048), "stop.max_tokens", "2048"),
+    "thousands of stop strings": (assign("stop.strings", ["x"] * 5000), "stop.strings", "128"),
+    "empty stop string": (assign("stop.strings", ["ok", ""]), "stop.strings[1]", "1 to 1024"),
+    "long stop string": (assign("stop.strings", ["y" * 2000]), "stop.strings[0]", "1024"),
+    "thousands of stop ids": (assign("stop.token_ids", [1] * 5000), "stop.token_ids", "1024"),
+    "wrong stop id": (assign("stop.token_ids", [4096]), "stop.token_ids", "4096"),
+    "too many logprobs": (assign("logprobs.top_n", 21), "logprobs.top_n", "20"),
+    "long request id": (assign("request_id", "r" * 300), "request_id", "256"),
+    "temperature NaN": (sampling(temperature=NAN), "sampling.temperature", "[0.001, 100]"),
+    "temperature negative": (sampling(temperature=-1.0), "sampling.temperature", "got -1"),
+    "temperature infinite": (sampling(temperature=INF), "sampling.temperature", "got inf"),
+    "temperature tiny": (sampling(temperature=1e-9), "sampling.temperature", "0 or in"),
+    "top_k over the vocabulary": (sampling(top_k=4097), "sampling.top_k", "4096"),
+    "top_p 0": (sampling(top_p=0.0), "sampling.top_p", "(0, 1]"),
+    "top_p NaN": (sampling(top_p=NAN), "sampling.top_p", "(0, 1]"),
+    "min_p above 1": (sampling(min_p=1.5), "sampling.min_p", "[0, 1]"),
+    "repetition_penalty 0": (
+        sampling(repetition_penalty=0.0),
+        "sampling.repetition_penalty",
+        "(0, 100]",
+    ),
+    "presence_penalty NaN": (sampling(presence_penalty=NAN), "sampling.presence_penalty", "100"),
+    "frequency_penalty infinite": (
+        sampling(frequency_penalty=INF),
+        "sampling.frequency_penalty",
+        "100",
+    ),
+    "bias for a wrong token": (bias({5000: 1.0}), "sampling.logit_bias", "5000"),
+    "bias NaN": (bias({5: NAN}), "sampling.logit_bias", "[-100, 100]"),
+    "bias of thousands": (bias(dict.fromkeys(range(2000), 1.0)), "sampling.logit_bias", "1024"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_field_is_refused_by_name(server: TargetProcess, name: str) -> None:
+    change, field, bound = CASES[name]
+    message = valid()
+    change(message)
+    status = refusal(server, message.SerializeToString())
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    violations = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(violations)
+    assert violations.field_violations[0].field == field
+    assert bound in violations.field_violations[0].description
+    assert status.message.startswith(f"{field}: ")
+
+
+def refusal(server: TargetProcess, data: bytes) -> object:
+    with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+        list(channel.unary_stream(METHOD)(data, timeout=60))
+    return rpc_status.from_call(caught.value)
+
+
+def field_bytes(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (field_bytes(2, b"caf\xe9"), "text"),
+        (field_bytes(1, b"\xff\xfe") + field_bytes(2, b"ok"), "request_id"),
+        (field_bytes(2, b"ok") + field_bytes(7, field_bytes(2, b"\xc3")), "stop.strings"),
+        (field_bytes(3, field_bytes(1, field_bytes(2, b"\x80"))), "chat.messages.content"),
+    ],
+)
+def test_invalid_utf8_is_refused_by_field(server: TargetProcess, data: bytes, field: str) -> None:
+    status = refusal(server, data)
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]  # type: ignore[attr-defined]
+    assert status.message == f"{field}: is not valid UTF-8"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\xff", b"\x12", bytes(range(256))])
+def test_bytes_that_are_no_message_are_refused(server: TargetProcess, data: bytes) -> None:
+    status = refusal(server, data)
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]  # type: ignore[attr-defined]
+
+
+def test_a_message_of_100_mb_is_refused_with_the_bound(server: TargetProcess) -> None:
+    with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+        list(channel.unary_stream(METHOD)(b"\x00" * 100_000_000, timeout=60))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert str(16 * 1024 * 1024) in caught.value.details()  # type: ignore[attr-defined]
+
+
+def test_after_all_that_the_server_serves_and_holds_nothing(server: TargetProcess) -> None:
+    for name, (change, _, _) in CASES.items():
+        message = valid()
+        change(message)
+        assert refusal(server, message.SerializeToString()), name
+    assert len(collect(server.stub().Generate(valid(), timeout=60)).tokens) == 4
+    wait_until_idle(server)
+    assert server.process.poll() is None
+    assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("extreme", ["most stop strings", "longest prompt", "most logprobs"])
+def test_requests_at_the_bound_are_served(server: TargetProcess, extreme: str) -> None:
+    message = valid()
+    if extreme == "most stop strings":
+        message.stop.strings[:] = [f"{i}" * 200 for i in range(10, 138)]
+    elif extreme == "longest prompt":
+        message.token_ids = ids(*[7] * 2047)
+        message.stop.max_tokens = 1
+    else:
+        message.logprobs.top_n = 20
+    assert collect(server.stub().Generate(message, timeout=120)).finish.usage.completion_tokens >= 1

@@ -1,0 +1,170 @@
+"""``ssd-target`` at start-up: bad input is one line and exit code 2, before anything is loaded."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from ssd_engine.model_store import resolve_model
+from ssd_target.cli import main, serve
+from ssd_target.config import TargetConfig
+
+
+def check(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and output of ``ssd-target serve … --check-config``."""
+    result = CliRunner().invoke(main, ["serve", *arguments, "--check-config"], env=env)
+    return result.exit_code, result.output
+
+
+def test_check_config_accepts_the_shipped_models() -> None:
+    for name in ("stories-target", "stories-draft"):
+        code, output = check(name)
+        assert code == 0
+        assert output.startswith(f"ok: {name}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--listen", "nowhere"], "--listen: HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], "65535"),
+        (["--metrics-listen", "x"], "--metrics-listen"),
+        (["--tp", "0"], "--tp: at least 1"),
+        (["--tp", "3"], "--tp 3 must divide 8 attention heads"),
+        (["--max-model-len", "4096"], "--allow-long-context"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: at least 1"),
+        (["--prefill-chunk", "100"], "--block-size 16"),
+        (["--gpu-memory-utilization", "1.5"], "(0, 1]"),
+        (["--gpu-memory-utilization", "nan"], "(0, 1]"),
+        (["--drain-timeout", "-1"], "--drain-timeout: at least 0"),
+        (["--drain-timeout", "nan"], "--drain-timeout: at least 0"),
+        (["--keepalive-seconds", "1"], "--keepalive-seconds: at least 10"),
+        (["--port-file", "/no/such/folder/port"], "--port-file"),
+        (["--device", "tpu"], "--device"),
+        (["--unknown-flag", "1"], "--unknown-flag"),
+    ],
+)
+def test_a_bad_option_is_one_line_that_names_it(flags: list[str], words: str) -> None:
+    code, output = check("stories-target", *flags)
+    assert code == 2
+    assert words in output
+
+
+def test_a_long_context_can_be_asked_for() -> None:
+    assert check("stories-target", "--max-model-len", "4096", "--allow-long-context")[0] == 0
+
+
+class TestModels:
+    @pytest.fixture
+    def copy(self, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(resolve_model("stories-draft"), tmp_path / "model"))
+
+    def refusal(self, model: str | Path) -> str:
+        code, output = check(str(model))
+        assert code == 2
+        assert output.startswith("error: ")
+        assert len(output.strip().splitlines()) == 1
+        return output
+
+    def test_an_unknown_model_is_refused_with_what_is_there(self) -> None:
+        assert "stories-target" in self.refusal("no-such-model")
+
+    def test_an_unreachable_hub_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert "could not be had from the hub" in self.refusal("nobody/nothing")
+
+    def test_an_empty_directory_is_refused(self, tmp_path: Path) -> None:
+        assert "config.json" in self.refusal(tmp_path)
+
+    def test_a_broken_config_is_refused(self, copy: Path) -> None:
+        (copy / "config.json").write_text("{")
+        assert "config.json cannot be read" in self.refusal(copy)
+
+    def test_a_missing_weight_is_refused(self, copy: Path) -> None:
+        self.edit(copy, lambda w: w.pop("model.norm.weight"))
+        assert "model.norm.weight is missing" in self.refusal(copy)
+
+    def test_a_misshaped_weight_is_refused(self, copy: Path) -> None:
+        self.edit(copy, lambda w: w.update({"model.norm.weight": w["model.norm.weight"][:5]}))
+        assert "model.norm.weight has shape [5]" in self.refusal(copy)
+
+    def test_missing_weights_are_refused(self, copy: Path) -> None:
+        (copy / "model.safetensors").unlink()
+        assert "model.safetensors" in self.refusal(copy)
+
+    def test_a_tokenizer_beyond_the_vocabulary_is_refused(self, copy: Path) -> None:
+        config = json.loads((copy / "config.json").read_text())
+        config["vocab_size"] = 4000
+        (copy / "config.json").write_text(json.dumps(config))
+        self.edit(
+            copy,
+            lambda w: w.update(
+                {"model.embed_tokens.weight": w["model.embed_tokens.weight"][:4000].clone()}
+            ),
+        )
+        assert "tokenizer and model do not fit" in self.refusal(copy)
+
+    def test_a_missing_tokenizer_is_refused(self, copy: Path) -> None:
+        for file in copy.glob("tokenizer*"):
+            file.unlink()
+        assert "tokenizer" in self.refusal(copy)
+
+    def edit(self, directory: Path, change: object) -> None:
+        weights = load_file(directory / "model.safetensors")
+        change(weights)  # type: ignore[operator]
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def run_serve(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ssd_target", "serve", "stories-draft", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def last_line(result: subprocess.CompletedProcess[str]) -> str:
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = run_serve("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert result.returncode == 2
+    assert last_line(result).startswith("error: --listen: cannot bind")
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
+    result = run_serve("--listen", "127.0.0.1:0", "--num-kv-blocks", "10")
+    assert result.returncode == 2
+    assert "--max-model-len" in last_line(result)
+    assert "160" in last_line(result)
+
+
+class TestEnvironment:
+    def test_every_option_has_a_variable(self) -> None:
+        names = {p.name for p in serve.params if p.name not in ("model", "help")}
+        settable = {f for f in TargetConfig.__dataclass_fields__ if f != "model"}
+        assert names == settable | {"check_config"}
+        for name in sorted(settable - {"allow_long_context", "reflection", "check_integrity"}):
+            variable = f"SSD_TARGET_{name.upper()}"
+            code, output = check("no-such-model", env={variable: "§"})
+            assert code == 2
+            assert output.startswith("error: ") or "Invalid value" in output, name
+
+    def test_a_variable_works_like_its_flag(self) -> None:
+        code, output = check("stories-target", env={"SSD_TARGET_TP": "3"})
+        assert code == 2
+        assert "--tp 3 must divide" in output
+
+    def test_a_flag_wins_over_its_variable(self) -> None:
+        assert check("stories-target", "--tp", "2", env={"SSD_TARGET_TP": "3"})[0] == 0

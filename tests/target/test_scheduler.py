@@ -1,0 +1,476 @@
+"""The scheduler: every schedule gives each sequence the text it has alone, and loses nothing.
+
+The "model" here is a checksum over what a paged memory holds for a sequence: a token read from
+a wrong, stale or unwritten block changes the text.
+"""
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.scale import share
+
+from ssd_engine.batch import Chunk
+from ssd_engine.block_pool import BlockPool
+from ssd_engine.completion import StopRules
+from ssd_engine.sampling_params import SamplingParams
+from ssd_target.scheduler import Scheduler, StepPlan, Work
+from ssd_target.sequence import Event, Sequence, State, transition
+
+VOCAB = 16
+END = 5  # a stop token
+BLOCK, CHUNK = 2, 6
+TOKEN_BYTES = [b"x"] * VOCAB
+
+
+def next_token(prefix: list[int]) -> int:
+    return (zlib.crc32(bytes(prefix)) * 2654435761 >> 16) % VOCAB
+
+
+def text_alone(prompt: list[int], max_tokens: int) -> list[int]:
+    """What plain decoding gives."""
+    output: list[int] = []
+    while len(output) < max_tokens and END not in output:
+        output.append(next_token(prompt + output))
+    return output
+
+
+def prompt_with_text_of(length: int, max_tokens: int) -> list[int]:
+    """A prompt of 3 tokens after which plain decoding gives so many."""
+    prompts = ([i, j, 1] for i in range(VOCAB) for j in range(VOCAB))
+    return next(p for p in prompts if len(text_alone(p, max_tokens)) == length)
+
+
+def make_sequence(
+    sequence_id: int, prompt: list[int], max_tokens: int, generated: list[int] | None = None
+) -> Sequence:
+    rules = StopRules(max_tokens, frozenset([END]))
+    sampling = SamplingParams(seed=0)
+    return Sequence(sequence_id, prompt, generated or [], sampling, rules, None, TOKEN_BYTES)
+
+
+@dataclass
+class Engine:
+    """A scheduler, a memory, and what a runner and a verifier would do between the two."""
+
+    num_blocks: int = 64
+    max_num_seqs: int = 4
+    guesses: int = 0  # right ones in each round, as far as there is room
+    wrong: int = 0  # and wrong ones after them
+    memory: dict[tuple[int, int], int] = field(default_factory=dict)
+    pieces: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    met: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(BlockPool(self.num_blocks, BLOCK), self.max_num_seqs, CHUNK)
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        decode = [self.speculate(work) for work in plan.decode]
+        self.check_plan(plan)
+        for works in (plan.prefill, decode):
+            for work in works:
+                self.write(work)
+            for work in works:
+                self.end_round(work)
+        return plan
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert sum(len(work.chunk.tokens) for work in plan.prefill) <= CHUNK
+        for work in plan.prefill:
+            chunk, sequence = work.chunk, work.sequence
+            last = chunk.end == sequence.num_committed
+            assert last or chunk.end % CHUNK == 0
+            assert chunk.start // CHUNK == (chunk.end - 1) // CHUNK
+            assert chunk.num_logits == int(last)
+            assert chunk.tokens == sequence.committed()[chunk.start : chunk.end]
+            self.pieces.setdefault(sequence.id, []).append((chunk.start, chunk.end))
+        assert not {w.sequence.id for w in plan.prefill} & {w.sequence.id for w in plan.decode}
+
+    def speculate(self, work: Work) -> Work:
+        """The same round with guesses after the last committed token."""
+        sequence, lease = work.sequence, work.sequence.lease
+        assert lease is not None
+        room = max(0, sequence.max_tokens - 1 - work.chunk.end)
+        chain = sequence.committed()
+        for _ in range(min(self.guesses, room)):
+            chain.append(next_token(chain))
+        for _ in range(min(self.wrong, room - (len(chain) - work.chunk.end))):
+            chain.append((next_token(chain) + 1) % VOCAB)
+        tokens = chain[work.chunk.start :]
+        lease.grow(work.chunk.start + len(tokens))
+        return Work(sequence, Chunk(tokens, work.chunk.start, lease.blocks, len(tokens)))
+
+    def write(self, work: Work) -> None:
+        chunk = work.chunk
+        for position, token in enumerate(chunk.tokens, start=chunk.start):
+            self.memory[chunk.blocks[position // BLOCK], position % BLOCK] = token
+
+    def read(self, work: Work, end: int) -> list[int]:
+        return [self.memory[work.chunk.blocks[i // BLOCK], i % BLOCK] for i in range(end)]
+
+    def end_round(self, work: Work) -> None:
+        chunk, sequence = work.chunk, work.sequence
+        assert self.read(work, chunk.start + 1) == sequence.committed()[: chunk.start + 1]
+        rows = range(chunk.end - chunk.num_logits, chunk.end)
+        drawn = [next_token(self.read(work, row + 1)) for row in rows]
+        guesses = chunk.tokens[1:] if sequence.state is State.DECODE else []
+        accepted = 0
+        while accepted < len(guesses) and guesses[accepted] == drawn[accepted]:
+            accepted += 1
+        tokens = drawn[: accepted + 1]
+        committed = self.scheduler.advance(work, accepted, tokens)
+        assert committed == tokens[: len(committed)]
+        self.met["accepted"] += accepted
+        self.met["rejected"] += accepted < len(guesses)
+        self.met["cut by a stop"] += len(committed) < len(tokens)
+
+    def run(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        while self.scheduler.has_work:
+            self.step()
+            self.scheduler.check_integrity()
+
+
+# Sequence states
+
+LEGAL = {
+    (State.WAITING, Event.ADMIT): State.PREFILL,
+    (State.PREFILL, Event.PREFILLED): State.DECODE,
+    (State.WAITING, Event.END): State.FINISHED,
+    (State.PREFILL, Event.END): State.FINISHED,
+    (State.DECODE, Event.END): State.FINISHED,
+}
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_a_sequence_makes_the_legal_moves_and_no_others(state: State, event: Event) -> None:
+    if (state, event) in LEGAL:
+        assert transition(state, event) is LEGAL[state, event]
+    else:
+        with pytest.raises(RuntimeError, match=f"a {state.value} sequence cannot {event.value}"):
+            transition(state, event)
+
+
+# Text
+
+
+@pytest.mark.parametrize("guesses", [0, 1, 3])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 12, 13])
+def test_a_sequence_alone_has_the_text_of_plain_decoding(
+    length: int, wrong: int, guesses: int
+) -> None:
+    for max_tokens in (1, 2, 9):
+        prompt = [(3 * i) % 5 for i in range(length)]
+        engine = Engine(guesses=guesses, wrong=wrong)
+        sequence = make_sequence(1, prompt, max_tokens)
+        engine.run(sequence)
+        assert sequence.output == text_alone(prompt, max_tokens)
+        assert sequence.state is State.FINISHED
+        assert engine.scheduler.pool.num_used == 0
+
+
+@pytest.mark.parametrize("guesses", [0, 3])
+def test_a_resumed_sequence_goes_on_where_it_ended(guesses: int) -> None:
+    prompt = prompt_with_text_of(12, max_tokens=20)
+    whole = text_alone(prompt, 20)
+    for done in range(len(whole)):
+        engine = Engine(guesses=guesses, wrong=1)
+        sequence = make_sequence(1, prompt, 20, generated=whole[:done])
+        engine.run(sequence)
+        assert sequence.output == whole
+
+
+def test_what_lies_after_a_stop_is_neither_committed_nor_cached() -> None:
+    prompt = prompt_with_text_of(5, max_tokens=30)
+    engine = Engine(guesses=6, wrong=1)
+    sequence = make_sequence(1, prompt, 30)
+    engine.run(sequence)
+    assert sequence.output == text_alone(prompt, 30)
+    assert engine.met["cut by a stop"] == 1
+    assert engine.scheduler.pool.num_cached <= sequence.num_committed // BLOCK
+    after = make_sequence(2, [*sequence.committed(), 0], 1)
+    engine.run(after)
+    assert after.output == text_alone(after.prompt, 1)
+
+
+def test_a_later_sequence_finds_prompt_and_output_of_an_earlier_one() -> None:
+    engine = Engine()
+    first = make_sequence(1, [1, 2, 3, 4, 5, 6, 7], 8)
+    engine.run(first)
+    follow_up = make_sequence(2, [*first.committed(), 9], 4)
+    engine.run(follow_up)
+    written = first.num_committed - 1  # the last token that was drawn is not
+    assert follow_up.num_cached_tokens == written // BLOCK * BLOCK
+    assert engine.scheduler.counters.hit_tokens == follow_up.num_cached_tokens
+    assert follow_up.output == text_alone(follow_up.prompt, 4)
+
+
+# Prefill
+
+
+def cuts(company: int, length: int) -> list[tuple[int, int]]:
+    """Where the prefill of one prompt is cut when others are there before it."""
+    engine = Engine(max_num_seqs=8)
+    others = [make_sequence(10 + i, [15 - i] * (3 + 4 * i), 6) for i in range(company)]
+    engine.run(*others, make_sequence(1, list(range(length)), 2))
+    return engine.pieces[1]
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1])
+def test_how_a_prompt_is_cut_does_not_depend_on_its_company(length: int) -> None:
+    alone = [(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
+    assert [cuts(company, length) for company in range(5)] == [alone] * 5
+
+
+def test_after_a_cache_hit_prefill_joins_the_same_grid() -> None:
+    engine = Engine()
+    prompt = list(range(15))
+    engine.run(make_sequence(1, prompt[:9], 1))
+    engine.run(make_sequence(2, prompt, 1))
+    assert engine.pieces[2] == [(8, 12), (12, 15)]
+
+
+# Admission
+
+
+def test_a_sequence_that_does_not_fit_waits_and_nobody_passes_it() -> None:
+    engine = Engine(num_blocks=10)
+    large = make_sequence(1, [1] * 10, 9)
+    larger = make_sequence(2, [2] * 10, 11)
+    small = make_sequence(3, [3], 1)
+    for sequence in (large, larger, small):
+        engine.scheduler.add(sequence)
+    engine.step()
+    assert [s.state for s in (large, larger, small)] == [
+        State.PREFILL,
+        State.WAITING,
+        State.WAITING,
+    ]
+    engine.run()
+    for sequence in (large, larger, small):
+        assert sequence.output == text_alone(sequence.prompt, len(sequence.output))
+        assert sequence.finished
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    engine = Engine(max_num_seqs=2)
+    for i in range(5):
+        engine.scheduler.add(make_sequence(i, [i, i], 3))
+    engine.scheduler.plan()
+    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (2, 3)
+
+
+def test_a_request_that_fills_the_whole_cache_can_run() -> None:
+    """Its last token is drawn but never written: 4 blocks of 2 hold all others."""
+    engine = Engine(num_blocks=4)
+    prompt = prompt_with_text_of(6, max_tokens=6)
+    sequence = make_sequence(1, prompt, 6)
+    engine.run(sequence)
+    assert sequence.output == text_alone(prompt, 6)
+
+
+# Cancelling
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_cancelled_sequence_frees_its_blocks_at_once(steps: int) -> None:
+    engine = Engine(guesses=2, wrong=1)
+    sequence = make_sequence(1, list(range(10)), 20)
+    engine.scheduler.add(sequence)
+    for _ in range(steps):
+        engine.step()
+    assert sequence.state is not State.FINISHED
+    engine.scheduler.cancel(1)
+    pool = engine.scheduler.pool
+    assert (pool.num_used, pool.num_reserved, pool.num_leases) == (0, 0, 0)
+    assert sequence.state is State.FINISHED
+    assert not engine.scheduler.has_work
+    engine.scheduler.check_integrity()
+
+
+def test_cancelling_what_is_unknown_or_has_ended_is_no_error() -> None:
+    engine = Engine()
+    engine.run(make_sequence(1, [1, 2], 3))
+    running = make_sequence(2, [1, 2], 3)
+    engine.scheduler.add(running)
+    engine.step()
+    for sequence_id in (1, 7):
+        engine.scheduler.cancel(sequence_id)
+    engine.run()
+    assert running.output == text_alone([1, 2], 3)
+
+
+def test_a_cancelled_sequence_leaves_its_place_to_the_next_one() -> None:
+    engine = Engine(num_blocks=5, max_num_seqs=1)
+    first, second = make_sequence(1, [1] * 4, 6), make_sequence(2, [2] * 4, 6)
+    engine.scheduler.add(first)
+    engine.scheduler.add(second)
+    engine.step()
+    engine.scheduler.cancel(1)
+    engine.step()
+    assert second.state is not State.WAITING
+
+
+# Random schedules
+
+MET: Counter[str] = Counter()
+PROMPTS = [[1] * 24, [1, 2] * 12, [1] * 5 + [3] * 19, list(range(16)) + [0] * 8]
+
+
+class Schedules(RuleBasedStateMachine):
+    """Similar prompts, in a cache that holds two or three of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(num_blocks=16, max_num_seqs=3)
+        self.scheduler = self.engine.scheduler
+        self.sequences: list[Sequence] = []
+        self.limits: list[int] = []
+        self.cancelled: set[int] = set()
+        self.admitted: list[int] = []
+
+    @rule(
+        prompt=st.sampled_from(PROMPTS),
+        length=st.integers(1, 20),
+        max_tokens=st.integers(1, 10),
+        done=st.integers(0, 3),
+    )
+    def submit(self, prompt: list[int], length: int, max_tokens: int, done: int) -> None:
+        """New, or resumed after some of its tokens (never after all)."""
+        whole = text_alone(prompt[:length], max_tokens)
+        generated = whole[: min(done, len(whole) - 1)]
+        sequence = make_sequence(len(self.sequences), prompt[:length], max_tokens, generated)
+        self.sequences.append(sequence)
+        self.limits.append(max_tokens)
+        self.scheduler.add(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        live = [s for s in self.sequences[-6:] if s.state is not State.FINISHED]
+        sequence = data.draw(st.sampled_from(live or self.sequences))
+        MET[f"cancelled when {sequence.state.value}"] += 1
+        if sequence.state is not State.FINISHED:
+            self.cancelled.add(sequence.id)
+        leases, held = self.scheduler.pool.num_leases, sequence.lease is not None
+        self.scheduler.cancel(sequence.id)
+        assert self.scheduler.pool.num_leases == leases - held
+        assert sequence.state is State.FINISHED
+        assert sequence.lease is None
+
+    @rule(steps=st.integers(1, 4), guesses=st.integers(0, 3), wrong=st.integers(0, 2))
+    def step(self, steps: int, guesses: int, wrong: int) -> None:
+        self.engine.guesses, self.engine.wrong = guesses, wrong
+        for _ in range(steps):
+            self.one_step()
+
+    def one_step(self) -> None:
+        waiting = [s for s in self.sequences if s.state is State.WAITING]
+        had_work = self.scheduler.has_work
+        plan = self.engine.step()
+        assert bool(plan.prefill or plan.decode) == had_work
+        self.admitted += [s.id for s in waiting if s.state is not State.WAITING]
+        if waiting and waiting[0].state is State.WAITING and self.scheduler.num_running < 3:
+            MET["waited for blocks"] += 1
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        self.scheduler.check_integrity()
+
+    @invariant()
+    def no_sequence_is_lost(self) -> None:
+        states = Counter(sequence.state for sequence in self.sequences)
+        assert states[State.WAITING] == self.scheduler.num_waiting
+        assert states[State.PREFILL] + states[State.DECODE] == self.scheduler.num_running
+
+    @invariant()
+    def admission_is_first_come_first_served(self) -> None:
+        assert self.admitted == sorted(self.admitted)
+
+    def teardown(self) -> None:
+        for _ in range(1000):
+            if not self.scheduler.has_work:
+                break
+            self.one_step()
+        assert not self.scheduler.has_work
+        for sequence, limit in zip(self.sequences, self.limits, strict=True):
+            alone = text_alone(sequence.prompt, limit)
+            assert sequence.state is State.FINISHED
+            if sequence.id in self.cancelled:
+                assert sequence.output == alone[: len(sequence.output)]
+            else:
+                assert sequence.output == alone
+        pool = self.scheduler.pool
+        assert (pool.num_used, pool.num_reserved, pool.num_leases) == (0, 0, 0)
+        MET["hit tokens"] += self.scheduler.counters.hit_tokens
+        MET.update(self.engine.met)
+
+
+@pytest.mark.timeout(600)
+def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() -> None:
+    MET.clear()
+    run_state_machine_as_test(
+        Schedules,
+        settings=settings(
+            max_examples=share(800),
+            stateful_step_count=30,
+            derandomize=True,
+            deadline=None,
+            database=None,
+        ),
+    )
+    print(dict(MET))
+    for what in (
+        "accepted",
+        "rejected",
+        "cut by a stop",
+        "hit tokens",
+        "waited for blocks",
+        "cancelled when waiting",
+        "cancelled when prefill",
+        "cancelled when decode",
+        "cancelled when finished",
+    ):
+        assert MET[what] > share(100), what
+
+
+# The check itself
+
+
+def test_books_that_do_not_agree_do_not_pass_the_check() -> None:
+    engine = Engine()
+    sequence = make_sequence(1, [1, 2, 3], 5)
+    engine.scheduler.add(sequence)
+    engine.step()
+    engine.scheduler.check_integrity()
+
+    lease, sequence.lease = sequence.lease, None
+    with pytest.raises(RuntimeError, match="without a lease"):
+        engine.scheduler.check_integrity()
+    sequence.lease = lease
+
+    stray = engine.scheduler.pool.open([9], 2)
+    assert stray is not None
+    with pytest.raises(RuntimeError, match="a lease without a sequence"):
+        engine.scheduler.check_integrity()
+    stray.release()
+
+    waiting = make_sequence(2, [1], 1)
+    engine.scheduler.add(waiting)
+    waiting.lease = lease
+    with pytest.raises(RuntimeError, match="a waiting sequence holds blocks"):
+        engine.scheduler.check_integrity()

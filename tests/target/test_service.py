@@ -1,0 +1,373 @@
+"""The target as a user meets it: one real process on loopback, the shipped model."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
+
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+
+STORY = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    flags = ("--metrics-listen", "127.0.0.1:0", "--reflection", "--max-message-mib", "4")
+    with target(tmp_path_factory.mktemp("target"), *flags) as process:
+        yield process
+
+
+def request(text: str = STORY, max_tokens: int = 40, **sampling: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        text=text,
+        sampling=pb.SamplingOptions(**sampling),  # type: ignore[arg-type]
+        stop=pb.StopOptions(max_tokens=max_tokens),
+    )
+
+
+def generate(server: TargetProcess, message: pb.GenerateRequest) -> Output:
+    with server.channel() as channel:
+        return collect(_call(channel, message))
+
+
+def _call(channel: grpc.Channel, message: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
+    return rpc.TargetServiceStub(channel).Generate(message, timeout=120)
+
+
+def test_a_story_streams_and_finishes_with_usage_and_seed(server: TargetProcess) -> None:
+    message = request(temperature=0.0, seed=3)
+    out = generate(server, message)
+    assert out.text.strip()
+    assert out.finish.usage.completion_tokens == len(out.tokens) == 40
+    assert out.finish.reason == pb.FINISH_REASON_LENGTH
+    assert out.finish.seed == out.seed == 3
+
+
+def test_chat_ends_by_itself_with_the_end_of_the_story(server: TargetProcess) -> None:
+    message = pb.GenerateRequest(
+        chat=pb.ChatPrompt(
+            messages=[pb.ChatMessage(role="user", content="Tell me a story about a shy lamb.")]
+        ),
+        sampling=pb.SamplingOptions(temperature=0.0),
+    )
+    out = generate(server, message)
+    assert out.finish.reason == pb.FINISH_REASON_STOP
+    assert out.finish.WhichOneof("stopped_by") == "stop_token_id"
+    assert len(out.text.split()) > 30
+
+
+def test_no_seed_given_draws_one_and_returns_it(server: TargetProcess) -> None:
+    first, second = generate(server, request()), generate(server, request())
+    assert first.seed != second.seed
+    again = generate(server, request(seed=first.seed))
+    assert again.tokens == first.tokens
+
+
+def test_the_text_ends_before_a_stop_string(server: TargetProcess) -> None:
+    whole = generate(server, request(temperature=0.0, max_tokens=60))
+    words = whole.text.split(" ")
+    stop = f"{words[8]} {words[9][:2]}"
+    message = request(temperature=0.0, max_tokens=60)
+    message.stop.strings[:] = ["never there", stop]
+    out = generate(server, message)
+    assert out.text == whole.text[: whole.text.index(stop)]
+    assert out.finish.reason == pb.FINISH_REASON_STOP
+    assert out.finish.stop_string == stop
+    assert out.tokens == whole.tokens[: len(out.tokens)]
+    assert out.finish.usage.completion_tokens == len(out.tokens)
+
+
+def test_a_stop_token_ends_the_output_and_its_text_is_not_streamed(server: TargetProcess) -> None:
+    whole = generate(server, request(temperature=0.0))
+    message = request(temperature=0.0)
+    message.stop.token_ids[:] = [whole.tokens[10]]
+    out = generate(server, message)
+    first = whole.tokens.index(whole.tokens[10])
+    assert out.tokens == whole.tokens[: first + 1]
+    assert out.finish.stop_token_id == whole.tokens[10]
+    assert whole.text.startswith(out.text)
+    assert out.text != whole.text
+
+
+def test_ignore_eos_goes_on_after_the_end_of_the_story(server: TargetProcess) -> None:
+    message = request(temperature=0.0, max_tokens=600)
+    plain = generate(server, message)
+    assert plain.finish.reason == pb.FINISH_REASON_STOP
+    message.stop.ignore_eos = True
+    longer = generate(server, message)
+    assert longer.finish.reason == pb.FINISH_REASON_LENGTH
+    assert longer.tokens[: len(plain.tokens)] == plain.tokens
+
+
+def test_logprobs_are_the_models_own_whatever_the_sampling(server: TargetProcess) -> None:
+    greedy = request(temperature=0.0, max_tokens=20)
+    greedy.logprobs.top_n = 5
+    out = generate(server, greedy)
+    assert len(out.logprobs) == len(out.tokens)
+    for token, values in zip(out.tokens, out.logprobs, strict=True):
+        assert values.top[0].token_id == token
+        assert values.chosen == pytest.approx(values.top[0].logprob)
+        assert [t.logprob for t in values.top] == sorted(
+            (t.logprob for t in values.top), reverse=True
+        )
+    forced = request(temperature=2.0, max_tokens=20, top_k=1, presence_penalty=0.0)
+    forced.logprobs.chosen = True
+    same = generate(server, forced)
+    assert same.tokens == out.tokens
+    for a, b in zip(out.logprobs, same.logprobs, strict=True):
+        assert a.chosen == pytest.approx(b.chosen, abs=1e-4)
+        assert not b.top
+
+
+def test_generated_tokens_are_counted_and_not_streamed_again(server: TargetProcess) -> None:
+    message = request(seed=11, max_tokens=50, frequency_penalty=0.5, repetition_penalty=1.2)
+    whole = generate(server, message)
+    for cut in (1, 17, 49):
+        message.generated_token_ids = b"".join(t.to_bytes(4, "little") for t in whole.tokens[:cut])
+        rest = generate(server, message)
+        assert rest.tokens == whole.tokens[cut:]
+        assert rest.finish.usage.completion_tokens == 50
+        assert whole.text.endswith(rest.text)
+
+
+def test_a_request_that_had_ended_before_finishes_at_once(server: TargetProcess) -> None:
+    message = request(seed=11, max_tokens=12)
+    whole = generate(server, message)
+    message.generated_token_ids = b"".join(t.to_bytes(4, "little") for t in whole.tokens)
+    rest = generate(server, message)
+    assert rest.tokens == []
+    assert rest.finish.reason == whole.finish.reason
+    assert rest.finish.usage.completion_tokens == 12
+
+
+class TestManyAtOnce:
+    @dataclass
+    class Case:
+        message: pb.GenerateRequest
+        cancel_after: int | None = None
+
+    def cases(self) -> list["TestManyAtOnce.Case"]:
+        """32 requests: mixed lengths, temperatures, seeds, stops, penalties and cancellations."""
+        cases = []
+        for i in range(32):
+            message = request(
+                text=" ".join(
+                    [STORY, *("there was a dog who liked to play." for _ in range(i % 7))]
+                ),
+                max_tokens=5 + 9 * (i % 11),
+                temperature=(0.0, 0.5, 1.0, 1.5)[i % 4],
+                seed=i // 2,
+                top_p=(1.0, 0.9, 0.6)[i % 3],
+                top_k=(0, 20)[i % 2],
+                min_p=(0.0, 0.02)[i % 5 == 0],
+                repetition_penalty=(1.0, 1.3)[i % 6 == 0],
+                presence_penalty=(0.0, 0.7)[i % 7 == 0],
+            )
+            if i % 3 == 0:
+                message.stop.strings[:] = [" the", "said,"]
+            cases.append(self.Case(message, cancel_after=3 if i % 8 == 5 else None))
+        return cases
+
+    def follow(self, server: TargetProcess, case: "TestManyAtOnce.Case") -> Output | None:
+        if case.cancel_after is None:
+            return generate(server, case.message)
+        with server.channel() as channel:
+            call = _call(channel, case.message)
+            seen = 0
+            for response in call:
+                seen += len(response.tokens.token_ids)
+                if seen >= case.cancel_after:
+                    call.cancel()  # type: ignore[attr-defined]
+                    return None
+        return None
+
+    def test_every_text_equals_the_text_of_the_same_request_alone(
+        self, server: TargetProcess
+    ) -> None:
+        cases = self.cases()
+        with ThreadPoolExecutor(len(cases)) as pool:
+            together = list(pool.map(lambda case: self.follow(server, case), cases))
+        wait_until_idle(server)
+        finished = [(c, out) for c, out in zip(cases, together, strict=True) if out is not None]
+        assert len(finished) == 28
+        assert {out.finish.reason for _, out in finished} == {
+            pb.FINISH_REASON_STOP,
+            pb.FINISH_REASON_LENGTH,
+        }
+        for case, out in finished:
+            alone = generate(server, case.message)
+            assert (alone.tokens, alone.text) == (out.tokens, out.text)
+            assert alone.finish.reason == out.finish.reason
+
+
+class TestCancellation:
+    def test_a_client_that_goes_away_frees_its_blocks(self, server: TargetProcess) -> None:
+        with server.channel() as channel:
+            call = _call(channel, request(max_tokens=1500))
+            next(call)
+            next(call)
+            assert server.metrics()["ssd_num_requests_running"] == 1
+            call.cancel()  # type: ignore[attr-defined]
+        wait_until_idle(server)
+
+    def test_a_deadline_ends_the_request_and_frees_its_blocks(self, server: TargetProcess) -> None:
+        message = request(max_tokens=1500)
+        message.stop.ignore_eos = True
+        with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+            for _ in rpc.TargetServiceStub(channel).Generate(message, timeout=0.5):
+                pass
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+        wait_until_idle(server)
+
+    def test_a_reader_that_stalls_does_not_hold_up_another(self, server: TargetProcess) -> None:
+        with server.channel() as channel:
+            stalled = _call(channel, request(max_tokens=300))
+            next(stalled)
+            assert len(generate(server, request(max_tokens=30)).tokens) == 30
+            rest = sum(len(response.tokens.token_ids) for response in stalled)
+            assert rest > 0
+
+
+class TestPrefixCache:
+    def test_a_common_prefix_of_1000_tokens_is_computed_once(self, server: TargetProcess) -> None:
+        prefix = [5 + (7 * i) % 4000 for i in range(1000)]
+
+        def message(tail: list[int]) -> pb.GenerateRequest:
+            tokens = b"".join(t.to_bytes(4, "little") for t in prefix + tail)
+            return pb.GenerateRequest(
+                token_ids=tokens,
+                sampling=pb.SamplingOptions(temperature=0.8, seed=1),
+                stop=pb.StopOptions(max_tokens=24, ignore_eos=True),
+            )
+
+        before = server.metrics()["ssd_prefix_cache_hit_tokens_total"]
+        cold = generate(server, message([42, 43]))
+        assert cold.finish.usage.cached_prompt_tokens == 0
+        assert server.metrics()["ssd_prefix_cache_hit_tokens_total"] == before
+        other = generate(server, message([99, 98, 97]))
+        assert other.finish.usage.cached_prompt_tokens == 992
+        warm = generate(server, message([42, 43]))
+        assert warm.finish.usage.cached_prompt_tokens == 992
+        assert server.metrics()["ssd_prefix_cache_hit_tokens_total"] == before + 2 * 992
+        assert warm.tokens == cold.tokens
+
+
+class TestDiscovery:
+    def test_model_info_says_what_is_served(self, server: TargetProcess) -> None:
+        with server.channel() as channel:
+            info = rpc.TargetServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest())
+        assert info.name == "stories-target"
+        assert 8e6 < info.num_parameters < 10e6
+        assert info.max_model_len == 2048
+        assert info.has_chat_template
+        assert info.fingerprint
+        assert info.dtype == "float32"
+
+    @pytest.mark.parametrize("name", ["liveness", "readiness", "", "ssd.v1.TargetService"])
+    def test_health_answers_for(self, server: TargetProcess, name: str) -> None:
+        assert server.health(name) == 1
+
+    def test_reflection_lists_the_service(self, server: TargetProcess) -> None:
+        from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+        with server.channel() as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            ask = reflection_pb2.ServerReflectionRequest(list_services="")
+            answer = next(stub.ServerReflectionInfo(iter([ask])))
+        names = [service.name for service in answer.list_services_response.service]
+        assert "ssd.v1.TargetService" in names
+
+    def test_metrics_tell_of_requests_and_times(self, server: TargetProcess) -> None:
+        generate(server, request(max_tokens=8))
+        metrics = server.metrics()
+        assert metrics["ssd_time_to_first_token_seconds_count"] >= 1
+        assert metrics["ssd_inter_token_latency_seconds_count"] >= 7
+        assert metrics['ssd_requests_total{outcome="length"}'] >= 1
+        assert metrics["ssd_generation_tokens_total"] >= 8
+        assert 0 <= metrics["ssd_kv_cache_usage_ratio"] <= 1
+
+
+class TestFullServer:
+    def test_one_request_too_many_is_refused_with_a_retry_delay(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        from google.rpc import error_details_pb2
+        from grpc_status import rpc_status
+
+        flags = ("--max-num-seqs", "1", "--max-waiting", "1", "--metrics-listen", "127.0.0.1:0")
+        with target(tmp_path_factory.mktemp("full"), *flags) as server, server.channel() as channel:
+            message = request(max_tokens=1500)
+            message.stop.ignore_eos = True
+            calls = [_call(channel, message) for _ in range(2)]
+            for call in calls:
+                next(call)
+            with pytest.raises(grpc.RpcError) as caught:
+                next(_call(channel, message))
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+            status = rpc_status.from_call(caught.value)
+            info = error_details_pb2.RetryInfo()
+            assert status.details[0].Unpack(info)
+            assert info.retry_delay.ToMilliseconds() >= 100
+            for call in calls:
+                call.cancel()  # type: ignore[attr-defined]
+            wait_until_idle(server)
+            assert len(generate(server, request(max_tokens=5)).tokens) == 5
+
+
+class TestDrain:
+    def test_sigterm_finishes_what_runs_and_refuses_what_is_new(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        with target(tmp_path_factory.mktemp("drain")) as server, server.channel() as channel:
+            message = request(max_tokens=400, seed=4)
+            message.stop.ignore_eos = True
+            call = _call(channel, message)
+            next(call)
+            server.terminate()
+            wait_for_readiness_off(server)
+            with pytest.raises(grpc.RpcError) as caught:
+                next(_call(channel, message))
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+            assert "draining" in caught.value.details()  # type: ignore[attr-defined]
+            assert server.health("liveness") == 1
+            tokens = [t for response in call for t in response.tokens.token_ids]
+            assert len(tokens) == 400
+            assert server.wait_for_exit() == 0
+
+    def test_the_drain_timeout_cuts_off_what_still_runs(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        directory = tmp_path_factory.mktemp("cut")
+        with target(directory, "--drain-timeout", "0.2") as server, server.channel() as channel:
+            message = request(max_tokens=1900)
+            message.stop.ignore_eos = True
+            call = _call(channel, message)
+            next(call)
+            server.terminate()
+            with pytest.raises(grpc.RpcError) as caught:
+                for _ in call:
+                    pass
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+            assert server.wait_for_exit() == 0
+
+
+def wait_for_readiness_off(server: TargetProcess) -> None:
+    end = time.monotonic() + 30
+    while server.health("readiness") == 1:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_port_answers_while_the_model_loads(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Liveness on, readiness off, and a clear answer to those who come too early."""
+    with target(tmp_path_factory.mktemp("early"), ready=False) as server:
+        with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+            next(_call(channel, request()))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        assert "loading" in caught.value.details()  # type: ignore[attr-defined]
+        assert server.health("liveness") == 1
