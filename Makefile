@@ -25,7 +25,8 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 	@touch $@ $(VENV)/.serve
 
 demo: $(VENV)/.serve
-	$(BIN)/ssd-client generate --local --chat "Tell me a story about a shy lamb who learns to sing."
+	$(BIN)/ssd-client generate --local --chat --temperature 0.6 \
+		"Tell me a story about a shy lamb who learns to sing."
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -6,9 +6,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from tests.processes import TargetProcess, collect, target, wait_until_idle
 
 from ssd.v1 import target_pb2 as pb
+from tests.processes import TargetProcess, collect, target, wait_until_idle
 
 NAN, INF = float("nan"), float("inf")
 METHOD = "/ssd.v1.TargetService/Generate"

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.harness import make_runner
-from tests.processes import Output, TargetProcess, collect, target
-from tests.scale import share
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.endpoints import connect
@@ -22,6 +19,9 @@ from ssd_engine.batch import Chunk
 from ssd_engine.model_store import resolve_model
 from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
+from tests.harness import make_runner
+from tests.processes import Output, TargetProcess, collect, target
+from tests.scale import share
 
 NEAR_TIE = 1e-5  # of the perturbed scores: DESIGN's bound for an excused difference
 EXCUSED_SHARE = 1e-5
@@ -72,18 +72,21 @@ class TestResume:
         self, tmp_path: Path, second: TargetProcess, message: pb.GenerateRequest, kill_after: int
     ) -> tuple[str, list[int], Finished, int]:
         text, tokens, moves = "", [], 0
-        with target(tmp_path) as doomed, connect([doomed.address, second.address]) as endpoints:
-            with contextlib.closing(generate(endpoints, message, timeout_s=240)) as events:
-                for event in events:
-                    if isinstance(event, Tokens):
-                        text += event.text
-                        tokens += event.token_ids
-                        if len(tokens) >= kill_after and not moves:
-                            doomed.kill()
-                    elif isinstance(event, Moved):
-                        moves += 1
-                    elif isinstance(event, Finished):
-                        return text, tokens, event, moves
+        with (
+            target(tmp_path) as doomed,
+            connect([doomed.address, second.address]) as endpoints,
+            contextlib.closing(generate(endpoints, message, timeout_s=240)) as events,
+        ):
+            for event in events:
+                if isinstance(event, Tokens):
+                    text += event.text
+                    tokens += event.token_ids
+                    if len(tokens) >= kill_after and not moves:
+                        doomed.kill()
+                elif isinstance(event, Moved):
+                    moves += 1
+                elif isinstance(event, Finished):
+                    return text, tokens, event, moves
         raise AssertionError("no finish")
 
     def test_penalties_count_what_was_generated_before_the_cut(

@@ -1,7 +1,7 @@
 """The scheduler: every schedule gives each sequence the text it has alone, and loses nothing.
 
-The "model" here is a checksum over what a paged memory holds for a sequence: a token read from
-a wrong, stale or unwritten block changes the text.
+The "model" here is a paged memory whose every place holds the tokens up to it, as KV depends on
+them: reading a wrong, stale or unwritten place is noticed.
 """
 
 import zlib
@@ -18,7 +18,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.scale import share
 
 from ssd_engine.batch import Chunk
 from ssd_engine.block_pool import BlockPool
@@ -26,6 +25,7 @@ from ssd_engine.completion import StopRules
 from ssd_engine.sampling_params import SamplingParams
 from ssd_target.scheduler import Scheduler, StepPlan, Work
 from ssd_target.sequence import Event, Sequence, State, transition
+from tests.scale import share
 
 VOCAB = 16
 END = 5  # a stop token
@@ -67,7 +67,7 @@ class Engine:
     max_num_seqs: int = 4
     guesses: int = 0  # right ones in each round, as far as there is room
     wrong: int = 0  # and wrong ones after them
-    memory: dict[tuple[int, int], int] = field(default_factory=dict)
+    memory: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     pieces: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     met: Counter[str] = field(default_factory=Counter)
 
@@ -113,17 +113,19 @@ class Engine:
 
     def write(self, work: Work) -> None:
         chunk = work.chunk
-        for position, token in enumerate(chunk.tokens, start=chunk.start):
-            self.memory[chunk.blocks[position // BLOCK], position % BLOCK] = token
+        tokens = work.sequence.committed()[: chunk.start] + list(chunk.tokens)
+        for i in range(chunk.start, chunk.end):
+            self.memory[chunk.blocks[i // BLOCK], i % BLOCK] = tokens[: i + 1]
 
-    def read(self, work: Work, end: int) -> list[int]:
-        return [self.memory[work.chunk.blocks[i // BLOCK], i % BLOCK] for i in range(end)]
+    def draw(self, work: Work, row: int) -> int:
+        """The token after position ``row``, from what the memory holds up to it."""
+        places = [self.memory[work.chunk.blocks[i // BLOCK], i % BLOCK] for i in range(row + 1)]
+        assert places == [places[-1][: i + 1] for i in range(row + 1)]
+        return next_token(places[-1])
 
     def end_round(self, work: Work) -> None:
         chunk, sequence = work.chunk, work.sequence
-        assert self.read(work, chunk.start + 1) == sequence.committed()[: chunk.start + 1]
-        rows = range(chunk.end - chunk.num_logits, chunk.end)
-        drawn = [next_token(self.read(work, row + 1)) for row in rows]
+        drawn = [self.draw(work, row) for row in range(chunk.end - chunk.num_logits, chunk.end)]
         guesses = chunk.tokens[1:] if sequence.state is State.DECODE else []
         accepted = 0
         while accepted < len(guesses) and guesses[accepted] == drawn[accepted]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
 
 STORY = "Once upon a time"
 

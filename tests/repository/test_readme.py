@@ -1,0 +1,96 @@
+"""Every command in README.md is run here, or by the test that is named here."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd_target.cli import serve
+from tests.processes import TargetProcess, target
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+ELSEWHERE = {
+    "make test": "the command that runs this very test, called by .ci/run",
+    'pip install ".[serve]"': "test_packaging.py installs the package; make test this extra",
+}
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.strip()]
+
+
+def run(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[TargetProcess]]:
+    """Stand where the README says 127.0.0.1:7410 and :7420, on ports that are free."""
+    with target(tmp_path_factory.mktemp("a")) as one, target(tmp_path_factory.mktemp("b")) as two:
+        yield [one, two]
+
+
+def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
+    assert commands()[:2] == ["make demo", "make test"]
+    assert (ROOT / ".ci/run").read_text().strip().endswith("make test")
+
+
+def test_every_command_is_known() -> None:
+    for command in commands():
+        known = command in ELSEWHERE or command in ("make demo", "make bench")
+        assert known or command.startswith(("ssd-client ", "ssd-target serve ")), command
+
+
+def test_the_demo_prints_a_story_and_its_statistics() -> None:
+    result = run("make", "--silent", "demo", f"VENV={BIN.parent}")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) > 50
+    assert re.search(r"\d+ tokens · first after .* tokens/s · stop · seed \d+", result.stderr)
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("ssd-client")])
+def test_a_client_command_works_as_printed(command: str, servers: list[TargetProcess]) -> None:
+    words = shlex.split(command)
+    if "--target" not in words and "--local" not in words:
+        words += ["--target", "127.0.0.1:7410"]
+    addresses = {"127.0.0.1:7410": servers[0].address, "127.0.0.1:7420": servers[1].address}
+    words = [addresses.get(word, word) for word in words]
+    result = run(str(BIN / words[0]), *words[1:])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("ssd-target")])
+def test_a_server_command_is_valid_as_printed(command: str) -> None:
+    words = shlex.split(command)
+    result = run(str(BIN / words[0]), *words[1:], "--check-config")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_benchmark_prints_its_ratios() -> None:
+    result = run(sys.executable, "tools/bench_plain.py", "--repeats", "1", "--new-tokens", "8")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"1 stream: ssd-target / transformers +\d+\.\d\d x", result.stdout)
+    assert "equal texts: 8 of 8" in result.stdout
+
+
+def test_the_metrics_that_are_named_exist() -> None:
+    text = (ROOT / "services/target/ssd_target/metrics.py").read_text()
+    for name in re.findall(r"`(ssd_\w+)`", (ROOT / "README.md").read_text()):
+        assert f'"{name}"' in text
+
+
+def test_the_flags_that_are_named_exist() -> None:
+    flags = {flag for parameter in serve.params for flag in parameter.opts}
+    table = (ROOT / "README.md").read_text().split("| for operators |")[1].split("## ")[0]
+    for flag in re.findall(r"`(--[a-z-]+)", table):
+        assert flag in flags

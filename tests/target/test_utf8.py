@@ -1,0 +1,138 @@
+"""A request with a string that is not UTF-8 is refused by the name of the field."""
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.errors import InputError
+from ssd_target.requests import parse_message
+from ssd_target.utf8 import find_invalid_utf8
+from tests.scale import share
+
+MARK = "MARK"
+NOT_UTF8 = {
+    "stray byte": b"M\xffRK",
+    "continuation first": b"\x80ARK",
+    "cut character": b"MA\xe2\x82",
+    "overlong": b"\xc0\xafRK",
+    "surrogate": b"M\xed\xa0\x80",
+    "beyond Unicode": b"\xf4\x90\x80\x80",
+}
+
+
+def full_request() -> pb.GenerateRequest:
+    """Every kind of field: strings, bytes, numbers, maps, repeated and nested ones."""
+    return pb.GenerateRequest(
+        request_id="é",
+        text="€",
+        generated_token_ids=b"\xff\xff\xff\xff",
+        sampling=pb.SamplingOptions(
+            temperature=0.5, top_k=300, top_p=0.5, logit_bias={1: 2.5, 70_000: -1.0}, seed=2**64 - 1
+        ),
+        stop=pb.StopOptions(max_tokens=2**32 - 1, strings=["😀", ""], token_ids=[1, 2**31]),
+        logprobs=pb.LogprobOptions(chosen=True, top_n=3),
+    )
+
+
+def marked(field: str) -> pb.GenerateRequest:
+    """The full request with MARK in one string."""
+    message = full_request()
+    if field == "request_id":
+        message.request_id = MARK
+    elif field == "text":
+        message.text = MARK
+    elif field == "stop.strings":
+        message.stop.strings.append(MARK)
+    else:
+        role = MARK if field.endswith("role") else "user"
+        content = MARK if field.endswith("content") else "hello"
+        message.chat.messages.add(role="system", content="be brief")
+        message.chat.messages.add(role=role, content=content)
+    return message
+
+
+FIELDS = ["request_id", "text", "chat.messages.role", "chat.messages.content", "stop.strings"]
+
+
+@pytest.mark.parametrize("bad", NOT_UTF8.values(), ids=NOT_UTF8)
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_string_that_is_not_utf8_is_refused_by_name(field: str, bad: bytes) -> None:
+    data = marked(field).SerializeToString()
+    assert data.count(MARK.encode()) == 1
+    assert parse_message(data) == marked(field)
+    with pytest.raises(InputError, match="is not valid UTF-8") as error:
+        parse_message(data.replace(MARK.encode(), bad))
+    assert error.value.field == field
+
+
+def test_bytes_fields_may_hold_anything() -> None:
+    message = pb.GenerateRequest(token_ids=b"\xff\xfe\x80\xc0", generated_token_ids=b"\xff" * 8)
+    assert parse_message(message.SerializeToString()) == message
+
+
+def test_of_several_bad_strings_the_first_is_named() -> None:
+    data = marked("request_id").SerializeToString() + marked("stop.strings").SerializeToString()
+    with pytest.raises(InputError) as error:
+        parse_message(data.replace(MARK.encode(), b"M\xffRK"))
+    assert error.value.field == "request_id"
+
+
+def test_fields_that_a_later_version_added_are_passed_over() -> None:
+    unknown = (
+        b"\xf8\x07\x96\x01"  # field 127, varint
+        b"\xf9\x07" + b"\xff" * 8 + b"\xfd\x07" + b"\xff" * 4 + b"\xfa\x07\x02\xff\xff"
+    )
+    assert parse_message(unknown + b"\x12\x01x").text == "x"
+    with pytest.raises(InputError, match="text: is not valid UTF-8"):
+        parse_message(unknown + b"\x12\x01\xff")
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0b", b"\x12\x7f", b"\x12", b"\x0f", b"\x09\x00"])
+def test_what_is_no_message_at_all_is_refused_as_such(data: bytes) -> None:
+    with pytest.raises(InputError, match="is not a GenerateRequest message") as error:
+        parse_message(data)
+    assert error.value.field == "request"
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=share(10_000), derandomize=True, deadline=None)
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
+    check(data)
+
+
+@given(st.data())
+@settings(max_examples=share(10_000), derandomize=True, deadline=None)
+def test_a_damaged_request_is_parsed_or_refused(data: st.DataObject) -> None:
+    message = bytearray(marked(data.draw(st.sampled_from(FIELDS))).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    check(bytes(message))
+
+
+def check(data: bytes) -> None:
+    """No other error than the one for users; nothing wrong is found in what can be parsed."""
+    try:
+        pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        with pytest.raises(InputError):
+            parse_message(data)
+    else:
+        assert find_invalid_utf8(pb.GenerateRequest.DESCRIPTOR, data) is None
+
+
+@pytest.mark.xfail(strict=True, reason="a cut string is judged by the bytes that are there")
+def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:
+    data = pb.GenerateRequest(text="a€").SerializeToString()
+    with pytest.raises(InputError) as error:
+        parse_message(data[:-1])
+    assert error.value.field == "request"
+
+
+@pytest.mark.timeout(8)
+@pytest.mark.xfail(strict=True, reason="a varint has no longest length: quadratic time")
+def test_a_message_of_one_endless_number_is_refused_without_delay() -> None:
+    """16 MiB are allowed on the wire; the whole of it takes hours."""
+    with pytest.raises(InputError, match="is not a GenerateRequest message"):
+        parse_message(b"\xff" * 2**21)

@@ -1,0 +1,262 @@
+"""Verification: a round with guesses ends as plain decoding would, whatever was guessed."""
+
+import math
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ssd_engine.batch import Chunk
+from ssd_engine.completion import StopRules
+from ssd_engine.sampling import SampleRow, sample
+from ssd_engine.sampling_params import SamplingParams
+from ssd_target.core import EngineCore
+from ssd_target.records import Delta, Submit, pack_tokens
+from ssd_target.scheduler import Work
+from ssd_target.sequence import Sequence, State
+from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, verify
+from tests.scale import share
+
+VOCAB = 40
+TOKEN_BYTES = [b"x"] * VOCAB
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": dict(temperature=0.0),
+    "plain": dict(temperature=1.0),
+    "filtered": dict(temperature=1.3, top_k=12, top_p=0.9, min_p=0.02),
+    "penalties": dict(repetition_penalty=2.5, presence_penalty=2.0, frequency_penalty=3.0),
+    "greedy penalties": dict(temperature=0.0, frequency_penalty=4.0, logit_bias=((3, 2.0),)),
+}
+
+
+def make_sequence(options: dict[str, Any], sequence_id: int = 1, **changes: Any) -> Sequence:
+    sequence = Sequence(
+        sequence_id,
+        prompt=changes.get("prompt", [1, 2, 3]),
+        generated=changes.get("generated", [4, 5]),
+        sampling=SamplingParams(seed=changes.get("seed", 9), **options),
+        rules=StopRules(max_tokens=100),
+        num_logprobs=changes.get("num_logprobs"),
+        token_bytes=TOKEN_BYTES,
+    )
+    sequence.state = changes.get("state", State.DECODE)
+    return sequence
+
+
+def round_of(sequence: Sequence, guesses: Rows[int]) -> Work:
+    tokens = [sequence.last_token, *guesses]
+    return Work(sequence, Chunk(tokens, sequence.num_committed - 1, [0], len(tokens)))
+
+
+def last_prefill(sequence: Sequence) -> Work:
+    """The piece that ends a prompt: many tokens, one row of logits, no guesses."""
+    return Work(sequence, Chunk(sequence.committed(), 0, [0], 1))
+
+
+def make_logits(n: int, seed: int, spread: float = 2.0) -> Tensor:
+    return spread * torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_decoding(sequence: Sequence, logits: Tensor) -> list[int]:
+    """Token after token, one row at a time, each with the tokens before it as history."""
+    drawn: list[int] = []
+    for line in logits:
+        history = [*sequence.output, *drawn]
+        drawn += sample(line[None], [SampleRow(sequence.sampling, sequence.prompt, history)])
+    return drawn
+
+
+def verify_one(work: Work, logits: Tensor) -> Outcome:
+    (outcome,) = verify([work], logits)
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("guesses", "drawn", "accepted"),
+    [
+        ([], [7], 0),
+        ([7], [7, 8], 1),
+        ([6], [7, 8], 0),
+        ([7, 8, 9], [7, 8, 9, 1], 3),
+        ([7, 8, 9], [7, 8, 1, 1], 2),
+        ([7, 0, 9], [7, 8, 9, 1], 1),  # what is right after a wrong guess does not count
+        ([0, 8, 9], [7, 8, 9, 1], 0),
+    ],
+)
+def test_guesses_count_up_to_the_first_wrong_one(
+    guesses: list[int], drawn: list[int], accepted: int
+) -> None:
+    assert count_accepted(guesses, drawn) == accepted
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("k", range(6))
+def test_a_round_ends_in_the_tokens_of_plain_decoding(k: int, options: dict[str, Any]) -> None:
+    """The first ``a`` guesses are what plain decoding draws, the next one is not."""
+    for seed in range(share(100)):
+        sequence = make_sequence(options, seed=seed)
+        logits = make_logits(k + 1, seed)
+        plain = plain_decoding(sequence, logits)
+        for a in range(k + 1):
+            guesses = plain[:k]
+            if a < k:
+                guesses[a] = (guesses[a] + 1) % VOCAB
+            outcome = verify_one(round_of(sequence, guesses), logits)
+            assert (outcome.accepted, outcome.tokens) == (a, plain[: a + 1])
+
+
+@pytest.mark.parametrize("name", ["penalties", "greedy penalties"])
+def test_the_history_of_a_row_has_the_guesses_before_it(name: str) -> None:
+    """Rows of equal logits: without the guesses in the history all would draw alike."""
+    differ = 0
+    for seed in range(20):
+        sequence = make_sequence({**OPTIONS[name], "temperature": 0.0}, seed=seed)
+        logits = make_logits(1, seed).expand(4, -1)
+        plain = plain_decoding(sequence, logits)
+        assert verify_one(round_of(sequence, plain[:3]), logits).tokens == plain
+        differ += len(set(plain)) > 1
+    assert differ == 20
+
+
+def test_rows_of_a_round_are_drawn_at_their_own_positions() -> None:
+    """Equal logits and no penalties: only the position tells the rows apart."""
+    sequence = make_sequence(dict(temperature=1.0))
+    logits = torch.zeros(8, VOCAB)
+    plain = plain_decoding(sequence, logits)
+    assert len(set(plain)) > 4
+    assert verify_one(round_of(sequence, plain[:7]), logits).tokens == plain
+
+
+def test_the_last_piece_of_a_prompt_gives_one_token_and_has_no_guesses() -> None:
+    sequence = make_sequence(OPTIONS["penalties"], state=State.PREFILL)
+    logits = make_logits(1, 3)
+    outcome = verify_one(last_prefill(sequence), logits)
+    assert (outcome.accepted, outcome.tokens) == (0, plain_decoding(sequence, logits))
+
+
+@given(st.data())
+@settings(max_examples=share(1000), derandomize=True, deadline=None)
+def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
+    works, logits = [], []
+    for i in range(data.draw(st.integers(1, 5))):
+        options = data.draw(st.sampled_from(list(OPTIONS.values())))
+        output = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=5))
+        prefill = data.draw(st.booleans())
+        state = State.PREFILL if prefill else State.DECODE
+        sequence = make_sequence(options, i, generated=output, seed=i, state=state, num_logprobs=2)
+        k = 0 if prefill else data.draw(st.integers(0, 4))
+        rows = make_logits(k + 1, data.draw(st.integers(0, 1000)))
+        guesses = plain_decoding(sequence, rows)[:k]
+        if guesses and data.draw(st.booleans()):
+            guesses[data.draw(st.integers(0, k - 1))] = data.draw(st.integers(0, VOCAB - 1))
+        works.append(last_prefill(sequence) if prefill else round_of(sequence, guesses))
+        logits.append(rows)
+    together = verify(works, torch.cat(logits))
+    assert together == [verify_one(w, rows) for w, rows in zip(works, logits, strict=True)]
+
+
+# Log probabilities
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_logprobs_are_the_models_own_whatever_the_options(options: dict[str, Any]) -> None:
+    sequence = make_sequence(options, num_logprobs=3)
+    logits = make_logits(4, 5)
+    plain = plain_decoding(sequence, logits)
+    outcome = verify_one(round_of(sequence, [*plain[:2], (plain[2] + 1) % VOCAB]), logits)
+    assert outcome.logprobs is not None
+    assert len(outcome.logprobs) == len(outcome.tokens) == 3
+    x = logits.double().numpy()
+    expected = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    for line, token, value in zip(expected, outcome.tokens, outcome.logprobs, strict=False):
+        assert value.chosen == pytest.approx(line[token], abs=1e-5)
+        assert [token for token, _ in value.top] == np.argsort(-line)[:3].tolist()
+
+
+def test_without_being_asked_for_there_are_no_logprobs() -> None:
+    outcome = verify_one(round_of(make_sequence({}), []), make_logits(1, 0))
+    assert outcome.logprobs is None
+
+
+# Broken logits
+
+BROKEN = {
+    "one NaN": lambda row: row.__setitem__(7, math.nan),
+    "all NaN": lambda row: row.fill_(math.nan),
+    "infinity": lambda row: row.__setitem__(7, math.inf),
+    "NaN and infinity": lambda row: row[:2].copy_(torch.tensor([math.nan, math.inf])),
+    "nothing possible": lambda row: row.fill_(-math.inf),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_logits_fail_their_own_round_alone(broken: str, options: dict[str, Any]) -> None:
+    works = [
+        round_of(make_sequence(options, 1, seed=1), [5, 6]),
+        round_of(make_sequence(options, 2, seed=2), [7]),
+        last_prefill(make_sequence(options, 3, seed=3, state=State.PREFILL)),
+    ]
+    logits = make_logits(6, 1)
+    healthy = verify(works, logits)
+    for row, hit in ((0, 0), (2, 0), (3, 1), (4, 1), (5, 2)):
+        bad = logits.clone()
+        BROKEN[broken](bad[row])
+        outcomes = verify(works, bad)
+        assert isinstance(outcomes[hit], NonFiniteLogits)
+        for i in range(3):
+            if i != hit:
+                assert outcomes[i] == healthy[i]
+
+
+def test_a_token_without_probability_is_no_broken_row() -> None:
+    sequence = make_sequence(dict(temperature=1.0))
+    logits = make_logits(1, 2)
+    logits[0, 5:] = -math.inf
+    assert verify_one(round_of(sequence, []), logits).tokens[0] < 5
+
+
+class BrokenForOne:
+    """A model that gives NaN to sequences whose first token is 0."""
+
+    num_blocks = 16
+
+    def __init__(self) -> None:
+        self.first: dict[int, int] = {}  # block -> first token of the sequence that begins there
+
+    def forward(self, chunks: Rows[Chunk]) -> Tensor | None:
+        rows = []
+        for chunk in chunks:
+            if chunk.start == 0:
+                self.first[chunk.blocks[0]] = chunk.tokens[0]
+            broken = self.first[chunk.blocks[0]] == 0 and chunk.end > 4
+            rows += [torch.full((1, VOCAB), math.nan) if broken else torch.ones(1, VOCAB)]
+        return torch.cat(rows)
+
+
+def test_a_request_with_broken_logits_ends_with_an_error_and_the_others_go_on() -> None:
+    core = EngineCore(BrokenForOne(), TOKEN_BYTES, block_size=4, max_num_seqs=4, prefill_chunk=64)
+    for i in range(3):
+        prompt = pack_tokens([i, i, i])
+        params = SamplingParams(seed=i)
+        core.handle(Submit(i, prompt, b"", params, StopRules(max_tokens=5), None))
+    deltas: dict[int, list[Delta]] = {0: [], 1: [], 2: []}
+    while core.has_work:
+        for delta in core.step().deltas:
+            deltas[delta.sequence].append(delta)
+        core.scheduler.check_integrity()
+    last = deltas[0][-1]
+    assert last.finished
+    assert last.error is not None
+    assert "non-finite" in last.error
+    assert sum(len(delta.tokens) for delta in deltas[0]) == 2  # those before the failure
+    for healthy in (1, 2):
+        assert sum(len(delta.tokens) for delta in deltas[healthy]) == 5
+        assert [delta.error for delta in deltas[healthy]] == [None] * 5
+    assert core.stats().used_blocks == core.stats().reserved_blocks == 0
