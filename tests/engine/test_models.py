@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.harness import Request, make_core, make_runner, run
-from tests.random_models import FAMILIES, make_model
-from tests.scale import share
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ssd_engine.batch import Chunk
@@ -17,6 +14,9 @@ from ssd_engine.config import load_model_config
 from ssd_engine.errors import ModelError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
+from tests.harness import Request, make_core, make_runner, run
+from tests.random_models import FAMILIES, make_model
+from tests.scale import share
 
 NUM_PROMPTS, NEW_TOKENS = 20, 256
 SHIPPED = "stories-target"

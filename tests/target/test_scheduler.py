@@ -28,7 +28,7 @@ from ssd_target.sequence import Event, Sequence, State, transition
 from tests.scale import share
 
 VOCAB = 16
-END = 5  # a stop token
+ENDS = frozenset([5, 11])  # stop tokens
 BLOCK, CHUNK = 2, 6
 TOKEN_BYTES = [b"x"] * VOCAB
 
@@ -40,7 +40,7 @@ def next_token(prefix: list[int]) -> int:
 def text_alone(prompt: list[int], max_tokens: int) -> list[int]:
     """What plain decoding gives."""
     output: list[int] = []
-    while len(output) < max_tokens and END not in output:
+    while len(output) < max_tokens and not ENDS & set(output):
         output.append(next_token(prompt + output))
     return output
 
@@ -54,7 +54,7 @@ def prompt_with_text_of(length: int, max_tokens: int) -> list[int]:
 def make_sequence(
     sequence_id: int, prompt: list[int], max_tokens: int, generated: list[int] | None = None
 ) -> Sequence:
-    rules = StopRules(max_tokens, frozenset([END]))
+    rules = StopRules(max_tokens, ENDS)
     sampling = SamplingParams(seed=0)
     return Sequence(sequence_id, prompt, generated or [], sampling, rules, None, TOKEN_BYTES)
 
@@ -141,7 +141,8 @@ class Engine:
         for sequence in sequences:
             self.scheduler.add(sequence)
         while self.scheduler.has_work:
-            self.step()
+            plan = self.step()
+            assert plan.prefill or plan.decode, "nothing moves"
             self.scheduler.check_integrity()
 
 
@@ -207,6 +208,30 @@ def test_what_lies_after_a_stop_is_neither_committed_nor_cached() -> None:
     after = make_sequence(2, [*sequence.committed(), 0], 1)
     engine.run(after)
     assert after.output == text_alone(after.prompt, 1)
+
+
+def test_a_wrong_guess_in_the_place_of_the_last_token_does_not_enter_the_cache() -> None:
+    """A round ends in a stop where a guess was wrong: the cache holds the guess, not the token."""
+    for length in (4, 5):  # 3 + 5 tokens fill a block with the last one, 3 + 4 do not
+        prompt = prompt_with_text_of(length, max_tokens=30)
+        text = text_alone(prompt, 30)
+        engine = Engine(guesses=length - 2, wrong=1)
+        engine.run(make_sequence(1, prompt, 30))
+        assert engine.met["rejected"] == 1
+        assert engine.scheduler.pool.num_cached == (3 + length - 1) // BLOCK
+        after = make_sequence(2, prompt + text + [7, 7], 3)
+        engine.run(after)
+        assert after.output == text_alone(after.prompt, 3)
+
+
+def test_a_resumed_sequence_finds_what_it_wrote_before() -> None:
+    prompt = prompt_with_text_of(12, max_tokens=20)
+    engine = Engine()
+    engine.run(make_sequence(1, prompt, 20))
+    resumed = make_sequence(2, prompt, 20, generated=text_alone(prompt, 8))
+    engine.run(resumed)
+    assert resumed.num_cached_tokens == (len(prompt) + 8 - 1) // BLOCK * BLOCK
+    assert resumed.output == text_alone(prompt, 20)
 
 
 def test_a_later_sequence_finds_prompt_and_output_of_an_earlier_one() -> None:
@@ -361,6 +386,15 @@ class Schedules(RuleBasedStateMachine):
         self.scheduler.add(sequence)
 
     @precondition(lambda self: self.sequences)
+    @rule(which=st.integers(0, 9), more=st.integers(1, 3), max_tokens=st.integers(1, 6))
+    def follow_up(self, which: int, more: int, max_tokens: int) -> None:
+        """A prompt that goes on from what an earlier sequence has so far."""
+        earlier = self.sequences[-1 - which % len(self.sequences)].committed()
+        if len(earlier) + more <= 24:
+            self.submit([*earlier, *[9] * more], 24, max_tokens, 0)
+            MET["followed up"] += 1
+
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         live = [s for s in self.sequences[-6:] if s.state is not State.FINISHED]
@@ -374,7 +408,7 @@ class Schedules(RuleBasedStateMachine):
         assert sequence.state is State.FINISHED
         assert sequence.lease is None
 
-    @rule(steps=st.integers(1, 4), guesses=st.integers(0, 3), wrong=st.integers(0, 2))
+    @rule(steps=st.integers(1, 8), guesses=st.integers(0, 3), wrong=st.integers(0, 2))
     def step(self, steps: int, guesses: int, wrong: int) -> None:
         self.engine.guesses, self.engine.wrong = guesses, wrong
         for _ in range(steps):
@@ -428,7 +462,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=share(800),
+            max_examples=share(2000),
             stateful_step_count=30,
             derandomize=True,
             deadline=None,
@@ -441,6 +475,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
         "rejected",
         "cut by a stop",
         "hit tokens",
+        "followed up",
         "waited for blocks",
         "cancelled when waiting",
         "cancelled when prefill",

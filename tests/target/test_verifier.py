@@ -140,6 +140,14 @@ def test_the_last_piece_of_a_prompt_gives_one_token_and_has_no_guesses() -> None
     assert (outcome.accepted, outcome.tokens) == (0, plain_decoding(sequence, logits))
 
 
+def test_a_prompt_is_not_taken_for_guesses() -> None:
+    sequence = make_sequence(dict(temperature=0.0), prompt=[1, 2, 3], state=State.PREFILL)
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 2] = 9.0  # the prompt's second token
+    outcome = verify_one(last_prefill(sequence), logits)
+    assert (outcome.accepted, outcome.tokens) == (0, [2])
+
+
 @given(st.data())
 @settings(max_examples=share(1000), derandomize=True, deadline=None)
 def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
@@ -247,10 +255,11 @@ def test_a_request_with_broken_logits_ends_with_an_error_and_the_others_go_on() 
         params = SamplingParams(seed=i)
         core.handle(Submit(i, prompt, b"", params, StopRules(max_tokens=5), None))
     deltas: dict[int, list[Delta]] = {0: [], 1: [], 2: []}
-    while core.has_work:
+    for _ in range(20):
         for delta in core.step().deltas:
             deltas[delta.sequence].append(delta)
         core.scheduler.check_integrity()
+    assert not core.has_work
     last = deltas[0][-1]
     assert last.finished
     assert last.error is not None

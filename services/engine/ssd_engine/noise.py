@@ -37,7 +37,8 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
         c2 = ((p0 >> 32) ^ c3 ^ k1) & MASK32
         # c1 and c3 keep stray high bits: they are only ever xored into a masked word.
         c1, c3 = p1, p0
-        k0, k1 = (k0 + WEYL_0) & MASK32, (k1 + WEYL_1) & MASK32
+        # So does the key: a carry beyond 32 bits only ever grows upwards.
+        k0, k1 = k0 + WEYL_0, k1 + WEYL_1
     return c0, c1 & MASK32, c2, c3 & MASK32
 
 

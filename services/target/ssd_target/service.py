@@ -130,7 +130,7 @@ class TargetServicer:
         if completion.finish is None:
             serving.engine.submit(request.submit(sequence))
         self._metrics.prompt_tokens.inc(len(request.prompt))
-        log.debug("request %s is sequence %d", request.request_id, sequence)
+        log.debug("request %r is sequence %d", request.request_id, sequence)
         yield _started(request, serving)
         while completion.finish is None:
             batch = await _next(deltas)
