@@ -8,7 +8,7 @@ from ssd_engine.config import load_model_config
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.sampling_params import Logprobs, SamplingParams
-from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.tensor_parallel import SingleRank, TensorParallel
 from ssd_target.core import EngineCore
 from ssd_target.records import Cancel, Submit, pack_tokens
 
@@ -38,20 +38,25 @@ class Result:
 
 
 def make_runner(
-    directory: Path, num_blocks: int = 512, max_num_seqs: int = 64, dtype: str = "float32"
+    directory: Path,
+    num_blocks: int | None = 512,
+    max_num_seqs: int = 64,
+    dtype: str = "float32",
+    device: str = "cpu",
+    tp: TensorParallel | None = None,
 ) -> ModelRunner:
     config = load_model_config(directory)
     options = RunnerOptions(
         directory=directory,
         dtype=dtype,
-        device="cpu",
+        device=device,
         block_size=BLOCK,
         max_model_len=config.max_position_embeddings,
         max_num_seqs=max_num_seqs,
         max_forward_tokens=4096,
         num_kv_blocks=num_blocks,
     )
-    return ModelRunner(config, options, SingleRank())
+    return ModelRunner(config, options, tp or SingleRank())
 
 
 def make_core(

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ssd_engine.batch import Chunk
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import load_model_config
-from ssd_engine.errors import ModelError
+from ssd_engine.errors import ConfigError, ModelError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
 from tests.harness import Request, make_core, make_runner, run
@@ -213,3 +213,33 @@ class TestStrictLoading:
         file = directory / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
         assert message in self.refusal(directory)
+
+
+class _SmallestOf:
+    """A tensor-parallel group of which another rank has less memory."""
+
+    rank, size = 0, 1
+
+    def __init__(self, other: int) -> None:
+        self.other = other
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def minimum(self, value: int) -> int:
+        return min(value, self.other)
+
+
+def test_the_size_of_the_cache_is_the_minimum_over_ranks(tmp_path: Path) -> None:
+    make_model("qwen3", tmp_path)
+    assert make_runner(tmp_path, 300, tp=_SmallestOf(200)).num_blocks == 200
+    assert make_runner(tmp_path, 150, tp=_SmallestOf(200)).num_blocks == 150
+
+
+def test_a_rank_without_room_for_one_sequence_is_a_clear_error(tmp_path: Path) -> None:
+    make_model("qwen3", tmp_path)
+    with pytest.raises(ConfigError, match="lower --max-model-len to 640 or give more memory"):
+        make_runner(tmp_path, 300, tp=_SmallestOf(40))

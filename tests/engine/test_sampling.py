@@ -86,6 +86,13 @@ def test_filters_do_not_change_what_temperature_0_takes() -> None:
     assert p.sum() == p[0, logits.argmax()] == 1.0
 
 
+def test_the_distribution_at_temperature_0_is_one_token() -> None:
+    logits = random_logits(1, 100)
+    p = target_distribution(logits, [row(temperature=0.0)])[0]
+    assert p.nonzero().flatten().tolist() == [logits.argmax().item()]
+    assert p.max() == 1.0
+
+
 def test_temperature_0_takes_the_best_token_after_bias_and_penalties() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0, 2.5]])
     assert sample(logits, [row(temperature=0.0, logit_bias=((2, -100.0),))]) == [3]

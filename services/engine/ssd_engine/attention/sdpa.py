@@ -41,6 +41,9 @@ class SdpaBackend:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
+        if device.type == "cuda":
+            # cuDNN plans anew for every context length, which costs tens of milliseconds a step.
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def plan(self, runs: Sequence[QueryRun]) -> list[_Group]:
         starts, row = [], 0
