@@ -100,7 +100,7 @@ def test_a_token_after_the_finish_is_an_error(tokens: list[int]) -> None:
     st.sets(st.sampled_from([EOS, B]), max_size=2),
     st.lists(st.sampled_from(["STOP", "a€", "€", "ST", "ba"]), max_size=2),
 )
-@settings(max_examples=share(6000), derandomize=True, deadline=None)
+@settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_a_completion_is_a_function_of_its_tokens(
     tokens: list[int], max_tokens: int, ids: set[int], strings: list[str]
 ) -> None:

@@ -367,3 +367,15 @@ def test_a_value_at_its_bound_is_served(name: str, value: Any) -> None:
         p = target_distribution(logits, [SampleRow(one, [1, 2], [3, 3])])
         assert p.isfinite().all()
         assert p.sum().item() == pytest.approx(1.0)
+
+
+@pytest.mark.xfail(strict=True, reason="the lower bound of repetition_penalty is 0: overflow")
+@pytest.mark.parametrize("given", [dict(repetition_penalty=1e-40), dict(repetition_penalty=1e-37)])
+def test_a_repetition_penalty_is_refused_or_leaves_a_distribution(given: dict[str, float]) -> None:
+    wanted = params(temperature=1e-3, top_p=0.9, **given)
+    try:
+        check_sampling(wanted, vocab_size=4)
+    except InputError:
+        return
+    p = target_distribution(torch.tensor([[0.5, 3.0, 2.0, 1.0]]), [SampleRow(wanted, [2], [3])])
+    assert p.isfinite().all()

@@ -1,6 +1,7 @@
 """Text out of tokens: whole characters, nothing of a stop string, the same however cut."""
 
 import codecs
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +128,20 @@ def test_after_a_stop_string_there_is_no_more_text() -> None:
     assert [stream.push(0), stream.push(1), stream.flush()] == ["", "", ""]
 
 
+@pytest.mark.xfail(strict=True, reason="all beginnings of all stop strings are kept")
+def test_what_a_stream_holds_does_not_grow_with_the_square_of_a_stop_string() -> None:
+    """At the limits of a request, 128 strings of 1024 bytes, it holds 77 MB."""
+    stops = [chr(ord("A") + i) * 1024 for i in range(16)]
+    tracemalloc.start()
+    try:
+        stream = TextStream([b"a"], stops)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stream.push(0) == "a"
+    assert held < 64 * 16 * 1024
+
+
 # Against a plain reference
 
 CHARACTERS = "ab€é"
@@ -178,7 +193,7 @@ def released(tokens: list[bytes], stops: list[str]) -> str:
 
 
 @given(split_text() | random_bytes(), STOPS)
-@settings(max_examples=share(8000), derandomize=True, deadline=None)
+@settings(max_examples=share(6000), derandomize=True, deadline=None)
 def test_text_is_what_plain_decoding_and_searching_give(
     tokens: list[bytes], stops: list[str]
 ) -> None:
@@ -187,7 +202,7 @@ def test_text_is_what_plain_decoding_and_searching_give(
 
 
 @given(split_text() | random_bytes(), STOPS)
-@settings(max_examples=share(8000), derandomize=True, deadline=None)
+@settings(max_examples=share(6000), derandomize=True, deadline=None)
 def test_text_is_released_as_soon_as_it_is_decided_and_never_before(
     tokens: list[bytes], stops: list[str]
 ) -> None:

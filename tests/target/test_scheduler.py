@@ -281,12 +281,10 @@ def test_a_sequence_that_does_not_fit_waits_and_nobody_passes_it() -> None:
     small = make_sequence(3, [3], 1)
     for sequence in (large, larger, small):
         engine.scheduler.add(sequence)
-    engine.step()
-    assert [s.state for s in (large, larger, small)] == [
-        State.PREFILL,
-        State.WAITING,
-        State.WAITING,
-    ]
+    for _ in range(2):
+        engine.step()
+        assert large.state in (State.PREFILL, State.DECODE)
+        assert larger.state is small.state is State.WAITING
     engine.run()
     for sequence in (large, larger, small):
         assert sequence.output == text_alone(sequence.prompt, len(sequence.output))
@@ -464,7 +462,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=share(2000),
+            max_examples=share(1500),
             stateful_step_count=30,
             derandomize=True,
             deadline=None,

@@ -97,13 +97,13 @@ def test_what_is_no_message_at_all_is_refused_as_such(data: bytes) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=share(10_000), derandomize=True, deadline=None)
+@settings(max_examples=share(6000), derandomize=True, deadline=None)
 def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     check(data)
 
 
 @given(st.data())
-@settings(max_examples=share(10_000), derandomize=True, deadline=None)
+@settings(max_examples=share(6000), derandomize=True, deadline=None)
 def test_a_damaged_request_is_parsed_or_refused(data: st.DataObject) -> None:
     message = bytearray(marked(data.draw(st.sampled_from(FIELDS))).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -122,7 +122,6 @@ def check(data: bytes) -> None:
         assert find_invalid_utf8(pb.GenerateRequest.DESCRIPTOR, data) is None
 
 
-@pytest.mark.xfail(strict=True, reason="a cut string is judged by the bytes that are there")
 def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:
     data = pb.GenerateRequest(text="a€").SerializeToString()
     with pytest.raises(InputError) as error:
@@ -130,8 +129,7 @@ def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:
     assert error.value.field == "request"
 
 
-@pytest.mark.timeout(8)
-@pytest.mark.xfail(strict=True, reason="a varint has no longest length: quadratic time")
+@pytest.mark.timeout(3)
 def test_a_message_of_one_endless_number_is_refused_without_delay() -> None:
     """16 MiB are allowed on the wire; the whole of it takes hours."""
     with pytest.raises(InputError, match="is not a GenerateRequest message"):

@@ -6,6 +6,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+MAX_VARINT_BYTES = 10
+MAX_FIELDS = 10_000
 
 
 def find_invalid_utf8(descriptor: Any, data: bytes, prefix: str = "") -> str | None:
@@ -33,9 +35,12 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, bytes of a length-delimited value or None), as far as the data is whole."""
+    """(field number, bytes of a length-delimited value or None), as far as the data is sound.
+
+    The sender is not trusted: numbers and the count of fields are bounded.
+    """
     at = 0
-    while at < len(data):
+    for _ in range(MAX_FIELDS):
         key, at = _varint(data, at)
         kind, value = key & 7, None
         if kind == VARINT:
@@ -48,16 +53,16 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             at += 8 if kind == FIXED64 else 4
         else:
             return
+        if not 0 < at <= len(data):
+            return  # cut off: what is there of the value says nothing
         yield key >> 3, value
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
+    """The number and where it ends; a position beyond the data when it does not end there."""
+    value = 0
+    for i, byte in enumerate(data[at : at + MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
-            break
-    return value, at
+            return value, at + i + 1
+    return 0, len(data) + 1
