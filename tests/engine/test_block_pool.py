@@ -428,7 +428,7 @@ def test_random_schedules_keep_the_books_and_never_serve_foreign_tokens() -> Non
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=share(1500),
+            max_examples=share(1200),
             stateful_step_count=40,
             derandomize=True,
             deadline=None,
@@ -437,7 +437,7 @@ def test_random_schedules_keep_the_books_and_never_serve_foreign_tokens() -> Non
     )
     print(dict(MET))
     for what in ("refused", "shared", "evicted", "wrong", "entered", "duplicates"):
-        assert MET[what] > share(300), what
+        assert MET[what] > share(200), what
 
 
 # The check itself

@@ -335,7 +335,7 @@ CHECKS: dict[str, Sized] = {
     },
     "noise": Sized(noise_marginal, 200 * VOCAB),
     "noise of neighbouring tokens": Sized(noise_of_neighbouring_tokens, 60 * VOCAB),
-    "large: tail": Sized(large_check(LARGE["tail"]), 2000),
+    "large: tail": Sized(large_check(LARGE["tail"]), 1900),
     "large: flat": Sized(large_check(LARGE["flat"]), 800),
 }
 
@@ -566,7 +566,7 @@ BIASED: list[tuple[str, Patch, str, int]] = [
         "joint: next seed, position before",
         300,
     ),
-    ("u of 16 bits", SIXTEEN_BITS, "noise", 40 * VOCAB),
+    ("u of 16 bits", SIXTEEN_BITS, "noise", 30 * VOCAB),
     ("noise of every token the same", IGNORES_TOKEN, "noise of neighbouring tokens", VOCAB),
     ("token of 16 bits", SHORT_TOKEN, "noise of neighbouring tokens", VOCAB),
     (

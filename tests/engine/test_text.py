@@ -128,7 +128,6 @@ def test_after_a_stop_string_there_is_no_more_text() -> None:
     assert [stream.push(0), stream.push(1), stream.flush()] == ["", "", ""]
 
 
-@pytest.mark.xfail(strict=True, reason="all beginnings of all stop strings are kept")
 def test_what_a_stream_holds_does_not_grow_with_the_square_of_a_stop_string() -> None:
     """At the limits of a request, 128 strings of 1024 bytes, it holds 77 MB."""
     stops = [chr(ord("A") + i) * 1024 for i in range(16)]
@@ -193,7 +192,7 @@ def released(tokens: list[bytes], stops: list[str]) -> str:
 
 
 @given(split_text() | random_bytes(), STOPS)
-@settings(max_examples=share(6000), derandomize=True, deadline=None)
+@settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_text_is_what_plain_decoding_and_searching_give(
     tokens: list[bytes], stops: list[str]
 ) -> None:
@@ -202,7 +201,7 @@ def test_text_is_what_plain_decoding_and_searching_give(
 
 
 @given(split_text() | random_bytes(), STOPS)
-@settings(max_examples=share(6000), derandomize=True, deadline=None)
+@settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_text_is_released_as_soon_as_it_is_decided_and_never_before(
     tokens: list[bytes], stops: list[str]
 ) -> None:
@@ -216,7 +215,7 @@ def test_text_is_released_as_soon_as_it_is_decided_and_never_before(
 
 
 @given(split_text(), STOPS)
-@settings(max_examples=share(4000), derandomize=True, deadline=None)
+@settings(max_examples=share(3000), derandomize=True, deadline=None)
 def test_valid_text_is_never_damaged(tokens: list[bytes], stops: list[str]) -> None:
     text, _ = whole_text(tokens, stops)
     assert "\ufffd" not in text
@@ -224,7 +223,7 @@ def test_valid_text_is_never_damaged(tokens: list[bytes], stops: list[str]) -> N
 
 
 @given(split_text() | random_bytes(), STOPS)
-@settings(max_examples=share(4000), derandomize=True, deadline=None)
+@settings(max_examples=share(3000), derandomize=True, deadline=None)
 def test_a_stream_can_be_resumed_after_any_token(tokens: list[bytes], stops: list[str]) -> None:
     """The first server stops after n tokens; a second one pushes them again, without their text."""
     uncut, stopped_by = whole_text(tokens, stops)

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[pb.GenerateRequest], None], str, str]] = {
     "repetition_penalty 0": (
         sampling(repetition_penalty=0.0),
         "sampling.repetition_penalty",
-        "(0, 100]",
+        "[0.01, 100]",
     ),
     "presence_penalty NaN": (sampling(presence_penalty=NAN), "sampling.presence_penalty", "100"),
     "frequency_penalty infinite": (

@@ -97,13 +97,13 @@ def test_what_is_no_message_at_all_is_refused_as_such(data: bytes) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=share(6000), derandomize=True, deadline=None)
+@settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     check(data)
 
 
 @given(st.data())
-@settings(max_examples=share(6000), derandomize=True, deadline=None)
+@settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_a_damaged_request_is_parsed_or_refused(data: st.DataObject) -> None:
     message = bytearray(marked(data.draw(st.sampled_from(FIELDS))).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):

@@ -149,7 +149,7 @@ def test_a_prompt_is_not_taken_for_guesses() -> None:
 
 
 @given(st.data())
-@settings(max_examples=share(1000), derandomize=True, deadline=None)
+@settings(max_examples=share(600), derandomize=True, deadline=None)
 def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
     works, logits = [], []
     for i in range(data.draw(st.integers(1, 5))):
@@ -224,7 +224,6 @@ def test_broken_logits_fail_their_own_round_alone(broken: str, options: dict[str
                 assert outcomes[i] == healthy[i]
 
 
-@pytest.mark.xfail(strict=True, reason="every row of a round has to be finite, used or not")
 def test_broken_logits_after_a_wrong_guess_do_not_matter() -> None:
     """Plain decoding never sees them: a draft must not be able to fail a request."""
     sequence = make_sequence(dict(temperature=1.0))

@@ -7,6 +7,7 @@ from ssd_engine.errors import InputError
 
 MAX_TEMPERATURE = 100.0
 MIN_TEMPERATURE = 1e-3  # below it, and above 0, logits overflow float32
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_ADDITIVE_PENALTY = 100.0
 MAX_LOGIT_BIAS = 100.0
@@ -63,11 +64,12 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     if not 0.0 < params.top_p <= 1.0:
         raise InputError("sampling.top_p", f"must be in (0, 1], got {params.top_p:g}")
     _within("min_p", params.min_p, 0.0, 1.0)
-    if not 0.0 < params.repetition_penalty <= MAX_REPETITION_PENALTY:
-        raise InputError(
-            "sampling.repetition_penalty",
-            f"must be in (0, {MAX_REPETITION_PENALTY:g}], got {params.repetition_penalty:g}",
-        )
+    _within(
+        "repetition_penalty",
+        params.repetition_penalty,
+        MIN_REPETITION_PENALTY,
+        MAX_REPETITION_PENALTY,
+    )
     for name in ("presence_penalty", "frequency_penalty"):
         _within(name, getattr(params, name), -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
     _check_bias(params.logit_bias, vocab_size)

@@ -56,10 +56,6 @@ class EngineClient:
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=_write, args=(self._outbox, self._pipe), daemon=True).start()
 
-    @property
-    def num_live(self) -> int:
-        return len(self._streams)
-
     def raise_if_gone(self) -> None:
         if not self.gone.done():
             return

@@ -42,6 +42,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
+        self._head_blocked = False  # until a sequence ends, another look would find no room either
 
     @property
     def num_running(self) -> int:
@@ -93,7 +94,7 @@ class Scheduler:
         for sequence in self._waiting:
             if sequence.id == sequence_id:
                 self._waiting.remove(sequence)
-                sequence.move(Event.END)
+                self._end(sequence)
                 return
 
     def check_integrity(self) -> None:
@@ -107,12 +108,15 @@ class Scheduler:
             raise RuntimeError("scheduler integrity: a lease without a sequence")
 
     def _admit(self) -> None:
+        if self._head_blocked:
+            return
         while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting[0]
             committed = sequence.committed()
             # The last token that is drawn is never written.
-            lease = self.pool.open(committed, max(len(committed), sequence.max_tokens - 1))
+            lease = self.pool.open(committed, max(len(committed), sequence.max_committed - 1))
             if lease is None:
+                self._head_blocked = True
                 return
             self._waiting.popleft()
             sequence.lease = lease
@@ -166,6 +170,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.move(Event.END)
+        self._head_blocked = False
         if sequence.lease is not None:
             sequence.lease.release()
             sequence.lease = None

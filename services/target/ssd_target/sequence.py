@@ -52,7 +52,7 @@ class Sequence:
         self.prompt = prompt
         self.output: list[int] = []
         self.sampling = sampling
-        self.max_tokens = len(prompt) + rules.max_tokens
+        self.max_committed = len(prompt) + rules.max_tokens
         self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
         self.state = State.WAITING
         self.lease: BlockLease | None = None

@@ -195,12 +195,14 @@ class TargetServer:
         await self._set_health(READINESS, DOWN)
         if self._engine.gone.done():
             return
-        log.info("draining: %d requests are running", self._engine.num_live)
+        active = self._servicer.num_active
+        log.info("draining: %d requests are running", active)
         end = time.monotonic() + self._config.drain_timeout
-        while self._engine.num_live and time.monotonic() < end and not self._engine.gone.done():
+        while active and time.monotonic() < end and not self._engine.gone.done():
             await asyncio.sleep(0.02)
-        if self._engine.num_live:
-            log.warning("drain timeout: %d requests are cut off", self._engine.num_live)
+            active = self._servicer.num_active
+        if active:
+            log.warning("drain timeout: %d requests are cut off", active)
             self._engine.abandon("the server stops; resume on another endpoint")
         else:
             log.info("drained")

@@ -46,6 +46,7 @@ class TargetServicer:
         self._metrics = metrics
         self._mean_seconds = 1.0
         self.serving: Serving | None = None
+        self.num_active = 0  # calls of Generate that have not ended
         self.draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -78,6 +79,7 @@ class TargetServicer:
     ) -> AsyncIterator[pb.GenerateResponse]:
         timer = RequestTimer(self._metrics)
         outcome = "cancelled"
+        self._enter(context)
         try:
             serving = self._admit()
             request = await _parse(data, serving)
@@ -92,6 +94,15 @@ class TargetServicer:
             if outcome in ("stop", "length"):
                 self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
 
+    def _enter(self, context: grpc.aio.ServicerContext) -> None:
+        """Count the call for as long as it lasts, however it ends."""
+
+        def leave(_: object) -> None:
+            self.num_active -= 1
+
+        self.num_active += 1
+        context.add_done_callback(leave)
+
     def _ready(self) -> Serving:
         if self.serving is None:
             raise NotServing("the model is loading; readiness says when it can be used")
@@ -101,7 +112,7 @@ class TargetServicer:
         serving = self._ready()
         if self.draining:
             raise NotServing("the server is draining; use another endpoint")
-        if serving.engine.num_live >= serving.max_live:
+        if self.num_active > serving.max_live:
             wait = self._mean_seconds * serving.max_live / serving.max_num_seqs / 2
             wait = min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
             raise ServerFull(

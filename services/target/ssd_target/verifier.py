@@ -55,17 +55,19 @@ def verify(works: Rows[Work], logits: Tensor) -> list[Outcome | NonFiniteLogits]
     begin = 0
     for work in works:
         end = begin + work.chunk.num_logits
-        if all(finite[begin:end]):
-            outcomes.append(_outcome(work, drawn[begin:end], logits[begin:end]))
-        else:
-            outcomes.append(NonFiniteLogits())
+        outcomes.append(_outcome(work, drawn[begin:end], logits[begin:end], finite[begin:end]))
         begin = end
     return outcomes
 
 
-def _outcome(work: Work, drawn: list[int], logits: Tensor) -> Outcome:
+def _outcome(
+    work: Work, drawn: list[int], logits: Tensor, finite: list[bool]
+) -> Outcome | NonFiniteLogits:
     accepted = count_accepted(speculation(work), drawn)
     tokens = drawn[: accepted + 1]
+    # Rows after a wrong guess do not exist for plain decoding: they cannot fail a request.
+    if not all(finite[: accepted + 1]):
+        return NonFiniteLogits()
     wanted = work.sequence.num_logprobs
     if wanted is None:
         return Outcome(accepted, tokens, None)
