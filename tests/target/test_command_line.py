@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
@@ -148,6 +149,13 @@ def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
     assert result.returncode == 2
     assert "--max-model-len" in last_line(result)
     assert "160" in last_line(result)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    result = run_serve("--listen", "127.0.0.1:0", "--device", "cuda")
+    assert result.returncode == 2
+    assert "0 CUDA devices are visible" in last_line(result)
 
 
 class TestEnvironment:

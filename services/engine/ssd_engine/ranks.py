@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ssd_engine.batch import Chunk, decode_chunks, encode_chunks, max_encoded_size
 from ssd_engine.config import ModelConfig
-from ssd_engine.errors import EXIT_RANK_DIED
+from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
 from ssd_engine.log import setup_logging
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
@@ -91,6 +91,7 @@ class RankedRunner:
     def __init__(
         self, config: ModelConfig, options: RunnerOptions, tp_size: int, role: str, log_level: str
     ) -> None:
+        check_devices(options, tp_size)
         configure_threads(options, tp_size)
         self._channel: StepChannel | None = None
         if tp_size == 1:
@@ -124,6 +125,14 @@ class RankedRunner:
             # says so, and ends this process.
             time.sleep(VERDICT_SECONDS)
             raise
+
+
+def check_devices(options: RunnerOptions, tp_size: int) -> None:
+    if options.device != "cuda":
+        return
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if visible < tp_size:
+        raise ConfigError(f"--device cuda with --tp {tp_size}: {visible} CUDA devices are visible")
 
 
 def configure_threads(options: RunnerOptions, tp_size: int) -> None:

@@ -114,9 +114,7 @@ def warp_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     """Which tokens survive top-k, top-p and min-p: [vocab] bool. Ties go to the lower id."""
-    k = params.top_k if params.top_k else scaled.shape[0]
-    ordered, order = torch.sort(scaled, descending=True, stable=True)
-    ordered, order = ordered[:k], order[:k]
+    ordered, order = _ranking(scaled, params.top_k)
     keep = torch.ones(ordered.shape[0], dtype=torch.bool, device=scaled.device)
     if params.top_p < 1.0:
         p = torch.softmax(ordered.to(torch.float64), dim=0)
@@ -127,6 +125,17 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     kept = torch.zeros_like(scaled, dtype=torch.bool)
     kept[order[keep]] = True
     return kept
+
+
+def _ranking(scaled: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The top_k best values, or all for 0, in descending order, and their tokens."""
+    if not top_k:
+        return torch.sort(scaled, descending=True, stable=True)
+    # Sorting only what reaches the k-th value: a sort of the vocabulary would dominate a step.
+    worst = torch.topk(scaled, top_k).values[-1]
+    tokens = (~(scaled < worst)).nonzero(as_tuple=True)[0]  # so NaN is no special case
+    ordered, order = torch.sort(scaled[tokens], descending=True, stable=True)
+    return ordered[:top_k], tokens[order[:top_k]]
 
 
 def _noisy_scores(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
