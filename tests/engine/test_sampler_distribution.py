@@ -330,13 +330,13 @@ CHECKS: dict[str, Sized] = {
     "consecutive positions": Sized(consecutive_positions, 100_000),
     "consecutive seeds": Sized(consecutive_seeds, 100_000),
     **{
-        f"joint: {name}": Sized(neighbour_check(other), 60_000)
+        f"joint: {name}": Sized(neighbour_check(other), 40_000)
         for name, other in NEIGHBOURS.items()
     },
-    "noise": Sized(noise_marginal, 200 * VOCAB),
+    "noise": Sized(noise_marginal, 150 * VOCAB),
     "noise of neighbouring tokens": Sized(noise_of_neighbouring_tokens, 60 * VOCAB),
     "large: tail": Sized(large_check(LARGE["tail"]), 1900),
-    "large: flat": Sized(large_check(LARGE["flat"]), 800),
+    "large: flat": Sized(large_check(LARGE["flat"]), 600),
 }
 
 

@@ -189,6 +189,16 @@ def test_top_k_cuts_a_tie_at_the_lower_ids() -> None:
     assert kept([2.0, 5.0, 2.0, 2.0, 9.0], top_k=3) == [0, 1, 4]
 
 
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=30), st.integers(1, 30))
+@settings(max_examples=share(2000), derandomize=True, deadline=None)
+def test_top_k_among_many_ties_keeps_the_best_and_of_equals_the_lower_ids(
+    logits: list[int], top_k: int
+) -> None:
+    best_first = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    top_k = min(top_k, len(logits))
+    assert kept([float(x) for x in logits], top_k=top_k) == sorted(best_first[:top_k])
+
+
 def test_top_k_of_the_whole_vocabulary_keeps_everything() -> None:
     assert kept([0.0, -5.0, 3.0], top_k=3) == [0, 1, 2]
 

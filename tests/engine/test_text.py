@@ -129,7 +129,7 @@ def test_after_a_stop_string_there_is_no_more_text() -> None:
 
 
 def test_what_a_stream_holds_does_not_grow_with_the_square_of_a_stop_string() -> None:
-    """At the limits of a request, 128 strings of 1024 bytes, it holds 77 MB."""
+    """All beginnings of 128 strings of 1024 bytes, a request's limit, would be 77 MB."""
     stops = [chr(ord("A") + i) * 1024 for i in range(16)]
     tracemalloc.start()
     try:

@@ -1,5 +1,6 @@
 """The target as a user meets it: one real process on loopback, the shipped model."""
 
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -353,6 +354,22 @@ class TestDrain:
                 for _ in call:
                     pass
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+            assert server.wait_for_exit() == 0
+
+    def test_a_second_interrupt_does_not_wait(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        with target(tmp_path_factory.mktemp("hurry")) as server, server.channel() as channel:
+            message = request(max_tokens=1900)
+            message.stop.ignore_eos = True
+            call = _call(channel, message)
+            next(call)
+            server.process.send_signal(signal.SIGINT)
+            wait_for_readiness_off(server)
+            server.process.send_signal(signal.SIGINT)
+            with pytest.raises(grpc.RpcError):
+                for _ in call:
+                    pass
             assert server.wait_for_exit() == 0
 
 

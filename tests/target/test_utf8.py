@@ -131,6 +131,6 @@ def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:
 
 @pytest.mark.timeout(3)
 def test_a_message_of_one_endless_number_is_refused_without_delay() -> None:
-    """16 MiB are allowed on the wire; the whole of it takes hours."""
+    """Taken as one number, the 16 MiB that are allowed would take hours."""
     with pytest.raises(InputError, match="is not a GenerateRequest message"):
         parse_message(b"\xff" * 2**21)

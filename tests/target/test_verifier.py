@@ -99,7 +99,7 @@ def test_guesses_count_up_to_the_first_wrong_one(
 @pytest.mark.parametrize("k", range(6))
 def test_a_round_ends_in_the_tokens_of_plain_decoding(k: int, options: dict[str, Any]) -> None:
     """The first ``a`` guesses are what plain decoding draws, the next one is not."""
-    for seed in range(share(100)):
+    for seed in range(share(60)):
         sequence = make_sequence(options, seed=seed)
         logits = make_logits(k + 1, seed)
         plain = plain_decoding(sequence, logits)

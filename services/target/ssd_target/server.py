@@ -75,11 +75,13 @@ class TargetServer:
         self._servicer = TargetServicer(self._metrics)
         self._health = health.aio.HealthServicer()
         self._stop = asyncio.Event()
+        self._drain_timeout = plan.config.drain_timeout
 
     async def run(self) -> None:
         """Until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
         server = self._make_server()
         port = self._bind(server)
         self._listen_metrics()
@@ -97,6 +99,12 @@ class TargetServer:
         finally:
             await server.stop(grace=0.5)
             await self._engine.stop()
+
+    def _interrupt(self) -> None:
+        """Ctrl-C drains; a second one does not wait for that."""
+        if self._stop.is_set():
+            self._drain_timeout = 0.0
+        self._stop.set()
 
     def _make_server(self) -> grpc.aio.Server:
         size = self._config.max_message_mib * 1024 * 1024
@@ -197,8 +205,10 @@ class TargetServer:
             return
         active = self._servicer.num_active
         log.info("draining: %d requests are running", active)
-        end = time.monotonic() + self._config.drain_timeout
-        while active and time.monotonic() < end and not self._engine.gone.done():
+        begin = time.monotonic()
+        while active and time.monotonic() - begin < self._drain_timeout:
+            if self._engine.gone.done():
+                return
             await asyncio.sleep(0.02)
             active = self._servicer.num_active
         if active:
