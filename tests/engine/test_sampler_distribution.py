@@ -324,7 +324,7 @@ class Sized:
 
 CHECKS: dict[str, Sized] = {
     **{
-        f"option: {name}": Sized(option_check(options, salt), 20_000)
+        f"option: {name}": Sized(option_check(options, salt), 12_000)
         for salt, (name, options) in enumerate(OPTIONS.items(), start=100)
     },
     "consecutive positions": Sized(consecutive_positions, 100_000),
@@ -335,7 +335,7 @@ CHECKS: dict[str, Sized] = {
     },
     "noise": Sized(noise_marginal, 150 * VOCAB),
     "noise of neighbouring tokens": Sized(noise_of_neighbouring_tokens, 60 * VOCAB),
-    "large: tail": Sized(large_check(LARGE["tail"]), 1900),
+    "large: tail": Sized(large_check(LARGE["tail"]), 1500),
     "large: flat": Sized(large_check(LARGE["flat"]), 600),
 }
 
@@ -470,7 +470,7 @@ BIASED: list[tuple[str, Patch, str, int]] = [
     ("noise of every token the same", IGNORES_TOKEN, "option: none", 300),
     ("uniform of 6 bits", inverse_cdf(6), "option: none", 1500),
     ("too hot by 15 %", TOO_HOT, "option: temperature 0.3", 6000),
-    ("too hot by 15 %", TOO_HOT, "option: temperature 2", 20_000),
+    ("too hot by 15 %", TOO_HOT, "option: temperature 2", 12_000),
     ("one more", with_params(lambda p: dict(top_k=p.top_k + 1)), "option: top-k", 1500),
     ("one fewer", with_params(lambda p: dict(top_k=p.top_k - 1)), "option: top-k", 1500),
     ("ties kept", with_params(lambda p: dict(top_k=p.top_k + 1)), "option: top-k at a tie", 1500),

@@ -44,6 +44,10 @@ def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
     assert (ROOT / ".ci/run").read_text().strip().endswith("make test")
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    assert "@@" not in (ROOT / "README.md").read_text()
+
+
 def test_every_command_is_known() -> None:
     for command in commands():
         known = command in ELSEWHERE or command in ("make demo", "make bench")

@@ -85,6 +85,12 @@ CASES: dict[str, tuple[Callable[[pb.GenerateRequest], None], str, str]] = {
     "max_tokens over the context": (assign("stop.max_tokens", 2048), "stop.max_tokens", "2048"),
     "thousands of stop strings": (assign("stop.strings", ["x"] * 5000), "stop.strings", "128"),
     "empty stop string": (assign("stop.strings", ["ok", ""]), "stop.strings[1]", "1 to 1024"),
+    "stop strings of many bytes": (
+        assign("stop.strings", ["z" * 1000] * 9),
+        "stop.strings",
+        "8192",
+    ),
+    "role of thousands": (chat(("w" * 12000, "hi")), "chat.messages[0].role", "64"),
     "long stop string": (assign("stop.strings", ["y" * 2000]), "stop.strings[0]", "1024"),
     "thousands of stop ids": (assign("stop.token_ids", [1] * 5000), "stop.token_ids", "1024"),
     "wrong stop id": (assign("stop.token_ids", [4096]), "stop.token_ids", "4096"),
@@ -127,6 +133,8 @@ def test_a_bad_field_is_refused_by_name(server: TargetProcess, name: str) -> Non
     assert violations.field_violations[0].field == field
     assert bound in violations.field_violations[0].description
     assert status.message.startswith(f"{field}: ")
+    # A step of the engine checks its books: whatever the refusal left there would end the server.
+    assert collect(server.stub().Generate(valid(), timeout=60)).tokens
 
 
 def refusal(server: TargetProcess, data: bytes) -> object:
@@ -182,7 +190,7 @@ def test_after_all_that_the_server_serves_and_holds_nothing(server: TargetProces
 def test_requests_at_the_bound_are_served(server: TargetProcess, extreme: str) -> None:
     message = valid()
     if extreme == "most stop strings":
-        message.stop.strings[:] = [f"{i}" * 200 for i in range(10, 138)]
+        message.stop.strings[:] = [f"{i}".rjust(64, "x") for i in range(10, 138)]
     elif extreme == "longest prompt":
         message.token_ids = ids(*[7] * 2047)
         message.stop.max_tokens = 1

@@ -36,16 +36,21 @@ def test_check_config_accepts_the_shipped_models() -> None:
         (["--listen", "nowhere"], "--listen: HOST:PORT"),
         (["--listen", "127.0.0.1:99999"], "65535"),
         (["--metrics-listen", "x"], "--metrics-listen"),
-        (["--tp", "0"], "--tp: at least 1"),
+        (["--tp", "0"], "--tp: must be in [1, 64], got 0"),
         (["--tp", "3"], "--tp 3 must divide 8 attention heads"),
         (["--max-model-len", "4096"], "--allow-long-context"),
-        (["--max-num-seqs", "0"], "--max-num-seqs: at least 1"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be in [1, "),
         (["--prefill-chunk", "100"], "--block-size 16"),
         (["--gpu-memory-utilization", "1.5"], "(0, 1]"),
         (["--gpu-memory-utilization", "nan"], "(0, 1]"),
-        (["--drain-timeout", "-1"], "--drain-timeout: at least 0"),
-        (["--drain-timeout", "nan"], "--drain-timeout: at least 0"),
-        (["--keepalive-seconds", "1"], "--keepalive-seconds: at least 10"),
+        (["--drain-timeout", "-1"], "--drain-timeout: must be in [0, "),
+        (["--drain-timeout", "nan"], "--drain-timeout: must be in [0, "),
+        (["--keepalive-seconds", "1"], "--keepalive-seconds: must be in [10, "),
+        (["--keepalive-seconds", "inf"], "--keepalive-seconds"),
+        (["--max-message-mib", "4096"], "--max-message-mib: must be in [1, 1024]"),
+        (["--block-size", "2"], "--block-size: must be in [4, 1024]"),
+        (["--max-model-len", "1"], "--max-model-len: must be in [8, "),
+        (["--port-file", "/tmp"], "--port-file: /tmp is a directory"),
         (["--port-file", "/no/such/folder/port"], "--port-file"),
         (["--device", "tpu"], "--device"),
         (["--unknown-flag", "1"], "--unknown-flag"),
@@ -94,6 +99,39 @@ class TestModels:
     def test_a_misshaped_weight_is_refused(self, copy: Path) -> None:
         self.edit(copy, lambda w: w.update({"model.norm.weight": w["model.norm.weight"][:5]}))
         assert "model.norm.weight has shape [5]" in self.refusal(copy)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("rope_parameters", {"rope_type": "llama3"}),
+            ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}),
+            ("rope_parameters", "x"),
+            ("rms_norm_eps", "x"),
+            ("rms_norm_eps", float("nan")),
+            ("num_key_value_heads", "two"),
+            ("architectures", 5),
+            ("head_dim", 33),
+        ],
+    )
+    def test_a_config_value_of_the_wrong_kind_is_refused(
+        self, copy: Path, key: str, value: object
+    ) -> None:
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, key: value}))
+        assert "config.json: " in self.refusal(copy)
+
+    def test_an_end_of_sequence_outside_the_vocabulary_is_refused(self, copy: Path) -> None:
+        (copy / "generation_config.json").write_text('{"eos_token_id": [1, 5000]}')
+        assert "eos_token_id: [5000]" in self.refusal(copy)
+
+    @pytest.mark.parametrize("content", ["[]", '{"weight_map": {"a": 5}}', "{}", "x"])
+    def test_a_broken_index_is_refused(self, copy: Path, content: str) -> None:
+        (copy / "model.safetensors.index.json").write_text(content)
+        assert "model.safetensors.index.json cannot be read" in self.refusal(copy)
+
+    def test_a_broken_chat_template_is_refused(self, copy: Path) -> None:
+        (copy / "chat_template.jinja").write_text("{% for message in messages %}")
+        assert "chat template is broken" in self.refusal(copy)
 
     def test_missing_weights_are_refused(self, copy: Path) -> None:
         (copy / "model.safetensors").unlink()
@@ -160,14 +198,28 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 class TestEnvironment:
     def test_every_option_has_a_variable(self) -> None:
-        names = {p.name for p in serve.params if p.name not in ("model", "help")}
+        options = {p.name: p for p in serve.params if p.name not in ("model", "help")}
         settable = {f for f in TargetConfig.__dataclass_fields__ if f != "model"}
-        assert names == settable | {"check_config"}
-        for name in sorted(settable - {"allow_long_context", "reflection", "check_integrity"}):
-            variable = f"SSD_TARGET_{name.upper()}"
-            code, output = check("no-such-model", env={variable: "§"})
-            assert code == 2
-            assert output.startswith("error: ") or "Invalid value" in output, name
+        assert options.keys() == settable | {"check_config"}
+        for name, option in options.items():
+            assert option.envvar == f"SSD_TARGET_{name.upper()}"
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "words"),
+        [
+            ("SSD_TARGET_LISTEN", "nowhere", "--listen: HOST:PORT"),
+            ("SSD_TARGET_MAX_NUM_SEQS", "0", "--max-num-seqs: must be"),
+            ("SSD_TARGET_DEVICE", "tpu", "'--device'"),
+            ("SSD_TARGET_REFLECTION", "perhaps", "'--reflection'"),
+            ("SSD_TARGET_PORT_FILE", "/no/such/folder/port", "--port-file"),
+        ],
+    )
+    def test_a_bad_variable_is_refused_like_its_flag(
+        self, variable: str, value: str, words: str
+    ) -> None:
+        code, output = check("stories-target", env={variable: value})
+        assert code == 2
+        assert words in output
 
     def test_a_variable_works_like_its_flag(self) -> None:
         code, output = check("stories-target", env={"SSD_TARGET_TP": "3"})

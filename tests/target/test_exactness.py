@@ -106,6 +106,26 @@ class TestResume:
         assert (tokens, text) == (whole.tokens, whole.text)
         assert finished.usage.completion_tokens == 300
 
+    def test_a_stop_string_straddles_the_kill_with_penalties(
+        self, tmp_path: Path, first: TargetProcess, second: TargetProcess
+    ) -> None:
+        """The stop string begins before the kill and ends far behind it."""
+        options: dict[str, object] = dict(
+            temperature=0.9, repetition_penalty=1.1, frequency_penalty=0.3, presence_penalty=0.1
+        )
+        whole = run(first, story(31, max_tokens=500, **options))
+        message = story(31, max_tokens=500, **options)
+        begin = whole.text.index(" ", 60)
+        message.stop.strings[:] = [whole.text[begin : begin + 900]]
+        expected = run(first, message)
+        assert expected.finish.WhichOneof("stopped_by") == "stop_string"
+        text, tokens, finished, moves = self.resumed(tmp_path, second, message, kill_after=40)
+        assert moves == 1
+        assert (tokens, text) == (expected.tokens, expected.text)
+        assert text == whole.text[:begin]
+        assert finished.stopped_by == message.stop.strings[0]
+        assert finished.usage.completion_tokens == len(expected.tokens)
+
     def test_a_stop_string_that_straddles_the_cut_ends_the_text(
         self, first: TargetProcess, second: TargetProcess
     ) -> None:
@@ -193,7 +213,7 @@ class TestTensorParallel:
                     assert gap < NEAR_TIE
                     excused += 1
                     print(f"excused: seed {seed}, gap {gap:.2e}")
-        assert excused <= max(1, EXCUSED_SHARE * total)
+        assert excused <= EXCUSED_SHARE * total
 
     def gap_at_difference(
         self, message: pb.GenerateRequest, one: list[int], two: list[int]

@@ -351,6 +351,22 @@ def test_a_cancelled_sequence_leaves_its_place_to_the_next_one() -> None:
     assert second.state is not State.WAITING
 
 
+def test_when_a_sequence_that_waits_for_room_is_cancelled_the_next_one_is_looked_at() -> None:
+    engine = Engine(num_blocks=10)
+    running, large, small = (
+        make_sequence(i, [i] * n, max_tokens)
+        for i, n, max_tokens in ((1, 8, 5), (2, 12, 5), (3, 2, 2))
+    )
+    for sequence in (running, large, small):
+        engine.scheduler.add(sequence)
+    engine.step()
+    assert large.state is small.state is State.WAITING
+    engine.scheduler.cancel(large.id)
+    engine.step()
+    assert running.state is not State.FINISHED
+    assert small.state is not State.WAITING
+
+
 # Random schedules
 
 MET: Counter[str] = Counter()

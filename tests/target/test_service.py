@@ -171,6 +171,10 @@ class TestManyAtOnce:
             )
             if i % 3 == 0:
                 message.stop.strings[:] = [" the", "said,"]
+            if i % 5 == 2:
+                message.sampling.frequency_penalty = 0.4
+                message.sampling.logit_bias[300 + i] = 3.0
+                message.logprobs.top_n = 3
             cases.append(self.Case(message, cancel_after=3 if i % 8 == 5 else None))
         return cases
 
@@ -204,34 +208,50 @@ class TestManyAtOnce:
             alone = generate(server, case.message)
             assert (alone.tokens, alone.text) == (out.tokens, out.text)
             assert alone.finish.reason == out.finish.reason
+            for one, other in zip(alone.logprobs, out.logprobs, strict=True):
+                assert one.chosen == pytest.approx(other.chosen, abs=1e-3)
 
 
 class TestCancellation:
-    def test_a_client_that_goes_away_frees_its_blocks(self, server: TargetProcess) -> None:
+    """A request that nobody waits for would run for minutes: it must not."""
+
+    def endless(self) -> pb.GenerateRequest:
+        message = request(max_tokens=2000)
+        message.stop.ignore_eos = True
+        return message
+
+    def test_a_client_that_goes_away_frees_its_blocks_within_steps(
+        self, server: TargetProcess
+    ) -> None:
         with server.channel() as channel:
-            call = _call(channel, request(max_tokens=1500))
+            call = _call(channel, self.endless())
             next(call)
             next(call)
             assert server.metrics()["ssd_num_requests_running"] == 1
+            before = server.metrics()["ssd_engine_steps_total"]
             call.cancel()  # type: ignore[attr-defined]
-        wait_until_idle(server)
+            idle = wait_until_idle(server)
+        # The cancellation itself takes a moment on its way; the request had 2,000 steps to go.
+        assert idle["ssd_engine_steps_total"] - before < 200
 
     def test_a_deadline_ends_the_request_and_frees_its_blocks(self, server: TargetProcess) -> None:
-        message = request(max_tokens=1500)
-        message.stop.ignore_eos = True
+        before = server.metrics()["ssd_engine_steps_total"]
         with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
-            for _ in rpc.TargetServiceStub(channel).Generate(message, timeout=0.5):
+            for _ in rpc.TargetServiceStub(channel).Generate(self.endless(), timeout=0.5):
                 pass
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
-        wait_until_idle(server)
+        assert wait_until_idle(server)["ssd_engine_steps_total"] - before < 1000
 
     def test_a_reader_that_stalls_does_not_hold_up_another(self, server: TargetProcess) -> None:
         with server.channel() as channel:
-            stalled = _call(channel, request(max_tokens=300))
+            greedy_reader = request(max_tokens=1000)
+            greedy_reader.stop.ignore_eos = True
+            greedy_reader.logprobs.top_n = 20  # more than a connection holds in flight
+            stalled = _call(channel, greedy_reader)
             next(stalled)
             assert len(generate(server, request(max_tokens=30)).tokens) == 30
             rest = sum(len(response.tokens.token_ids) for response in stalled)
-            assert rest > 0
+            assert rest == 1000
 
 
 class TestPrefixCache:

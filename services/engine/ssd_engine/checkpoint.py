@@ -34,7 +34,6 @@ class WeightEntry:
 class Checkpoint:
     """The weights of a directory: where each lies and what it is."""
 
-    directory: Path
     entries: dict[str, WeightEntry]
 
     @property
@@ -61,7 +60,7 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
         entries.update(_read_header(file))
     _drop_redundant(entries, config)
     check_weights(entries, expected_shapes(config))
-    return Checkpoint(directory, entries)
+    return Checkpoint(entries)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -162,9 +161,9 @@ def _weight_files(directory: Path) -> list[Path]:
 def _indexed_files(directory: Path) -> list[Path]:
     try:
         weight_map: dict[str, str] = json.loads((directory / INDEX).read_text())["weight_map"]
-    except (ValueError, KeyError, OSError) as error:
+        files = [directory / name for name in sorted(set(weight_map.values()))]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ModelError(f"{directory / INDEX} cannot be read: {error!r}") from None
-    files = [directory / name for name in sorted(set(weight_map.values()))]
     for file in files:
         if file.parent != directory or not file.is_file():
             raise ModelError(f"{directory / INDEX}: shard {file.name} is missing")
@@ -189,7 +188,7 @@ def _read_header(file: Path) -> dict[str, WeightEntry]:
         if any(entry.offset + entry.size > size for entry in entries.values()):
             raise ValueError("file is shorter than its header says")
         return entries
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} is not a complete safetensors file: {error}") from None
 
 

@@ -1,6 +1,7 @@
 """What a model is: its shape, read from a Hugging Face ``config.json``. No torch here."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,6 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     dtype: str
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
     def kv_heads_per_rank(self, ranks: int) -> int:
@@ -82,6 +82,31 @@ def load_model_config(directory: Path) -> ModelConfig:
 
 def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
     """Accept what the engine computes exactly; refuse every variant that it would get wrong."""
+    try:
+        config = _parse(raw)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"config.json: a value is missing or of the wrong type: {error!r}"
+        ) from None
+    _check_values(config)
+    return config
+
+
+def _check_values(config: ModelConfig) -> None:
+    rope, outside = config.rope, [t for t in config.eos_token_ids if not 0 <= t < config.vocab_size]
+    bad = {
+        f"rms_norm_eps: {config.rms_norm_eps}": not 0 < config.rms_norm_eps < 1,
+        f"rope_theta: {rope.theta}": not 0 < rope.theta < math.inf,
+        f"rope factor: {rope.linear_factor}": not 0 < rope.linear_factor < math.inf,
+        f"head_dim: {config.head_dim}": config.head_dim < 2 or config.head_dim % 2 != 0,
+        f"eos_token_id: {outside} is not in the vocabulary": bool(outside),
+    }
+    for problem, found in bad.items():
+        if found:
+            raise ModelError(f"config.json: {problem}")
+
+
+def _parse(raw: dict[str, Any]) -> ModelConfig:
     name = (raw.get("architectures") or ["(none)"])[0]
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
@@ -114,7 +139,6 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
         mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
         qk_norm=architecture == "qwen3",
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        bos_token_id=_first(raw.get("bos_token_id")),
         eos_token_ids=_tuple(raw.get("eos_token_id")),
     )
 
@@ -178,9 +202,4 @@ def _positive(raw: dict[str, Any], key: str) -> int:
 def _tuple(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _first(value: Any) -> int | None:
-    ids = _tuple(value)
-    return ids[0] if ids else None
+    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)

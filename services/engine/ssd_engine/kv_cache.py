@@ -11,6 +11,12 @@ class LayerCache:
     key: Tensor  # [blocks, block_size, kv_heads, head_dim]
     value: Tensor
 
+    def clear(self, blocks: Tensor) -> None:
+        """Zero blocks that begin to be written: padding reads beyond a sequence's end, and even
+        a weight of 0 would carry over what is not finite there."""
+        self.key.index_fill_(0, blocks, 0)
+        self.value.index_fill_(0, blocks, 0)
+
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Put rows [n, kv_heads, head_dim] at slots [n] (block * block_size + offset)."""
         self.key.view(-1, *self.key.shape[2:]).index_copy_(0, slots, key)
@@ -32,7 +38,6 @@ class KVCacheSpec:
 
 
 def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[LayerCache]:
-    """Zeroed, so that what padding reads is finite."""
     shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
     return [
         LayerCache(*(torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(2)))

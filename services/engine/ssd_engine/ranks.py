@@ -9,7 +9,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
-import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ from ssd_engine.batch import Chunk, decode_chunks, encode_chunks, max_encoded_si
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
 from ssd_engine.log import setup_logging
+from ssd_engine.processes import exit_with_parent
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
@@ -97,7 +98,7 @@ class RankedRunner:
         if tp_size == 1:
             self._runner = ModelRunner(config, options, SingleRank())
             return
-        store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        store = loopback_store()
         capacity = max_encoded_size(
             max_tokens=options.max_forward_tokens,
             max_sequences=options.max_num_seqs,
@@ -145,6 +146,20 @@ def configure_threads(options: RunnerOptions, tp_size: int) -> None:
         torch.backends.mkldnn.set_flags(False)
 
 
+def loopback_store() -> dist.TCPStore:
+    """A store that listens on loopback alone: left to itself it takes every interface."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
 def join_group(rank: int, size: int, store: Any, options: RunnerOptions) -> RankGroup:
     device = rank_device(options.device, rank)
     if options.device == "cuda":
@@ -182,7 +197,6 @@ def _start_ranks(start: RankStart, readers: Sequence[StepReader]) -> None:
 def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
     setup_logging(start.role, start.log_level, rank)
     exit_with_parent()
-    ignore_terminal_signals()
     configure_threads(start.options, start.size)
     store = dist.TCPStore(LOOPBACK, start.port, is_master=False)
     group = join_group(rank, start.size, store, start.options)
@@ -201,23 +215,3 @@ def _watch_ranks(workers: list[BaseProcess]) -> None:
                 "%s died with exit code %s; the engine stops", worker.name, worker.exitcode
             )
     os._exit(EXIT_RANK_DIED)
-
-
-def exit_with_parent() -> None:
-    """End this process when the one that started it ends, however that happens."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        connection.wait([sentinel])
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def ignore_terminal_signals() -> None:
-    """Only the front process listens to the terminal and to SIGTERM; it tells the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -78,6 +78,7 @@ class ModelRunner:
         """Logits [sum of num_logits, vocab] on rank 0, chunk after chunk; None elsewhere."""
         tokens = torch.tensor([t for c in chunks for t in c.tokens], device=self.device)
         positions, slots = self._places(chunks)
+        self._clear_fresh_blocks(chunks)
         runs = [QueryRun(len(c.tokens), c.end, c.blocks) for c in chunks]
         plan = self.model.attention.plan(runs)
         hidden = self.model.forward(tokens, positions, slots, plan, self.caches)
@@ -87,6 +88,15 @@ class ModelRunner:
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=self.device)]
         return self.model.logits(hidden)
+
+    def _clear_fresh_blocks(self, chunks: Sequence[Chunk]) -> None:
+        """A block is fresh when its first slot is written."""
+        size = self.options.block_size
+        fresh = [b for c in chunks for b in c.blocks[-(-c.start // size) : -(-c.end // size)]]
+        if fresh:
+            blocks = torch.tensor(fresh, device=self.device)
+            for cache in self.caches:
+                cache.clear(blocks)
 
     def _places(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
         """Position and cache slot of every row."""

@@ -82,11 +82,15 @@ def _within(name: str, value: float, low: float, high: float, prefix: str = "") 
         )
 
 
-def _check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
-    if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
+def check_bias_size(entries: int) -> None:
+    if entries > MAX_LOGIT_BIAS_ENTRIES:
         raise InputError(
-            "sampling.logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries, got {len(bias)}"
+            "sampling.logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries, got {entries}"
         )
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
+    check_bias_size(len(bias))
     for token, value in bias:
         if not 0 <= token < vocab_size:
             raise InputError(

@@ -2,12 +2,17 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import InputError, ModelError
+
+log = logging.getLogger(__name__)
 
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
 
@@ -26,7 +31,9 @@ class Tokenizer:
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
         self._longest_token = max(len(token.encode()) for token in self._inner.get_vocab())
         self._check_bytes(directory)
+        self._check_template(directory)
         self.fingerprint = self._fingerprint()
+        self.text_fingerprint = self._text_fingerprint()
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,6 +69,26 @@ class Tokenizer:
         if spelled != decoded and spelled.removeprefix(" ") != decoded:
             raise ModelError(f"{directory}: this kind of tokenizer is not supported")
 
+    def _check_template(self, directory: Path) -> None:
+        """A template may refuse a message; one that cannot be compiled refuses all of them."""
+        if not self.has_chat_template:
+            return
+        try:
+            self._inner.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"{directory}: the chat template is broken: {error}") from None
+        except Exception:
+            log.debug("the chat template refuses a lone user message", exc_info=True)
+
+    def _text_fingerprint(self) -> str:
+        """Equal for tokenizers that turn every text and chat into the same ids."""
+        parts = (
+            self.fingerprint,
+            self._inner.backend_tokenizer.to_str(),
+            self._inner.chat_template,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
     def _fingerprint(self) -> str:
         """Equal for tokenizers that give the same ids the same bytes."""
         digest = hashlib.sha256()
@@ -75,7 +102,9 @@ def _load(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # many kinds; the user needs the first line
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{directory}: the tokenizer cannot be loaded: {reason}") from error
@@ -112,7 +141,10 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _spell_byte_level(token: str) -> bytes:
-    return bytes(_ALPHABET[c] for c in token) if all(c in _ALPHABET for c in token) else b""
+    try:
+        return bytes(_ALPHABET[c] for c in token)
+    except KeyError:
+        raise ModelError(f"tokenizer: token {token!r} is not spelled in bytes") from None
 
 
 def _spell_sentencepiece(token: str) -> bytes:

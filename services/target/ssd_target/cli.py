@@ -65,7 +65,12 @@ def main() -> None:
 @option("--metrics-listen", "HOST:PORT of Prometheus metrics. Default: none.")
 @option("--log-level", "How much to log.", type=click.Choice(LOG_LEVELS))
 @option("--check-integrity", "Debug: check the engine's books after every step.", is_flag=True)
-@click.option("--check-config", is_flag=True, help="Validate the options and the model, and exit.")
+@click.option(
+    "--check-config",
+    is_flag=True,
+    envvar="SSD_TARGET_CHECK_CONFIG",
+    help="Validate the options and the model, and exit.",
+)
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""
     setup_logging("target", options["log_level"])

@@ -10,6 +10,19 @@ from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
 
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+BOUNDS = {
+    "tp": (1, 64),
+    "max_model_len": (8, 10_000_000),
+    "max_num_seqs": (1, 65_536),
+    "max_waiting": (0, 1_000_000),
+    "prefill_chunk": (4, 1_000_000),
+    "block_size": (4, 1024),
+    "num_kv_blocks": (1, 100_000_000),
+    "threads": (1, 1024),
+    "drain_timeout": (0, 86_400),
+    "max_message_mib": (1, 1024),
+    "keepalive_seconds": (10, 86_400),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ def parse_address(option: str, value: str) -> tuple[str, int]:
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{option}: HOST:PORT with a port up to 65535 is needed, got {value!r}")
-    return host, int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def check_config(config: TargetConfig) -> None:
@@ -64,11 +77,11 @@ def check_config(config: TargetConfig) -> None:
     parse_address("--listen", config.listen)
     if config.metrics_listen is not None:
         parse_address("--metrics-listen", config.metrics_listen)
-    _at_least(1, config, "tp", "max_num_seqs", "prefill_chunk", "block_size", "max_message_mib")
-    _at_least(1, config, "num_kv_blocks", "threads", "max_model_len")
-    _at_least(0, config, "max_waiting", "drain_timeout")
-    if not config.keepalive_seconds >= 10:
-        raise ConfigError(f"--keepalive-seconds: at least 10, got {config.keepalive_seconds:g}")
+    for name, (low, high) in BOUNDS.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag}: must be in [{low}, {high}], got {value:g}")
     if config.prefill_chunk % config.block_size:
         raise ConfigError(
             f"--prefill-chunk {config.prefill_chunk} must be a multiple of "
@@ -80,14 +93,8 @@ def check_config(config: TargetConfig) -> None:
         )
     if config.port_file is not None and not config.port_file.parent.is_dir():
         raise ConfigError(f"--port-file: {config.port_file.parent} is not a directory")
-
-
-def _at_least(low: int, config: TargetConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value >= low:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag}: at least {low}, got {value:g}")
+    if config.port_file is not None and config.port_file.is_dir():
+        raise ConfigError(f"--port-file: {config.port_file} is a directory, a file is needed")
 
 
 def runner_options(config: TargetConfig, model: ModelConfig, directory: Path) -> RunnerOptions:
@@ -112,7 +119,8 @@ def _device(config: TargetConfig) -> str:
     """A CUDA device is looked for without torch: the front process does not load it."""
     if config.device != "auto":
         return config.device
-    return "cuda" if Path("/dev/nvidia0").exists() and _visible_devices() else "cpu"
+    found = any(Path("/dev").glob("nvidia[0-9]*")) and _visible_devices()
+    return "cuda" if found else "cpu"
 
 
 def _visible_devices() -> bool:

@@ -8,6 +8,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError, SSDError
+from ssd_engine.processes import terminal_signals_blocked
 from ssd_target.config import EngineOptions
 from ssd_target.engine_entry import enter
 from ssd_target.records import (
@@ -51,7 +52,8 @@ class EngineClient:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=enter, args=(theirs, self._options), name="engine")
-        self._process.start()
+        with terminal_signals_blocked():
+            self._process.start()
         theirs.close()  # so that the engine's end is the only one, and its death an EOF
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=_write, args=(self._outbox, self._pipe), daemon=True).start()

@@ -3,10 +3,12 @@ before the engine is on its way."""
 
 from multiprocessing.connection import Connection
 
+from ssd_engine.processes import ignore_terminal_signals
 from ssd_target.config import EngineOptions
 
 
 def enter(pipe: Connection, options: EngineOptions) -> None:
+    ignore_terminal_signals()
     from ssd_target.engine_process import engine_main
 
     engine_main(pipe, options)

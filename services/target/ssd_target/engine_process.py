@@ -8,9 +8,10 @@ from multiprocessing.connection import Connection
 import torch
 
 from ssd_engine.batch import Chunk
-from ssd_engine.errors import ConfigError, SSDError
+from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.log import setup_logging
-from ssd_engine.ranks import RankedRunner, exit_with_parent, ignore_terminal_signals
+from ssd_engine.processes import exit_with_parent
+from ssd_engine.ranks import RankedRunner
 from ssd_target.config import EngineOptions
 from ssd_target.core import EngineCore
 from ssd_target.records import Fatal, Ready, Vocabulary, decode_to_engine, encode
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
     setup_logging("target", options.log_level, rank=0)
     exit_with_parent()
-    ignore_terminal_signals()
     try:
         _serve(pipe, options)
     except (EOFError, BrokenPipeError):
@@ -29,7 +29,7 @@ def engine_main(pipe: Connection, options: EngineOptions) -> None:
     except Exception as error:
         if not isinstance(error, SSDError):
             log.exception("the engine failed")
-        pipe.send_bytes(encode(Fatal(_reason(error), isinstance(error, ConfigError))))
+        pipe.send_bytes(encode(Fatal(_reason(error), isinstance(error, ConfigError | ModelError))))
         os._exit(1)
 
 

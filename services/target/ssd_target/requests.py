@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, StopRules
 from ssd_engine.errors import InputError
-from ssd_engine.sampling_params import SamplingParams, check_sampling
+from ssd_engine.sampling_params import SamplingParams, check_bias_size, check_sampling
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.records import Submit, pack_tokens, unpack_tokens
 from ssd_target.utf8 import find_invalid_utf8
@@ -17,6 +17,8 @@ from ssd_target.utf8 import find_invalid_utf8
 MAX_REQUEST_ID_BYTES = 256
 MAX_STOP_STRINGS = 128
 MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_BYTES = 8192  # of all stop strings together
+MAX_ROLE_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_CHAT_MESSAGES = 4096
@@ -40,6 +42,7 @@ class ParsedRequest:
     sampling: SamplingParams
     rules: StopRules
     num_logprobs: int | None
+    completion: Completion  # of the generated tokens
 
     def submit(self, sequence: int) -> Submit:
         return Submit(
@@ -72,7 +75,7 @@ def parse_request(
     prompt = parse_prompt(message, tokenizer, limits)
     generated = _token_list("generated_token_ids", message.generated_token_ids, limits)
     rules = parse_rules(message.stop, len(prompt), limits)
-    _check_generated(generated, rules, tokenizer.token_bytes)
+    completion = _resume(generated, rules, tokenizer.token_bytes)
     return ParsedRequest(
         request_id=message.request_id or secrets.token_hex(8),
         prompt=prompt,
@@ -80,6 +83,7 @@ def parse_request(
         sampling=sampling,
         rules=rules,
         num_logprobs=parse_logprobs(message.logprobs),
+        completion=completion,
     )
 
 
@@ -94,6 +98,7 @@ def parse_sampling(options: pb.SamplingOptions) -> SamplingParams:
         "presence_penalty",
         "frequency_penalty",
     )
+    check_bias_size(len(options.logit_bias))
     given = {name: getattr(options, name) for name in names if options.HasField(name)}
     return SamplingParams(
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
@@ -132,8 +137,11 @@ def _chat_prompt(
     if len(messages) > MAX_CHAT_MESSAGES:
         raise InputError("chat.messages", f"at most {MAX_CHAT_MESSAGES}, got {len(messages)}")
     for i, message in enumerate(messages):
-        if not message.role:
-            raise InputError(f"chat.messages[{i}].role", "is empty: system, user or assistant")
+        if not 1 <= len(message.role.encode()) <= MAX_ROLE_BYTES:
+            raise InputError(
+                f"chat.messages[{i}].role",
+                f"must have 1 to {MAX_ROLE_BYTES} bytes: system, user or assistant",
+            )
     size = sum(len(message.content.encode()) for message in messages)
     _check_not_hopeless("chat.messages", size, tokenizer, limits)
     return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages])
@@ -175,11 +183,11 @@ def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: Limits) -> Sto
             f"must be in [1, {room}] (context of {limits.max_model_len} less {prompt_tokens} "
             f"prompt tokens), got {max_tokens}",
         )
-    token_ids = set(stop.token_ids)
     if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
         raise InputError(
             "stop.token_ids", f"at most {MAX_STOP_TOKEN_IDS}, got {len(stop.token_ids)}"
         )
+    token_ids = set(stop.token_ids)
     if token_ids and max(token_ids) >= limits.vocab_size:
         raise InputError(
             "stop.token_ids",
@@ -199,6 +207,9 @@ def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
                 f"stop.strings[{i}]",
                 f"must have 1 to {MAX_STOP_STRING_BYTES} bytes, has {len(string.encode())}",
             )
+    total = sum(len(string.encode()) for string in strings)
+    if total > MAX_STOP_BYTES:
+        raise InputError("stop.strings", f"at most {MAX_STOP_BYTES} bytes in all, got {total}")
     return tuple(strings)
 
 
@@ -208,7 +219,7 @@ def parse_logprobs(options: pb.LogprobOptions) -> int | None:
     return options.top_n if options.chosen or options.top_n else None
 
 
-def _check_generated(generated: list[int], rules: StopRules, token_bytes: Sequence[bytes]) -> None:
+def _resume(generated: list[int], rules: StopRules, token_bytes: Sequence[bytes]) -> Completion:
     """Only what this request could have emitted can be resumed."""
     completion = Completion(rules, token_bytes)
     for i, token in enumerate(generated):
@@ -218,3 +229,4 @@ def _check_generated(generated: list[int], rules: StopRules, token_bytes: Sequen
                 f"goes on after token {i - 1}, where the request had ended",
             )
         completion.push(token)
+    return completion

@@ -1,6 +1,7 @@
 """The life of a target: check, listen, load, serve, drain."""
 
 import asyncio
+import hashlib
 import logging
 import os
 import signal
@@ -35,6 +36,7 @@ from ssd_target.service import SERVICE, Serving, TargetServicer
 
 log = logging.getLogger(__name__)
 
+SPARE_CALLS = 128  # health checks, and requests on their way to being refused
 LIVENESS, READINESS = "liveness", "readiness"
 UP = health_pb2.HealthCheckResponse.SERVING
 DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -82,6 +84,7 @@ class TargetServer:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        _remove_port(self._config.port_file)  # of an earlier run
         server = self._make_server()
         port = self._bind(server)
         self._listen_metrics()
@@ -95,8 +98,10 @@ class TargetServer:
             if await self._load():
                 await self._serve()
                 await self._drain()
-            self._engine.raise_if_gone()
+            if not self._stop.is_set():
+                self._engine.raise_if_gone()
         finally:
+            _remove_port(self._config.port_file)
             await server.stop(grace=0.5)
             await self._engine.stop()
 
@@ -109,7 +114,10 @@ class TargetServer:
     def _make_server(self) -> grpc.aio.Server:
         size = self._config.max_message_mib * 1024 * 1024
         keepalive = int(self._config.keepalive_seconds * 1000)
+        config = self._config
         server = grpc.aio.server(
+            # Admission refuses politely; this bounds what is held before admission is asked.
+            maximum_concurrent_rpcs=config.max_num_seqs + config.max_waiting + SPARE_CALLS,
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
@@ -117,7 +125,7 @@ class TargetServer:
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
-            ]
+            ],
         )
         server.add_generic_rpc_handlers((self._servicer.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -238,7 +246,7 @@ def _engine_options(plan: Plan) -> EngineOptions:
 def _model_info(plan: Plan, tokenizer: Tokenizer, ready: Ready) -> pb.GetModelInfoResponse:
     return pb.GetModelInfoResponse(
         name=plan.name,
-        fingerprint=f"{plan.checkpoint.fingerprint[:16]}{tokenizer.fingerprint[:16]}",
+        fingerprint=_fingerprint(plan, tokenizer),
         tokenizer_fingerprint=tokenizer.fingerprint,
         architecture=plan.model.architecture,
         num_parameters=plan.checkpoint.num_parameters,
@@ -254,6 +262,17 @@ def _model_info(plan: Plan, tokenizer: Tokenizer, ready: Ready) -> pb.GetModelIn
         has_chat_template=tokenizer.has_chat_template,
         version=__version__,
     )
+
+
+def _fingerprint(plan: Plan, tokenizer: Tokenizer) -> str:
+    """Equal for servers on which one request has one text, up to the order of additions."""
+    parts = (plan.checkpoint.fingerprint, tokenizer.text_fingerprint, plan.model, plan.runner.dtype)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _remove_port(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
 
 
 def _write_port(path: Path | None, port: int) -> None:

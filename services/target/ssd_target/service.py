@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "ssd.v1.TargetService"
 INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
+MAX_GATHERED = 256  # deltas in one message
 RETRY_BOUNDS = (0.1, 30.0)
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -129,10 +130,7 @@ class TargetServicer:
         timer: RequestTimer,
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.GenerateResponse]:
-        completion = Completion(request.rules, serving.tokenizer.token_bytes)
-        for token in request.generated:
-            completion.push(token)
-        cached = 0
+        completion, cached = request.completion, 0
         sequence, deltas = serving.engine.open()
         # However the call ends, also in the middle of a write, the sequence ends with it.
         context.add_done_callback(
@@ -161,10 +159,13 @@ async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
 async def _next(deltas: "asyncio.Queue[Delta | EngineGone]") -> list[Delta]:
     """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
     batch: list[Delta] = []
-    while not batch or not deltas.empty():
+    while not batch or not (deltas.empty() or batch[-1].finished or len(batch) == MAX_GATHERED):
         delta = await deltas.get()
         if isinstance(delta, EngineGone):
-            raise delta
+            if not batch:
+                raise delta
+            deltas.put_nowait(delta)  # after what was committed before it
+            return batch
         if delta.error is not None:
             raise RequestFailed(delta.error)
         batch.append(delta)

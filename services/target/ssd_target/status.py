@@ -11,6 +11,7 @@ from ssd_engine.errors import InputError, SSDError
 from ssd_target.engine_client import EngineGone
 
 DETAILS_KEY = "grpc-status-details-bin"
+MAX_TEXT = 1024
 
 
 class NotServing(SSDError):
@@ -40,16 +41,21 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
 
 async def abort(context: grpc.aio.ServicerContext, error: SSDError) -> NoReturn:
     code = _CODES.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
-    detail = _detail(error)
-    trailing = () if detail is None else ((DETAILS_KEY, _rich(code, str(error), detail)),)
-    await context.abort(code, str(error), trailing)
+    detail, message = _detail(error), _cut(str(error))
+    trailing = () if detail is None else ((DETAILS_KEY, _rich(code, message, detail)),)
+    await context.abort(code, message, trailing)
     raise RuntimeError("abort returns never")
+
+
+def _cut(text: str) -> str:
+    """Errors may quote the request; trailers have a hard limit."""
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
 
 
 def _detail(error: SSDError) -> Message | None:
     if isinstance(error, InputError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.problem
+            field=error.field, description=_cut(error.problem)
         )
         return error_details_pb2.BadRequest(field_violations=[violation])
     if isinstance(error, ServerFull):

@@ -13,30 +13,31 @@ from ssd_target.sequence import State
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The first ``accepted`` guesses were right; ``tokens`` are these and the target's own."""
+    """The first ``accepted`` speculated tokens were right; ``tokens``: these and the target's."""
 
     accepted: int
     tokens: list[int]
     logprobs: list[Logprobs] | None
 
 
-class NonFiniteLogits(Exception):
-    """The model gave NaN or infinity: nothing can be drawn from it."""
+@dataclass(frozen=True, slots=True)
+class NonFiniteLogits:
+    """In place of an outcome: the model gave NaN or infinity: nothing can be drawn from it."""
 
 
 def speculation(work: Work) -> Rows[int]:
-    """The tokens of a round that are guesses: those after the last committed one."""
+    """The tokens that a round verifies: those after the last committed one."""
     return () if work.sequence.state is State.PREFILL else work.chunk.tokens[1:]
 
 
 def sample_rows(work: Work) -> list[SampleRow]:
     """Row i of a verification is drawn with the history committed + s1..si."""
-    sequence, guesses = work.sequence, list(speculation(work))
+    sequence, speculated = work.sequence, list(speculation(work))
     return [
         SampleRow(
             sequence.sampling,
             sequence.prompt,
-            sequence.output + guesses[:i] if i else sequence.output,
+            sequence.output + speculated[:i] if i else sequence.output,
         )
         for i in range(work.chunk.num_logits)
     ]
@@ -45,7 +46,8 @@ def sample_rows(work: Work) -> list[SampleRow]:
 def verify(works: Rows[Work], logits: Tensor) -> list[Outcome | NonFiniteLogits]:
     """Outcomes of rounds whose logits [sum of num_logits, vocab] are given, round after round.
 
-    Coupled: the target draws its own token in every row; a guess is right when it is that token.
+    Coupled: the target draws its own token in every row; a speculated one is right when it is
+    that token.
     """
     rows = [row for work in works for row in sample_rows(work)]
     drawn = sample(logits, rows)
@@ -65,7 +67,7 @@ def _outcome(
 ) -> Outcome | NonFiniteLogits:
     accepted = count_accepted(speculation(work), drawn)
     tokens = drawn[: accepted + 1]
-    # Rows after a wrong guess do not exist for plain decoding: they cannot fail a request.
+    # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
     if not all(finite[: accepted + 1]):
         return NonFiniteLogits()
     wanted = work.sequence.num_logprobs
@@ -75,9 +77,9 @@ def _outcome(
     return Outcome(accepted, tokens, values)
 
 
-def count_accepted(guesses: Rows[int], drawn: Rows[int]) -> int:
-    """How many guesses, from the first, are what the target drew in their place."""
-    for i, guess in enumerate(guesses):
-        if guess != drawn[i]:
+def count_accepted(speculated: Rows[int], drawn: Rows[int]) -> int:
+    """How many tokens, from the first, are what the target drew in their place."""
+    for i, token in enumerate(speculated):
+        if token != drawn[i]:
             return i
-    return len(guesses)
+    return len(speculated)

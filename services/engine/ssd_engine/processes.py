@@ -1,0 +1,45 @@
+"""Manners of child processes. No torch here."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection
+
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def terminal_signals_blocked() -> Iterator[None]:
+    """Start a child in here: it is born with these signals blocked, until it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_terminal_signals() -> None:
+    """Only the front process listens to the terminal and to SIGTERM; it tells the others.
+
+    Ignoring is inherited by the children of this process.
+    """
+    for number in TERMINAL_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)
+
+
+def exit_with_parent() -> None:
+    """End this process when the one that started it ends, however that happens."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        connection.wait([sentinel])
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
