@@ -73,16 +73,19 @@ class TargetProcess:
 
 @contextmanager
 def target(
-    directory: Path, *flags: str, model: str = SHIPPED, ready: bool = True
+    directory: Path,
+    *flags: str,
+    model: str = SHIPPED,
+    ready: bool = True,
+    new_session: bool = False,
 ) -> Iterator[TargetProcess]:
     """``ssd-target serve`` on a free port, with its books checked after every step."""
     directory.mkdir(parents=True, exist_ok=True)
     port_file, log_file = directory / "port", directory / "log"
-    port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "ssd_target", "serve", model, "--check-integrity"]
     command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), *flags]
     with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=new_session)
     try:
         port = _wait_for_port(process, port_file, log_file)
         server = TargetProcess(process, f"127.0.0.1:{port}", log_file)

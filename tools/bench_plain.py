@@ -107,27 +107,41 @@ def clock(work: Callable[[], object]) -> float:
 
 
 def measure(oracle: Oracle, service: Service, repeats: int) -> dict[str, list[float]]:
-    """Tokens per second of each way, repeat by repeat."""
-    prompts = [oracle.encode(subject) for subject in SUBJECTS]
-    torch.set_num_threads(best_threads(oracle, prompts[0]))
-    ways: dict[str, tuple[int, Callable[[], object]]] = {
-        "transformers, 1 stream": (1, lambda: oracle.generate(prompts[:1])),
-        "ssd-target, 1 stream": (1, lambda: service.generate(prompts[0])),
-        "transformers, 8 one after another": (8, lambda: [oracle.generate([p]) for p in prompts]),
-        "transformers, 8 in one batch": (8, lambda: oracle.generate(prompts)),
-        "ssd-target, 8 concurrent": (8, lambda: service.together(prompts)),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    service.together(prompts)  # warm; from here on prompts come from the prefix cache
-    for _ in range(repeats):
-        for name, (streams, work) in ways.items():
-            rates[name].append(streams * oracle.new_tokens / clock(work))
+    """Tokens per second of each way, repeat by repeat.
+
+    Every repeat has prompts of its own, and a stream prompts that differ from those of the
+    concurrent ones, so that neither side finds anything in a cache.
+    """
+    torch.set_num_threads(best_threads(oracle, oracle.encode(SUBJECTS[0])))
+    service.together(prompts_of(oracle, "in spring"))  # warm
+    rates: dict[str, list[float]] = {}
+    for repeat in range(repeats):
+        one = oracle.encode(f"{SUBJECTS[0]} all alone on day {repeat}")
+        eight = prompts_of(oracle, f"on day {repeat}")
+        for name, (streams, work) in ways(oracle, service, one, eight).items():
+            rates.setdefault(name, []).append(streams * oracle.new_tokens / clock(work))
     return rates
+
+
+def prompts_of(oracle: Oracle, when: str) -> list[list[int]]:
+    return [oracle.encode(f"{subject} {when}") for subject in SUBJECTS]
+
+
+def ways(
+    oracle: Oracle, service: Service, one: list[int], eight: list[list[int]]
+) -> dict[str, tuple[int, Callable[[], object]]]:
+    return {
+        "transformers, 1 stream": (1, lambda: oracle.generate([one])),
+        "ssd-target, 1 stream": (1, lambda: service.generate(one)),
+        "transformers, 8 one after another": (8, lambda: [oracle.generate([p]) for p in eight]),
+        "transformers, 8 in one batch": (8, lambda: oracle.generate(eight)),
+        "ssd-target, 8 concurrent": (8, lambda: service.together(eight)),
+    }
 
 
 def check_equal(oracle: Oracle, service: Service) -> int:
     """How many of the prompts give the same tokens on both sides."""
-    prompts = [oracle.encode(subject) for subject in SUBJECTS]
+    prompts = prompts_of(oracle, "in winter")
     return sum(service.generate(p) == oracle.generate([p])[0] for p in prompts)
 
 

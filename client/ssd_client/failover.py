@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ssd_client.errors import ClientError, EndpointFullError, EndpointLostError
+from ssd_client.errors import (
+    ClientError,
+    EndpointFullError,
+    EndpointLostError,
+    ModelMismatchError,
+)
 
 _ALONE = "; a second --target or --retries would resume it"
 
@@ -33,6 +38,7 @@ class _Standing(IntEnum):
     UNTRIED = 0
     FULL = 1
     LOST = 2
+    UNFIT = 3  # serves another model
 
 
 @dataclass
@@ -66,6 +72,8 @@ class Rota:
                 self._lost(self._candidates[index], failure, tokens, now)
             case EndpointFullError():
                 self._full(self._candidates[index], failure, now)
+            case ModelMismatchError():
+                self._unfit(self._candidates[index], failure)
             case _:
                 raise failure
 
@@ -80,6 +88,12 @@ class Rota:
         candidate.losses += 1
         candidate.standing = _Standing.LOST
         candidate.ready_at = now + min(wait, self._policy.lost_wait_max_s)
+
+    def _unfit(self, candidate: _Candidate, failure: ModelMismatchError) -> None:
+        """Never again; the request ends here unless an endpoint is left that may fit."""
+        candidate.standing = _Standing.UNFIT
+        if min(each.standing for each in self._candidates) >= _Standing.LOST:
+            raise failure
 
     def _full(self, candidate: _Candidate, failure: EndpointFullError, now: float) -> None:
         if self._full_left <= 0:

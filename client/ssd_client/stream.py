@@ -110,6 +110,8 @@ def _attempt(
             if isinstance(event, Finished):
                 _let_end(call)
                 return None
+    except ModelMismatchError as error:
+        return error
     except grpc.RpcError as error:
         failure = failure_of(error, endpoint.address, admitted=admitted)
         return deadline.explain(failure, len(progress.token_ids))

@@ -178,6 +178,15 @@ def test_another_model_is_not_resumed_on(start):
     assert second.target.cancelled.wait(5)
 
 
+def test_a_further_endpoint_that_fits_is_resumed_on(start):
+    first = start(abort_after=(2, *BROKEN[0]))
+    second, third = start(fingerprint="model-b"), start()
+    result = run([first.address, second.address, third.address])
+    check_whole(result)
+    assert len(second.requests) == len(third.requests) == 1
+    assert third.requests[0].generated_token_ids == pack_token_ids(full_tokens(2))
+
+
 def test_a_single_endpoint_is_given_up(start):
     server = start(abort_after=(2, *BROKEN[0]))
     result = GenerationResult(Timing(sent=0.0))

@@ -216,6 +216,26 @@ class TestStrictLoading:
         assert message in self.refusal(directory)
 
 
+@pytest.mark.parametrize("rubbish", [float("nan"), float("inf")])
+def test_what_an_earlier_sequence_left_in_a_block_reaches_nobody(
+    tmp_path: Path, rubbish: float
+) -> None:
+    """Padding reads beyond the end of the shorter sequence, into the rest of its last block."""
+    make_model("qwen3", tmp_path)
+    runner = make_runner(tmp_path, 256)
+    short, long = list(range(3, 8)), list(range(3, 60))
+    alone = runner.forward([Chunk(short, 0, [9], 1)])
+    for cache in runner.caches:
+        cache.key.fill_(rubbish)
+        cache.value.fill_(rubbish)
+    runner.forward([Chunk(short[:-1], 0, [9], 0), Chunk(long[:-1], 0, [1, 2, 3, 4], 0)])
+    both = runner.forward([Chunk(short[-1:], 4, [9], 1), Chunk(long[-1:], 56, [1, 2, 3, 4], 1)])
+    assert alone is not None
+    assert both is not None
+    assert both.isfinite().all()
+    assert (both[0] - alone[0]).abs().max().item() < 1e-4
+
+
 class _SmallestOf:
     """A tensor-parallel group of which another rank has less memory."""
 

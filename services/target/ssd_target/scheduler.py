@@ -42,7 +42,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
-        self._head_blocked = False  # until a sequence ends, another look would find no room either
+        self._head_blocked = False  # until a sequence ends it is not worth another look
 
     @property
     def num_running(self) -> int:
