@@ -14,12 +14,25 @@ from ssd_engine.config import load_model_config
 from ssd_engine.errors import ConfigError, ModelError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
+from ssd_engine.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import share
 
 NUM_PROMPTS, NEW_TOKENS = 20, 256
 SHIPPED = "stories-target"
+HEROES = (
+    "a shy lamb",
+    "a brave fox",
+    "an old bear",
+    "a little girl and her kite",
+    "two friends who build a boat",
+    "a dragon who fears fire",
+    "a boy who plants a seed",
+    "a rabbit and the moon",
+    "a robot who lost his hat",
+    "a bird who cannot sing",
+)
 
 
 @pytest.fixture(scope="module", params=[SHIPPED, *FAMILIES])
@@ -36,10 +49,20 @@ def pair(
     return oracle, make_runner(directory, num_blocks=1024)
 
 
-def prompts(vocab_size: int) -> list[list[int]]:
+def prompts(runner: ModelRunner) -> list[list[int]]:
+    """Random tokens; for the shipped target every second one is the request for a story."""
+    config = runner.config
     generator = torch.Generator().manual_seed(7)
     lengths = torch.randint(1, 120, (NUM_PROMPTS,), generator=generator).tolist()
-    return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    chosen = [
+        torch.randint(3, config.vocab_size, (n,), generator=generator).tolist() for n in lengths
+    ]
+    if runner.options.directory == resolve_model(SHIPPED):
+        tokenizer = Tokenizer(runner.options.directory, config)
+        for i, hero in zip(range(0, NUM_PROMPTS, 2), HEROES, strict=True):
+            content = f"Tell me a story about {hero}."
+            chosen[i] = tokenizer.encode_chat([{"role": "user", "content": content}])
+    return chosen
 
 
 def oracle_tokens(oracle: PreTrainedModel, prompt: list[int]) -> list[int]:
@@ -58,7 +81,7 @@ def oracle_tokens(oracle: PreTrainedModel, prompt: list[int]) -> list[int]:
 
 def test_greedy_tokens_equal_transformers(pair: tuple[PreTrainedModel, ModelRunner]) -> None:
     oracle, runner = pair
-    chosen = prompts(runner.config.vocab_size)[: share(NUM_PROMPTS)]
+    chosen = prompts(runner)[: share(NUM_PROMPTS)]
     requests = [Request(prompt, max_tokens=NEW_TOKENS) for prompt in chosen]
     ours = run(make_core(runner), requests)
     for prompt, result in zip(chosen, ours, strict=True):
