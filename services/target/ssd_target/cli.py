@@ -59,6 +59,7 @@ def main() -> None:
 @option("--gpu-memory-utilization", "Share of a GPU's memory to use.", type=float)
 @option("--threads", "CPU threads per rank. Default: all cores but one.", type=int)
 @option("--drain-timeout", "Seconds that running requests get after SIGTERM.", type=float)
+@option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
 @option("--max-message-mib", "Largest gRPC message, in MiB.", type=int)
 @option("--keepalive-seconds", "Interval of HTTP/2 pings to clients.", type=float)
 @option("--reflection", "Offer gRPC reflection.", is_flag=True)

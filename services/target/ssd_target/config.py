@@ -20,6 +20,7 @@ BOUNDS = {
     "num_kv_blocks": (1, 100_000_000),
     "threads": (1, 1024),
     "drain_timeout": (0, 86_400),
+    "write_timeout": (1, 86_400),
     "max_message_mib": (1, 1024),
     "keepalive_seconds": (10, 86_400),
 }
@@ -44,6 +45,7 @@ class TargetConfig:
     gpu_memory_utilization: float = 0.9
     threads: int | None = None
     drain_timeout: float = 30.0
+    write_timeout: float = 60.0
     max_message_mib: int = 16
     keepalive_seconds: float = 60.0
     reflection: bool = False

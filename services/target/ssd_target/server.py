@@ -74,7 +74,7 @@ class TargetServer:
         self._engine = EngineClient(_engine_options(plan))
         self._num_blocks = 0
         self._metrics = Metrics(lambda: self._engine.stats, lambda: self._num_blocks)
-        self._servicer = TargetServicer(self._metrics)
+        self._servicer = TargetServicer(self._metrics, plan.config.write_timeout)
         self._health = health.aio.HealthServicer()
         self._stop = asyncio.Event()
         self._drain_timeout = plan.config.drain_timeout

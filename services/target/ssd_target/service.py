@@ -16,7 +16,7 @@ from ssd_target.engine_client import EngineClient, EngineGone
 from ssd_target.metrics import Metrics, RequestTimer
 from ssd_target.records import Delta
 from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
-from ssd_target.status import NotServing, RequestFailed, ServerFull, abort
+from ssd_target.status import NotServing, ReaderStalled, RequestFailed, ServerFull, abort
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,9 @@ class Serving:
 
 
 class TargetServicer:
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, write_timeout: float) -> None:
         self._metrics = metrics
+        self._write_timeout = write_timeout
         self._mean_seconds = 1.0
         self.serving: Serving | None = None
         self.num_active = 0  # calls of Generate that have not ended
@@ -75,9 +76,7 @@ class TargetServicer:
         except SSDError as error:
             await abort(context, error)
 
-    async def generate(
-        self, data: bytes, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def generate(self, data: bytes, context: grpc.aio.ServicerContext) -> None:
         timer = RequestTimer(self._metrics)
         outcome = "cancelled"
         self._enter(context)
@@ -85,15 +84,30 @@ class TargetServicer:
             serving = self._admit()
             request = await _parse(data, serving)
             async for response in self._stream(serving, request, timer, context):
-                yield response
+                await self._write(context, response)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
-            outcome = "error" if isinstance(error, EngineGone | RequestFailed) else "refused"
+            outcome = (
+                "error"
+                if isinstance(error, EngineGone | RequestFailed | ReaderStalled)
+                else "refused"
+            )
             await abort(context, error)
         finally:
             elapsed = timer.end(outcome)
             if outcome in ("stop", "length"):
                 self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
+
+    async def _write(
+        self, context: grpc.aio.ServicerContext, response: pb.GenerateResponse
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await context.write(response)
+        except TimeoutError:
+            raise ReaderStalled(
+                f"the client read nothing for {self._write_timeout:g} s (--write-timeout)"
+            ) from None
 
     def _enter(self, context: grpc.aio.ServicerContext) -> None:
         """Count the call for as long as it lasts, however it ends."""

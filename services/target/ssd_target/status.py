@@ -26,6 +26,10 @@ class ServerFull(SSDError):
         self.retry_seconds = retry_seconds
 
 
+class ReaderStalled(SSDError):
+    """The client reads nothing: it would hold its place for ever."""
+
+
 class RequestFailed(SSDError):
     """This request failed inside the engine; others are not touched."""
 
@@ -35,6 +39,7 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     ServerFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NotServing: grpc.StatusCode.UNAVAILABLE,
     EngineGone: grpc.StatusCode.UNAVAILABLE,
+    ReaderStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
     RequestFailed: grpc.StatusCode.INTERNAL,
 }
 
