@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -14,6 +14,7 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def terminal_signals_blocked() -> Iterator[None]:
     """Start a child in here: it is born with these signals blocked, until it ignores them."""
+    resource_tracker.ensure_running()  # it starts with the first child, and unblocks signals then
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield
