@@ -1,6 +1,11 @@
 """Settings that every test shares."""
 
 import os
+import signal
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background jobs with Ctrl-C ignored, and children inherit that: tests of Ctrl-C
+# would then test nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)

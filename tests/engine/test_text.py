@@ -93,6 +93,12 @@ def test_of_two_stop_strings_the_one_that_is_complete_first_ends_the_text() -> N
     assert whole_text(single_bytes("xabcd"), ["abcd", "zz"]) == ("x", "abcd")
 
 
+def test_where_the_text_ends_does_not_depend_on_where_tokens_do() -> None:
+    for tokens in ([b"xabcd"], [b"xab", b"cd"], single_bytes("xabcd")):
+        assert whole_text(tokens, ["abcd", "bc"]) == ("xa", "bc")
+        assert whole_text(tokens, ["c", "bc", "abc"]) == ("x", "abc")
+
+
 def test_of_two_stop_strings_in_one_token_the_first_in_the_text_ends_it() -> None:
     assert whole_text([b"x two one"], ["one", "two"]) == ("x ", "two")
 
@@ -172,14 +178,14 @@ def random_bytes() -> st.SearchStrategy[list[bytes]]:
 
 
 def reference(tokens: list[bytes], stops: list[str]) -> tuple[str, str | None]:
-    """All text up to the first stop string, looked for after each token."""
-    for n in range(len(tokens) + 1):
-        data = b"".join(tokens[:n])
-        places = [(data.find(s.encode()), i) for i, s in enumerate(stops) if s.encode() in data]
-        if places:
-            place, which = min(places)
-            return data[:place].decode(errors="replace"), stops[which]
-    return b"".join(tokens).decode(errors="replace"), None
+    """All text up to the stop string that ends first; of several that end there, the longest."""
+    data = b"".join(tokens)
+    for end in range(len(data) + 1):
+        ending = [s.encode() for s in stops if data[:end].endswith(s.encode())]
+        if ending:
+            stop = max(ending, key=len)
+            return data[: end - len(stop)].decode(errors="replace"), stop.decode()
+    return data.decode(errors="replace"), None
 
 
 def released(tokens: list[bytes], stops: list[str]) -> str:
