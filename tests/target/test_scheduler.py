@@ -478,7 +478,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=share(1000),
+            max_examples=max(share(1000), 500),
             stateful_step_count=30,
             derandomize=True,
             deadline=None,
