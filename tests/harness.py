@@ -9,8 +9,12 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.sampling_params import Logprobs, SamplingParams
 from ssd_engine.tensor_parallel import SingleRank, TensorParallel
+from ssd_engine.token_ids import pack_tokens
 from ssd_target.core import EngineCore
-from ssd_target.records import Cancel, Submit, pack_tokens
+from ssd_target.records import Cancel, Submit
+from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.stats import SpeculationStats
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 BLOCK = 16
@@ -26,6 +30,7 @@ class Request:
     generated: list[int] = field(default_factory=list)
     num_logprobs: int | None = None
     cancel_after: int | None = None  # tokens
+    speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Result:
     cached_tokens: int = 0
     finished: bool = False
     cancelled: bool = False
+    speculation: SpeculationStats | None = None
 
 
 def make_runner(
@@ -64,10 +70,12 @@ def make_core(
     token_bytes: list[bytes] | None = None,
     max_num_seqs: int = 64,
     prefill_chunk: int = 128,
+    speculator: Speculator | None = None,
 ) -> EngineCore:
     """A fresh engine, with empty caches, over weights that were loaded before."""
     table = token_bytes or [b""] * runner.config.vocab_size
-    return EngineCore(runner, table, BLOCK, max_num_seqs, prefill_chunk)
+    plain = Speculator(SpeculationOptions(), runner.config.vocab_size)
+    return EngineCore(runner, table, BLOCK, max_num_seqs, prefill_chunk, speculator or plain)
 
 
 def run(core: EngineCore, requests: list[Request], stagger: int = 0) -> list[Result]:
@@ -82,7 +90,7 @@ def run(core: EngineCore, requests: list[Request], stagger: int = 0) -> list[Res
             if stagger:
                 break
         _collect(core, requests, results)
-        core.scheduler.check_integrity()
+        core.check_integrity()
         step += 1
     return results
 
@@ -95,6 +103,7 @@ def submit(index: int, request: Request) -> Submit:
         request.sampling,
         StopRules(request.max_tokens, request.stop_ids, request.strings),
         request.num_logprobs,
+        request.speculation,
     )
 
 
@@ -105,6 +114,7 @@ def _collect(core: EngineCore, requests: list[Request], results: list[Result]) -
         result.logprobs += delta.logprobs or []
         result.cached_tokens = delta.cached_tokens
         result.finished = delta.finished
+        result.speculation = delta.speculation
         limit = requests[delta.sequence].cancel_after
         if limit is not None and len(result.tokens) >= limit and not result.finished:
             result.cancelled = True

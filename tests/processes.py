@@ -6,30 +6,30 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ssd.v1 import speculation_pb2_grpc as speculation_rpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 
 SHIPPED = "stories-target"
+SHIPPED_DRAFT = "stories-draft"
 START_SECONDS = 120  # generous: the machine may be busy
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @dataclass
-class TargetProcess:
+class ServiceProcess:
     process: subprocess.Popen[bytes]
     address: str
     log_file: Path
-
-    def stub(self) -> rpc.TargetServiceStub:
-        return rpc.TargetServiceStub(self.channel())
 
     def channel(self) -> grpc.Channel:
         return grpc.insecure_channel(
@@ -61,14 +61,24 @@ class TargetProcess:
         return self.process.wait(timeout=seconds)
 
     def metrics(self) -> dict[str, float]:
-        """Samples without labels, from the metrics port that the log names."""
+        """Samples by name and labels, from the metrics port that the log names."""
         found = re.search(r"metrics on (http://\S+)", self.log())
         if found is None:
-            raise RuntimeError("this target was started without --metrics-listen")
+            raise RuntimeError("this service was started without --metrics-listen")
         with urllib.request.urlopen(found[1], timeout=10) as response:
             lines = response.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
         return {name: float(value) for name, value in pairs}
+
+
+class TargetProcess(ServiceProcess):
+    def stub(self) -> rpc.TargetServiceStub:
+        return rpc.TargetServiceStub(self.channel())
+
+
+class DraftProcess(ServiceProcess):
+    def stub(self) -> speculation_rpc.SpeculationServiceStub:
+        return speculation_rpc.SpeculationServiceStub(self.channel())
 
 
 @contextmanager
@@ -80,15 +90,47 @@ def target(
     new_session: bool = False,
 ) -> Iterator[TargetProcess]:
     """``ssd-target serve`` on a free port, with its books checked after every step."""
+    command = ["ssd_target", "serve", model]
+    with _service(TargetProcess, command, flags, directory, ready, new_session) as process:
+        yield process
+
+
+@contextmanager
+def draft(
+    directory: Path,
+    *flags: str,
+    model: str | None = SHIPPED_DRAFT,
+    ready: bool = True,
+    new_session: bool = False,
+) -> Iterator[DraftProcess]:
+    """``ssd-draft serve`` likewise; without a model it looks n-grams up."""
+    what = [model] if model is not None else ["--speculator", "ngram"]
+    command = ["ssd_draft", "serve", *what]
+    with _service(DraftProcess, command, flags, directory, ready, new_session) as process:
+        yield process
+
+
+Process = TypeVar("Process", bound=ServiceProcess)
+
+
+@contextmanager
+def _service(
+    kind: type[Process],
+    command: list[str],
+    flags: Sequence[str],
+    directory: Path,
+    ready: bool,
+    new_session: bool,
+) -> Iterator[Process]:
     directory.mkdir(parents=True, exist_ok=True)
     port_file, log_file = directory / "port", directory / "log"
-    command = [sys.executable, "-m", "ssd_target", "serve", model, "--check-integrity"]
+    command = [sys.executable, "-m", *command, "--check-integrity"]
     command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), *flags]
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=new_session)
     try:
         port = _wait_for_port(process, port_file, log_file)
-        server = TargetProcess(process, f"127.0.0.1:{port}", log_file)
+        server = kind(process, f"127.0.0.1:{port}", log_file)
         if ready:
             wait_until_ready(server)
         yield server
@@ -104,16 +146,16 @@ def _wait_for_port(process: subprocess.Popen[bytes], port_file: Path, log_file: 
         if port_file.exists():
             return int(port_file.read_text())
         if process.poll() is not None:
-            raise RuntimeError(f"target exited with {process.returncode}: {log_file.read_text()}")
+            raise RuntimeError(f"exited with {process.returncode}: {log_file.read_text()}")
         time.sleep(0.02)
     raise TimeoutError("no port file")
 
 
-def wait_until_ready(server: TargetProcess) -> None:
+def wait_until_ready(server: ServiceProcess) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if server.process.poll() is not None:
-            raise RuntimeError(f"target exited: {server.log()}")
+            raise RuntimeError(f"exited: {server.log()}")
         if server.health("readiness") == SERVING:
             return
         time.sleep(0.05)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -16,15 +16,24 @@ from ssd_client import params, render, stream
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.failover import RetryPolicy
-from ssd_client.local import DEFAULT_MODEL, LocalTarget
+from ssd_client.local import (
+    DEFAULT_DRAFTS,
+    DEFAULT_MODEL,
+    NO_DRAFT,
+    LocalFlags,
+    LocalPlan,
+    LocalTarget,
+    plan_local,
+)
 from ssd_client.prompt import PromptFlags, read_prompt
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult, Timing
+from ssd_client.speculation import MODES, VERIFICATIONS
 
 INTERRUPTED = 130
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_Flags = TypeVar("_Flags", PromptFlags, GenerateOptions)
+_Flags = TypeVar("_Flags", PromptFlags, GenerateOptions, LocalFlags)
 
 
 class _Program(click.Group):
@@ -146,6 +155,32 @@ _stop_options = _options(
     click.option("--ignore-eos", is_flag=True, help="Go on after the end of the sequence."),
 )
 
+_speculation_options = _options(
+    click.option(
+        "--mode",
+        type=click.Choice(list(MODES)),
+        help="ssd: drafts prepare while the target verifies; sync: draft and target take turns; "
+        "off: plain decoding.",
+    ),
+    click.option(
+        "--draft",
+        type=params.Address(),
+        multiple=True,
+        help="Speculation endpoint to use, among those that the target allows; repeatable.",
+    ),
+    click.option("--depth", type=params.Uint(least=1), help="Tokens of a speculation at most."),
+    click.option(
+        "--verification",
+        type=click.Choice(list(VERIFICATIONS)),
+        help="coupled: the text of plain decoding; rejection: the target's distribution.",
+    ),
+    click.option(
+        "--down-weight",
+        type=params.Number(),
+        help="Rejection: weight, 0 to 1, of the tokens that the draft prepares for.",
+    ),
+)
+
 _output_options = _options(
     click.option("--logprobs", is_flag=True, help="Log probability of each token (--json)."),
     click.option(
@@ -174,11 +209,19 @@ _serving_options = _options(
         "--timeout", type=params.Seconds(), help="For the whole request, resumes included."
     ),
     click.option("--request-id", type=params.Utf8(), help="Shown in the server's log."),
-    click.option("--local", is_flag=True, help="Start a target here, stop it afterwards."),
+    click.option(
+        "--local", is_flag=True, help="Start a target and a draft here, stop them afterwards."
+    ),
     click.option(
         "--local-model",
         type=params.Utf8(),
         help=f"Model of --local: a shipped name or a folder.  [default: {DEFAULT_MODEL}]",
+    ),
+    click.option(
+        "--local-draft",
+        type=params.Utf8(),
+        help=f"Draft model of --local; {NO_DRAFT} starts no draft.  "
+        f"[default: {DEFAULT_DRAFTS[DEFAULT_MODEL]} for {DEFAULT_MODEL}, else {NO_DRAFT}]",
     ),
 )
 
@@ -187,21 +230,23 @@ _serving_options = _options(
 @_prompt_options
 @_sampling_options
 @_stop_options
+@_speculation_options
 @_output_options
 @_serving_options
 def generate(**flags: Any) -> None:
     """Continues PROMPT and streams the text to stdout.
 
     Without PROMPT, --prompt-file and --token-ids the prompt is read from stdin, exactly as it is.
-    Sampling options that are not given are left to the server. Statistics go to stderr.
+    Options that are not given are left to the server. Statistics go to stderr.
 
     Exit codes: 0 finished, 1 failed, 2 bad input, 130 interrupted.
     """
     _check_generate(flags)
+    plan = plan_local(_pick(LocalFlags, flags)) if flags["local"] else None
     request = build_request(read_prompt(_pick(PromptFlags, flags)), _pick(GenerateOptions, flags))
     notes = Console(stderr=True)
     output = _output(notes, flags)
-    with _serving(notes, flags) as endpoints:
+    with _serving(notes, flags["target"], plan) as endpoints:
         events = stream.generate(
             endpoints,
             request,
@@ -248,8 +293,9 @@ def _show(events: Iterator[Any], output: render.Output) -> None:
 def _check_generate(flags: dict[str, Any]) -> None:
     if flags["local"] and flags["target"]:
         raise BadInputError("--local starts a target of its own: leave --target out")
-    if flags["local_model"] is not None and not flags["local"]:
-        raise BadInputError("--local-model needs --local")
+    for name in ("local_model", "local_draft"):
+        if flags[name] is not None and not flags["local"]:
+            raise BadInputError(f"--{name.replace('_', '-')} needs --local")
     if (flags["logprobs"] or flags["top_logprobs"]) and not flags["as_json"]:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
     pairs = flags["logit_bias"]
@@ -270,19 +316,24 @@ def _output(notes: Console, flags: dict[str, Any]) -> render.Output:
 
 
 @contextlib.contextmanager
-def _serving(notes: Console, flags: dict[str, Any]) -> Iterator[list[Endpoint]]:
+def _serving(
+    notes: Console, targets: Sequence[str], plan: LocalPlan | None
+) -> Iterator[list[Endpoint]]:
     """The endpoints of the command, a target started for it included."""
     with contextlib.ExitStack() as stack:
-        addresses = flags["target"] or (DEFAULT_ADDRESS,)
-        if flags["local"]:
-            addresses = (_start_local(stack, notes, flags["local_model"] or DEFAULT_MODEL),)
+        addresses = targets or (DEFAULT_ADDRESS,)
+        if plan is not None:
+            addresses = (_start_local(stack, notes, plan),)
         yield stack.enter_context(connect(addresses))
 
 
-def _start_local(stack: contextlib.ExitStack, notes: Console, model: str) -> str:
-    with render.startup_status(notes, model) as on_phase:
-        target = stack.enter_context(LocalTarget(model, on_phase=on_phase))
-    render.note(notes, f"{model} ready after {target.startup_s:.1f} s")
+def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -> str:
+    title = f"{plan.model} with {plan.draft}" if plan.draft else plan.model
+    with render.startup_status(notes, title) as on_phase:
+        target = stack.enter_context(
+            LocalTarget(plan.model, draft=plan.draft, flags=plan.target_flags, on_phase=on_phase)
+        )
+    render.note(notes, f"{title} ready after {target.startup_s:.1f} s")
     return target.address
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ssd.v1 import target_pb2
+from ssd_client.speculation import SpeculationStats, stats_of
 
 
 class FinishReason(Enum):
@@ -70,6 +71,7 @@ class Finished:
     stopped_by: str | int | None
     usage: Usage
     seed: int
+    speculation: SpeculationStats | None = None
 
 
 Event = Started | Tokens | Moved | Finished
@@ -114,4 +116,5 @@ def _finished(finish: target_pb2.GenerateFinish) -> Finished:
         stopped_by=getattr(finish, stopped_by) if stopped_by else None,
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens),
         seed=finish.seed,
+        speculation=stats_of(finish.speculation) if finish.HasField("speculation") else None,
     )

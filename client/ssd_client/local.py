@@ -1,78 +1,97 @@
-"""A real target on this machine, for as long as a command runs.
-
-The process never outlives the client: it is stopped at the end of the `with` block, whatever ends
-it, SIGTERM and SIGHUP included; on Linux the kernel stops it when the client is killed.
-"""
+"""What --local starts: a real target on this machine, and a draft beside it."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType, TracebackType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 
-import grpc
-from grpc_health.v1 import health_pb2
-
-from ssd_client.endpoints import Endpoint
-from ssd_client.errors import ClientError, EndpointLostError
+from ssd_client.errors import BadInputError, ClientError, EndpointLostError
+from ssd_client.local_service import NEEDS_SERVE, LocalService, wait_until_ready
 
 DEFAULT_MODEL = "stories-target"
-NEEDS_SERVE = '--local needs the serving extra: pip install "ssd-serve[serve]"'
+DEFAULT_DRAFTS = {DEFAULT_MODEL: "stories-draft"}  # by target
+NO_DRAFT = "none"
 
-_POLL_S = 0.05
-_CHECK_S = 2.0
-_LAST_LINES = 15
-_PR_SET_PDEATHSIG = 1
+
+@dataclass(frozen=True)
+class LocalFlags:
+    """What the command line says about the local services; None where it says nothing."""
+
+    local_model: str | None = None
+    local_draft: str | None = None
+    mode: str | None = None
+    draft: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    model: str
+    draft: str | None = None  # the model of a draft service
+    target_flags: tuple[str, ...] = ()
+
+
+def plan_local(flags: LocalFlags) -> LocalPlan:
+    """Which services to start, and how; BadInputError where the flags contradict each other."""
+    model = flags.local_model or DEFAULT_MODEL
+    draft = flags.local_draft or DEFAULT_DRAFTS.get(model, NO_DRAFT)
+    named = tuple(word for address in flags.draft for word in ("--draft", address))
+    if flags.mode == "off":
+        return LocalPlan(model, None, named)
+    if flags.mode == "sync":
+        if draft == NO_DRAFT:
+            raise BadInputError("--local --mode sync needs a draft model: name it by --local-draft")
+        return LocalPlan(model, None, (*named, "--draft-model", draft))
+    if named:
+        if flags.local_draft not in (None, NO_DRAFT):
+            raise BadInputError(
+                "either --local-draft starts a draft or --draft names one, not both"
+            )
+        return LocalPlan(model, None, named)
+    if flags.mode == "ssd" and draft == NO_DRAFT:
+        raise BadInputError("--local --mode ssd needs a draft: --local-draft MODEL or --draft")
+    return LocalPlan(model, None if draft == NO_DRAFT else draft)
 
 
 class LocalTarget:
-    """Context manager around `python -m ssd_target serve MODEL`; `address` once it is ready.
+    """Context manager around `ssd-target serve MODEL`; `address` once it is ready.
 
-    Enter it from a thread that lives as long as the block: on Linux the target is stopped with the
-    thread that started it. `on_phase` is told "starting", "loading" and "ready".
+    With `draft`, a draft service of that model is started beside it, and both load at the same
+    time. Enter it from a thread that lives as long as the block: on Linux the services are stopped
+    with the thread that started them. `on_phase` is told "starting", "loading" and "ready".
     """
 
     def __init__(
         self,
         model: str = DEFAULT_MODEL,
         *,
+        draft: str | None = None,
+        flags: Sequence[str] = (),
         on_phase: Callable[[str], None] = lambda phase: None,
-        startup_timeout_s: float = 300.0,
-        grace_s: float = 10.0,
     ) -> None:
-        self.model = model
         self.address = ""
         self.startup_s = 0.0
+        self._model = model
+        self._draft = draft
+        self._flags = flags
         self._on_phase = on_phase
-        self._startup_timeout_s = startup_timeout_s
-        self._grace_s = grace_s
 
     def __enter__(self) -> LocalTarget:
-        check_installed()
+        check_installed("ssd_target", *(["ssd_draft"] if self._draft else []))
+        begun = time.monotonic()
+        self._on_phase("starting")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_signals_as_exit())
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ssd-local-")))
-            self._log = folder / "log"
-            self._begun = time.monotonic()
-            self._on_phase("starting")
-            self._process = self._start(folder / "port")
-            stack.callback(_stop, self._process, self._grace_s)
-            self.address = f"127.0.0.1:{self._wait_for_port(folder / 'port')}"
+            services = self._start(stack)
             self._on_phase("loading")
-            self._wait_until_ready()
-            self.startup_s = time.monotonic() - self._begun
-            self._on_phase("ready")
+            wait_until_ready(services)
+            self._target = services[-1]
             self._stack = stack.pop_all()
+        self.address = self._target.address
+        self.startup_s = time.monotonic() - begun
+        self._on_phase("ready")
         return self
 
     def __exit__(
@@ -82,135 +101,26 @@ class LocalTarget:
         trace: TracebackType | None,
     ) -> None:
         with self._stack:
-            if isinstance(error, EndpointLostError) and self._has_died():
-                raise ClientError(self._last_words()) from error
+            if isinstance(error, EndpointLostError) and self._target.has_died():
+                raise ClientError(self._target.last_words()) from error
 
-    def _start(self, port_file: Path) -> subprocess.Popen[bytes]:
-        # fmt: off
-        command = [
-            sys.executable, "-m", "ssd_target", "serve", self.model,
-            "--listen", "127.0.0.1:0", "--port-file", str(port_file),
-        ]
-        # fmt: on
-        with self._log.open("wb") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Modules that lie in the user's folder by chance are not the target's.
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
-                # A group of its own: Ctrl-C reaches the client only, which then stops the group.
-                start_new_session=True,
-                preexec_fn=_die_with_parent(),
-            )
-
-    def _wait_for_port(self, port_file: Path) -> int:
-        while not port_file.exists():
-            self._pause()
-        content = port_file.read_text()
-        try:
-            return int(content)
-        except ValueError:
-            raise ClientError(f"{self.model}: no port in its port file: {content!r}") from None
-
-    def _wait_until_ready(self) -> None:
-        with contextlib.closing(Endpoint(self.address)) as endpoint:
-            while not _is_ready(endpoint):
-                self._pause()
-
-    def _pause(self) -> None:
-        if self._process.poll() is not None:
-            raise ClientError(self._last_words())
-        if time.monotonic() - self._begun > self._startup_timeout_s:
-            limit = f"{self._startup_timeout_s:g} s"
-            raise ClientError(f"{self.model} was not ready after {limit}{self._log_tail()}")
-        time.sleep(_POLL_S)
-
-    def _has_died(self) -> bool:
-        """Whether the process is gone; a lost stream may be noticed a little before it is."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        return self._process.returncode is not None
-
-    def _last_words(self) -> str:
-        log = self._log.read_text(errors="replace")
-        if "ModuleNotFoundError" in log:
-            return f"{NEEDS_SERVE} ({log.strip().splitlines()[-1]})"
-        return f"{self.model} ended with {_status(self._process.returncode)}{self._log_tail()}"
-
-    def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        return "".join(["; its last lines:", *(f"\n  {line}" for line in lines)]) if lines else ""
+    def _start(self, stack: contextlib.ExitStack) -> list[LocalService]:
+        """The services, listening but not ready, the target last: it is told where its draft is."""
+        services = []
+        flags = list(self._flags)
+        if self._draft:
+            draft = LocalService("ssd_draft", self._draft, name=f"draft {self._draft}")
+            services.append(stack.enter_context(draft))
+            flags += ["--draft", draft.address]
+        target = LocalService("ssd_target", self._model, flags)
+        services.append(stack.enter_context(target))
+        for each in services:
+            stack.callback(each.ask_to_stop)
+        return services
 
 
-def check_installed() -> None:
-    """ClientError unless the target can be imported by this interpreter; imports nothing."""
-    for module in ("ssd_target", "torch"):
+def check_installed(*services: str) -> None:
+    """ClientError unless this interpreter can import what they need; imports nothing."""
+    for module in (*services, "torch"):
         if importlib.util.find_spec(module) is None:
             raise ClientError(NEEDS_SERVE)
-
-
-def _is_ready(endpoint: Endpoint) -> bool:
-    request = health_pb2.HealthCheckRequest(service="readiness")
-    try:
-        response = endpoint.health.Check(request, timeout=_CHECK_S)
-    except grpc.RpcError:
-        return False
-    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Asks the target to stop; what of its group is left after the grace is killed."""
-    try:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-    finally:  # also when a second Ctrl-C cuts the grace short
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@contextlib.contextmanager
-def _signals_as_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP become SystemExit, so that `finally` and `with` do their work."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]  # nohup
-    before = {n: signal.signal(n, _raise_exit) for n in numbers if n not in ignored}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _raise_exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs before its program so that the kernel ends it with its parent (Linux).
-
-    The kernel sends the signal as each thread of the parent dies, so it may come more than once.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: little is safe between fork and exec
-    parent = os.getpid()
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(1)
-
-    return arm
-
-
-def _status(returncode: int) -> str:
-    if returncode < 0:
-        return f"signal {-returncode}"
-    return f"status {returncode}"

@@ -1,4 +1,4 @@
-"""What a person or a program sees: text as it comes, one line of statistics, or one JSON object.
+"""What a person or a program sees: text as it comes, lines of statistics, or one JSON object.
 
 stdout carries the answer and nothing else; everything about it goes to stderr.
 """
@@ -23,6 +23,7 @@ from ssd.v1 import target_pb2
 from ssd_client.errors import ClientError, count, printable
 from ssd_client.events import Event, Moved, TokenLogprobs, Tokens
 from ssd_client.result import GenerationResult, Timing
+from ssd_client.speculation import SpeculationStats, mode_name
 
 _WIDE = 10_000  # a pipe has no width: nothing is folded in it
 
@@ -37,7 +38,7 @@ class Output(Protocol):
 
 
 class TextOutput:
-    """Streams the text to stdout and ends with a line of statistics on stderr."""
+    """Streams the text to stdout and ends with statistics on stderr."""
 
     def __init__(self, notes: Console) -> None:
         self._notes = notes
@@ -55,6 +56,9 @@ class TextOutput:
             write_stdout("\n")
         if why != "failed":
             note(self._notes, " · ".join(statistics(result, why)))
+            speculation = speculation_line(result)
+            if speculation:
+                note(self._notes, speculation)
 
     def _write(self, text: str) -> None:
         if text:
@@ -95,6 +99,40 @@ def statistics(result: GenerationResult, why: str | None = None) -> list[str]:
     return parts
 
 
+def speculation_line(result: GenerationResult) -> str:
+    """How speculation went, as far as a server said it; empty without speculation."""
+    stats = result.speculation
+    if stats is None or stats.mode not in ("ssd", "sync") or not stats.rounds:
+        return ""
+    title = "speculation after the resume" if result.resumed else "speculation"
+    return f"{title}: {' · '.join(speculation_statistics(stats, result.speculation_tokens))}"
+
+
+def speculation_statistics(stats: SpeculationStats, tokens: int) -> list[str]:
+    """The parts of the speculation line; `tokens` is what the rounds gave."""
+    parts = [count(stats.rounds, "round"), f"{tokens / stats.rounds:.1f} tokens/round"]
+    if stats.mode == "ssd":
+        parts.append(f"{stats.cache_tokens} of {count(tokens, 'token')} from the cache")
+    if stats.hit_rate is not None:
+        parts.append(f"hit rate {stats.hit_rate * 100:.0f} %")
+    if stats.acceptance is not None:
+        parts.append(f"acceptance {stats.acceptance * 100:.0f} %")
+    if stats.late:
+        parts.append(f"{stats.late} late")
+    if stats.missed:
+        kinds = f"{stats.length_misses} length, {stats.token_misses} token"
+        parts.append(f"{stats.missed} missed ({kinds})")
+    if stats.fallbacks:
+        parts.append(f"fallbacks: {_fallbacks(stats)}")
+    return parts
+
+
+def _fallbacks(stats: SpeculationStats) -> str:
+    """The server's reasons, the most frequent first, each on this one line."""
+    ranked = sorted(stats.fallbacks.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join(f"{' '.join(printable(reason).split())} {n}" for reason, n in ranked)
+
+
 def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
@@ -110,6 +148,7 @@ def result_json(result: GenerationResult, *, logprobs: bool) -> dict[str, Any]:
         "seed": started.seed if started else None,
         "usage": _usage_json(result),
         "timing": _timing_json(result.timing, len(result.token_ids)),
+        "speculation": _speculation_json(result),
     }
     if logprobs:
         content["logprobs"] = [_logprobs_json(each) for each in result.logprobs]
@@ -132,6 +171,12 @@ def _timing_json(timing: Timing, tokens: int) -> dict[str, float | None]:
         "tokens_per_s": _rounded(timing.tokens_per_s(tokens)),
         "total_ms": _rounded(timing.total_s(), 1e3),
     }
+
+
+def _speculation_json(result: GenerationResult) -> dict[str, Any] | None:
+    if result.speculation is None:
+        return None
+    return {"tokens": result.speculation_tokens, **dataclasses.asdict(result.speculation)}
 
 
 def _logprobs_json(logprobs: TokenLogprobs) -> dict[str, Any]:
@@ -171,10 +216,10 @@ def note(console: Console, line: str) -> None:
 
 
 @contextlib.contextmanager
-def startup_status(console: Console, model: str) -> Iterator[Any]:
-    """A spinner while a local target starts; yields what takes its phases."""
-    with console.status(f"{model}: starting …") as status:
-        yield lambda phase: status.update(f"{model}: {phase} …")
+def startup_status(console: Console, title: str) -> Iterator[Any]:
+    """A spinner while local services start; yields what takes their phases."""
+    with console.status(f"{title}: starting …") as status:
+        yield lambda phase: status.update(f"{title}: {phase} …")
 
 
 def show_error(error: ClientError) -> None:
@@ -183,7 +228,16 @@ def show_error(error: ClientError) -> None:
 
 def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
     values = {each.name: getattr(info, each.name) for each in info.DESCRIPTOR.fields}
-    return {**values, "eos_token_ids": list(info.eos_token_ids)}
+    return {
+        **values,
+        "eos_token_ids": list(info.eos_token_ids),
+        "speculation_modes": [mode_name(each) for each in info.speculation_modes],
+        "speculation_endpoints": [_endpoint_json(each) for each in info.speculation_endpoints],
+    }
+
+
+def _endpoint_json(endpoint: target_pb2.SpeculationEndpoint) -> dict[str, Any]:
+    return {each.name: getattr(endpoint, each.name) for each in endpoint.DESCRIPTOR.fields}
 
 
 def show_model_info(rows: dict[str, Any]) -> None:
@@ -196,15 +250,27 @@ def show_model_info(rows: dict[str, Any]) -> None:
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
-def _cell(value: object) -> str:
+def _cell(value: Any) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
         case int():
             return f"{value:,}"
+        case [dict(), *_]:
+            return "\n".join(endpoint_text(each) for each in value)
         case Sequence() if not isinstance(value, str):
-            return ", ".join(str(each) for each in value)
+            return ", ".join(str(each) for each in value) or "none"
     return str(value)
+
+
+def endpoint_text(endpoint: dict[str, Any]) -> str:
+    """A speculation endpoint: where it is, how it is, and what it serves or why it does not."""
+    about = [endpoint["draft_name"], endpoint["reason"]]
+    if endpoint["open_sequences"]:
+        about.append(count(endpoint["open_sequences"], "sequence"))
+    details = ", ".join(each for each in about if each)
+    head = f"{endpoint['address']} {endpoint['state']}"
+    return f"{head} ({details})" if details else head
 
 
 def write_json(content: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ssd.v1 import target_pb2
+from ssd_client.speculation import MODES, VERIFICATIONS
 
 _SAMPLING = (
     "temperature",
@@ -63,6 +64,11 @@ class GenerateOptions:
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int | None = None
+    mode: str | None = None
+    draft: Sequence[str] = ()  # speculation endpoints, HOST:PORT
+    depth: int | None = None
+    verification: str | None = None
+    down_weight: float | None = None
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
@@ -70,6 +76,7 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.Genera
     _set_prompt(request, prompt)
     _set_sampling(request, options)
     _set_stop(request, options)
+    _set_speculation(request, options)
     if options.logprobs or options.top_logprobs:
         request.logprobs.chosen = True
         request.logprobs.top_n = options.top_logprobs or 0
@@ -123,3 +130,16 @@ def _set_stop(request: target_pb2.GenerateRequest, options: GenerateOptions) -> 
         request.stop.strings.extend(options.stop)
     if options.stop_token_id:
         request.stop.token_ids.extend(options.stop_token_id)
+
+
+def _set_speculation(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
+    if options.mode is not None:
+        request.speculation.mode = MODES[options.mode]
+    if options.verification is not None:
+        request.speculation.verification = VERIFICATIONS[options.verification]
+    if options.depth is not None:
+        request.speculation.depth = options.depth
+    if options.draft:
+        request.speculation.endpoints.extend(options.draft)
+    if options.down_weight is not None:
+        request.speculation.down_weight = options.down_weight

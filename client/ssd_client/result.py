@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ssd_client.events import Event, Finished, Started, TokenLogprobs, Tokens
+from ssd_client.speculation import SpeculationStats
 
 
 @dataclass
@@ -42,6 +43,10 @@ class GenerationResult:
     finished: Finished | None = None
     endpoints: list[str] = field(default_factory=list)  # that accepted the request, in order
     resumed: int = 0
+    # Only a finish says how its part of the generation was sped up; a lost part counts nowhere.
+    speculation: SpeculationStats | None = None
+    speculation_tokens: int = 0  # that came in those parts
+    _part_begins: int = 0
 
     def add(self, event: Event, now: float) -> None:
         self.timing.ended = now
@@ -51,7 +56,7 @@ class GenerationResult:
             case Tokens():
                 self._take(event, now)
             case Finished():
-                self.finished = event
+                self._finish(event)
 
     def end(self, now: float) -> None:
         """For a generation that ends without a finish."""
@@ -65,6 +70,7 @@ class GenerationResult:
         self.resumed += bool(self.token_ids)
         self.started = started
         self.endpoints.append(started.endpoint)
+        self._part_begins = len(self.token_ids)
 
     def _take(self, tokens: Tokens, now: float) -> None:
         self.text += tokens.text
@@ -74,3 +80,10 @@ class GenerationResult:
             self.timing.last_token = now
             if self.timing.first_token is None:
                 self.timing.first_token = now
+
+    def _finish(self, finished: Finished) -> None:
+        self.finished = finished
+        stats = finished.speculation
+        if stats is not None:
+            self.speculation = self.speculation + stats if self.speculation else stats
+            self.speculation_tokens += len(self.token_ids) - self._part_begins

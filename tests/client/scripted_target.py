@@ -64,6 +64,7 @@ class Script:
     linger_s: float = 0.0  # between the finish and the end of the call
     text: str | None = None  # instead of the pieces of its tokens
     stopped_by: str | int | None = None
+    speculation: dict | None = None  # fields of the statistics in its finish
 
 
 @dataclass
@@ -103,6 +104,19 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
             num_parameters=3_000_000_000,
             eos_token_ids=[1, 2],
             has_chat_template=True,
+            speculation_modes=[
+                target_pb2.SPECULATION_MODE_SSD,
+                target_pb2.SPECULATION_MODE_OFF,
+            ],
+            max_speculation_depth=8,
+            speculation_endpoints=[
+                target_pb2.SpeculationEndpoint(
+                    address="127.0.0.1:7510", state="up", draft_name="tiny", open_sequences=3
+                ),
+                target_pb2.SpeculationEndpoint(
+                    address="gpu-2:7510", state="refused", reason="another tokenizer"
+                ),
+            ],
         )
 
     def _goes_wrong(self, sent: int, context: grpc.ServicerContext, done: threading.Event) -> bool:
@@ -132,6 +146,8 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
             ),
             seed=seed,
         )
+        if self.script.speculation is not None:
+            finish.speculation.CopyFrom(target_pb2.SpeculationStats(**self.script.speculation))
         if self.script.stopped_by is not None:
             finish.reason = target_pb2.FINISH_REASON_STOP
             kind = "stop_string" if isinstance(self.script.stopped_by, str) else "stop_token_id"

@@ -71,6 +71,47 @@ def test_json(start):
     assert (content["endpoints"], content["resumed"]) == ([server.address], 0)
 
 
+SPECULATION = {
+    "mode": target_pb2.SPECULATION_MODE_SSD,
+    "verification": target_pb2.VERIFICATION_MODE_COUPLED,
+    "rounds": 4,
+    "hits": 3,
+    "cache_rounds": 3,
+    "plain_rounds": 1,
+    "drafted_tokens": 9,
+    "accepted_tokens": 8,
+    "cache_tokens": 8,
+}
+
+
+def test_speculation_has_a_line_of_its_own(start):
+    result = invoke("Once", "--target", start(speculation=SPECULATION).address)
+    assert result.stdout == full_text(12) + "\n"
+    line, speculation = result.stderr.splitlines()
+    assert line.startswith("12 tokens · ")
+    assert speculation == (
+        "speculation: 4 rounds · 3.0 tokens/round · 8 of 12 tokens from the cache · "
+        "hit rate 100 % · acceptance 89 %"
+    )
+
+
+def test_plain_decoding_has_no_line_of_speculation(start):
+    plain = {"mode": target_pb2.SPECULATION_MODE_OFF, "rounds": 12, "plain_rounds": 12}
+    result = invoke("Once", "--target", start(speculation=plain).address)
+    assert result.stderr.count("\n") == 1
+
+
+def test_json_has_every_field_of_the_speculation(start):
+    server = start(speculation={**SPECULATION, "fallbacks": {"busy": 2}})
+    result = invoke("Once", "--target", server.address, "--json")
+    content = json.loads(result.stdout)["speculation"]
+    names = [each.name for each in target_pb2.SpeculationStats.DESCRIPTOR.fields]
+    zeros = dict.fromkeys(names, 0)
+    said = {"mode": "ssd", "verification": "coupled", "fallbacks": {"busy": 2}, "tokens": 12}
+    assert content == {**zeros, **SPECULATION, **said}
+    assert result.stderr == ""
+
+
 def test_prompt_sources(start, tmp_path):
     server = start()
     path = tmp_path / "prompt.txt"
@@ -101,7 +142,8 @@ def test_every_flag_reaches_the_request(start):
         "--logit-bias", "3=-100", "--logit-bias", "4=1.5", "--seed", str(2**64 - 1),
         "--max-tokens", "9", "--stop", "a b", "--stop", "\n", "--stop-token-id", "5",
         "--stop-token-id", "6", "--ignore-eos", "--logprobs", "--json", "--request-id", "r1",
-        "--timeout", "30",
+        "--timeout", "30", "--mode", "sync", "--draft", "h:1", "--draft", "[::1]:2", "--depth", "6",
+        "--verification", "coupled", "--down-weight", "0.25",
     )
     # fmt: on
     assert request == target_pb2.GenerateRequest(
@@ -122,6 +164,13 @@ def test_every_flag_reaches_the_request(start):
             max_tokens=9, strings=["a b", "\n"], token_ids=[5, 6], ignore_eos=True
         ),
         logprobs=target_pb2.LogprobOptions(chosen=True),
+        speculation=target_pb2.SpeculationOptions(
+            mode=target_pb2.SPECULATION_MODE_SYNC,
+            verification=target_pb2.VERIFICATION_MODE_COUPLED,
+            depth=6,
+            endpoints=["h:1", "[::1]:2"],
+            down_weight=0.25,
+        ),
     )
 
 
@@ -138,6 +187,8 @@ def test_environment_variables(start):
         "STOP": "a b\nc",
         "STOP_TOKEN_ID": "1 2",
         "IGNORE_EOS": "1",
+        "DRAFT": "h:1 h:2",
+        "MODE": "ssd",
     }
     result = invoke("x", env={f"SSD_CLIENT_GENERATE_{name}": env[name] for name in env})
     assert result.exit_code == 0, result.stderr
@@ -146,6 +197,8 @@ def test_environment_variables(start):
     assert list(request.stop.strings) == ["a b", "c"]
     assert list(request.stop.token_ids) == [1, 2]
     assert request.stop.ignore_eos
+    assert list(request.speculation.endpoints) == ["h:1", "h:2"]
+    assert request.speculation.mode == target_pb2.SPECULATION_MODE_SSD
 
 
 @pytest.mark.parametrize(
@@ -171,6 +224,14 @@ def test_environment_variables(start):
         (["a", "--logprobs"], "add --json"),
         (["a", "--local", "--target", "h:1"], "leave --target out"),
         (["a", "--local-model", "m"], "--local-model needs --local"),
+        (["a", "--local-draft", "m"], "--local-draft needs --local"),
+        (["a", "--local", "--mode", "sync", "--local-draft", "none"], "needs a draft model"),
+        (["a", "--local", "--draft", "h:1", "--local-draft", "m"], "not both"),
+        (["a", "--draft", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["a", "--mode", "fast"], "'fast' is not one of 'ssd', 'sync', 'off'"),
+        (["a", "--verification", "none"], "--verification"),
+        (["a", "--depth", "0"], "--depth"),
+        (["a", "--down-weight", "inf"], "--down-weight"),
         (["a", "b"], "unexpected extra argument"),
         (["a", "--nope"], "No such option"),
     ],
@@ -241,6 +302,14 @@ def test_failover_and_its_statistics(start):
     content = json.loads(invoke("x", *targets, "--json").stdout)
     assert (content["text"], content["resumed"]) == (full_text(12), 1)
     assert content["endpoints"] == [first.address, second.address]
+
+
+def test_the_speculation_of_a_lost_part_is_not_made_up(start):
+    first, second = start(abort_after=(3, *LOST)), start(speculation={**SPECULATION, "rounds": 3})
+    result = invoke("x", "--target", first.address, "--target", second.address)
+    assert result.stderr.splitlines()[-1].startswith(
+        "speculation after the resume: 3 rounds · 3.0 tokens/round · 8 of 9 tokens from the cache"
+    )
 
 
 def test_retries_resume_on_the_only_endpoint(start):
@@ -338,10 +407,24 @@ def test_info(start):
     rows = dict(line.split("  ", 1) for line in result.stdout.splitlines())
     assert rows["num parameters"].strip() == "3,000,000,000"
     assert rows["fingerprint"].strip() == "f" * 64
+    assert rows["speculation modes"].strip() == "ssd, off"
+    assert rows["max speculation depth"].strip() == "8"
+    assert [line.strip().split("  ")[-1] for line in result.stdout.splitlines()[-2:]] == [
+        "127.0.0.1:7510 up (tiny, 3 sequences)",
+        "gpu-2:7510 refused (another tokenizer)",
+    ]
     result = CliRunner().invoke(cli, ["info", "--target", server.address, "--json"])
     content = json.loads(result.stdout)
     assert content["num_parameters"] == 3_000_000_000
     assert content["eos_token_ids"] == [1, 2]
+    assert content["speculation_modes"] == ["ssd", "off"]
+    assert content["speculation_endpoints"][0] == {
+        "address": "127.0.0.1:7510",
+        "state": "up",
+        "draft_name": "tiny",
+        "reason": "",
+        "open_sequences": 3,
+    }
 
 
 def test_info_of_an_unreachable_target(nobody):

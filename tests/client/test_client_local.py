@@ -1,6 +1,7 @@
-"""--local: a target process that lives exactly as long as the command.
+"""--local: a target and a draft process that live exactly as long as the command.
 
-The process is real, its model is not: a package `ssd_target` that serves a script stands in.
+The processes are real, their models are not: packages `ssd_target` and `ssd_draft` that serve a
+script stand in. The real ones are started at the end.
 """
 
 from __future__ import annotations
@@ -13,23 +14,38 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from scripted_target import full_text
 
 from ssd.v1 import target_pb2
+from ssd_client.endpoints import check_address
+from ssd_client.errors import BadInputError
+from ssd_client.local import LocalFlags, LocalPlan, plan_local
 from ssd_client.prompt import LOCAL_DEFAULT
+from ssd_target.cli import serve
 
-FAKE_TARGET = """
+SERVICES = ("ssd_target", "ssd_draft")
+
+FAKE_SERVICE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
-behaviour = json.loads(os.environ["FAKE_TARGET"])
-here = Path(os.environ["FAKE_FOLDER"])
-(here / "arguments").write_text(json.dumps(sys.argv[1:]))
+behaviour = json.loads(os.environ[f"FAKE_{__package__.upper()}"])
+here = Path(os.environ["FAKE_FOLDER"]) / __package__
 helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # an engine
 (here / "pids").write_text(f"{os.getpid()} {helper.pid}")
+(here / "arguments").write_text(json.dumps(sys.argv[1:]))
+
+def fail():
+    for number in range(100):
+        print("line", number, file=sys.stderr)
+    sys.stderr.flush()
+    helper.kill()
+    os._exit(behaviour["fails"])
 
 def leave():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes once for each thread of the client
@@ -43,11 +59,8 @@ if behaviour.get("stubborn"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: leave())
-if "fails" in behaviour:
-    for number in range(100):
-        print("line", number, file=sys.stderr)
-    helper.kill()
-    sys.exit(behaviour["fails"])
+if "fails" in behaviour and not behaviour.get("listens_first"):
+    fail()
 
 from scripted_target import Script, serve
 
@@ -56,6 +69,11 @@ with serve(Script(**behaviour.get("script", {}))) as running:
     part = port_file.with_suffix(".part")
     part.write_text(running.address.rsplit(":", 1)[1] + "\\n")
     part.rename(port_file)
+    if "fails" in behaviour:
+        time.sleep(0.2)
+        fail()
+    while not all(Path(each).exists() for each in behaviour.get("ready_after", [])):
+        time.sleep(0.02)
     if not behaviour.get("never_ready"):
         time.sleep(0.2)
         running.set_ready()
@@ -64,22 +82,26 @@ with serve(Script(**behaviour.get("script", {}))) as running:
 
 
 class Sandbox:
-    """A folder from which `--local` finds the stand-in for the target."""
+    """A folder from which `--local` finds the stand-ins for the services."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "ssd_target").mkdir()
-        (folder / "ssd_target" / "__init__.py").touch()
-        (folder / "ssd_target" / "__main__.py").write_text(FAKE_TARGET)
+        for service in SERVICES:
+            (folder / service).mkdir()
+            (folder / service / "__init__.py").touch()
+            (folder / service / "__main__.py").write_text(FAKE_SERVICE)
         (folder / "torch.py").touch()
 
-    def start(self, *arguments: str, behaviour: str = "{}", **settings) -> subprocess.Popen:
+    def start(
+        self, *arguments: str, target: dict | None = None, draft: dict | None = None, **settings
+    ) -> subprocess.Popen:
         paths = [str(self.folder), str(Path(__file__).parent)]
         inherited = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(":") if p]
         environment = {
             **os.environ,
             "PYTHONPATH": ":".join([*paths, *inherited]),
-            "FAKE_TARGET": behaviour,
+            "FAKE_SSD_TARGET": json.dumps(target or {}),
+            "FAKE_SSD_DRAFT": json.dumps(draft or {}),
             "FAKE_FOLDER": str(self.folder),
         }
         settings = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **settings}
@@ -94,17 +116,40 @@ class Sandbox:
         stdout, stderr = process.communicate(timeout=30)
         return process.returncode, stdout.decode(), stderr.decode()
 
-    def pids(self) -> list[int]:
-        return [int(each) for each in (self.folder / "pids").read_text().split()]
+    def arguments(self, service: str) -> list[str] | None:
+        """What a service was started with, but for where it listens; None if it was not."""
+        path = self.folder / service / "arguments"
+        if not path.exists():
+            return None
+        *arguments, listen, address, port_file, _ = json.loads(path.read_text())
+        assert (listen, address, port_file) == ("--listen", "127.0.0.1:0", "--port-file")
+        return arguments
+
+    def requests(self) -> list[target_pb2.GenerateRequest]:
+        lines = (self.folder / "ssd_target" / "requests").read_text().splitlines()
+        return [target_pb2.GenerateRequest.FromString(bytes.fromhex(each)) for each in lines]
+
+    def wait_for_start(self, service: str) -> None:
+        while not (self.folder / service / "arguments").exists():
+            time.sleep(0.02)
+
+    def pids(self, *services: str) -> list[int]:
+        """Processes of these services, or of all; the first of a service is itself."""
+        files = [self.folder / service / "pids" for service in services or SERVICES]
+        return [int(each) for file in files if file.exists() for each in file.read_text().split()]
 
     def all_gone(self) -> bool:
-        """Whether target and helper have ended, within a moment."""
-        end = time.monotonic() + 5
-        while any(_alive(pid) for pid in self.pids()):
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.02)
-        return True
+        """Whether the services and their helpers have ended, within a moment."""
+        return _comes_true(lambda: not any(_alive(pid) for pid in self.pids()), 5)
+
+
+def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _alive(pid: int) -> bool:
@@ -118,10 +163,9 @@ def _alive(pid: int) -> bool:
 def sandbox(tmp_path):
     made = Sandbox(tmp_path)
     yield made
-    if (tmp_path / "pids").exists():
-        for pid in made.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    for pid in made.pids():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_generation_on_a_local_target(sandbox):
@@ -130,9 +174,95 @@ def test_a_generation_on_a_local_target(sandbox):
     ready, statistics = stderr.splitlines()
     assert ready.startswith("other ready after ")
     assert statistics.startswith("12 tokens · ")
-    arguments = json.loads((sandbox.folder / "arguments").read_text())
-    assert arguments[:-1] == ["serve", "other", "--listen", "127.0.0.1:0", "--port-file"]
+    assert sandbox.arguments("ssd_target") == ["serve", "other"]
+    assert sandbox.arguments("ssd_draft") is None
     assert sandbox.all_gone()
+
+
+def test_the_shipped_target_has_its_draft_beside_it(sandbox):
+    code, stdout, stderr = sandbox.run("Once", "--local")
+    assert (code, stdout) == (0, full_text(12) + "\n"), stderr
+    assert stderr.startswith("stories-target with stories-draft ready after ")
+    assert sandbox.arguments("ssd_draft") == ["serve", "stories-draft"]
+    *arguments, address = sandbox.arguments("ssd_target")
+    assert arguments == ["serve", "stories-target", "--draft"]
+    assert check_address(address)
+    assert not sandbox.requests()[0].HasField("speculation")  # the server's own is used
+    assert len(sandbox.pids()) == 4
+    assert sandbox.all_gone()
+
+
+def test_target_and_draft_load_at_the_same_time(sandbox):
+    """Each is ready only once the other has started."""
+    started = {each: str(sandbox.folder / each / "arguments") for each in SERVICES}
+    code, _, stderr = sandbox.run(
+        "Once",
+        "--local",
+        target={"ready_after": [started["ssd_draft"]]},
+        draft={"ready_after": [started["ssd_target"]]},
+    )
+    assert code == 0, stderr
+
+
+def test_the_draft_is_waited_for(sandbox):
+    process = sandbox.start("Once", "--local", draft={"never_ready": True})
+    sandbox.wait_for_start("ssd_target")
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (130, b"")
+    assert sandbox.all_gone()
+
+
+@pytest.mark.parametrize("flags", [["--mode", "off"], ["--local-draft", "none"]])
+def test_no_draft_is_started_where_none_is_used(sandbox, flags):
+    code, _, stderr = sandbox.run("Once", "--local", *flags)
+    assert code == 0, stderr
+    assert sandbox.arguments("ssd_target") == ["serve", "stories-target"]
+    assert sandbox.arguments("ssd_draft") is None
+
+
+def test_sync_speculation_has_the_draft_model_in_the_target(sandbox):
+    code, _, stderr = sandbox.run("Once", "--local", "--mode", "sync", "--local-draft", "folder")
+    assert code == 0, stderr
+    expected = ["serve", "stories-target", "--draft-model", "folder"]
+    assert sandbox.arguments("ssd_target") == expected
+    assert sandbox.arguments("ssd_draft") is None
+    assert sandbox.requests()[0].speculation.mode == target_pb2.SPECULATION_MODE_SYNC
+
+
+@pytest.mark.parametrize("listens_first", [False, True])
+def test_a_draft_that_fails_to_start_is_quoted(sandbox, listens_first):
+    behaviour = {"fails": 7, "listens_first": listens_first}
+    # The target never gets ready: a failure of the draft is seen at once all the same.
+    code, stdout, stderr = sandbox.run(
+        "Once", "--local", draft=behaviour, target={"never_ready": True}
+    )
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("error: draft stories-draft ended with status 7; its last lines:\n")
+    assert stderr.endswith("\n  line 98\n  line 99\n")
+    assert sandbox.all_gone()
+
+
+def test_a_target_that_fails_takes_its_loading_draft_along(sandbox):
+    code, _, stderr = sandbox.run(
+        "Once", "--local", target={"fails": 7}, draft={"never_ready": True}
+    )
+    assert code == 1
+    assert stderr.startswith("error: stories-target ended with status 7")
+    assert sandbox.all_gone()
+
+
+def test_a_draft_that_dies_half_way_fails_nothing(sandbox):
+    process = sandbox.start("Once", "--local", target={"script": {"pause_s": 0.1}})
+    beginning = process.stdout.read(1)
+    os.kill(sandbox.pids("ssd_draft")[0], signal.SIGKILL)
+    rest = process.stdout.read()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0, stderr
+    assert (beginning + rest).decode() == full_text(12) + "\n"
+    assert sandbox.all_gone()  # what the dead draft left behind, too
 
 
 def test_a_first_look_needs_no_prompt(sandbox):
@@ -143,14 +273,13 @@ def test_a_first_look_needs_no_prompt(sandbox):
     os.close(theirs)
     assert process.returncode == 0, stderr
     assert stdout.decode() == full_text(12) + "\n"
-    (request,) = (sandbox.folder / "requests").read_text().splitlines()
-    message = target_pb2.GenerateRequest.FromString(bytes.fromhex(request)).chat.messages[0]
+    (request,) = sandbox.requests()
+    message = request.chat.messages[0]
     assert message == target_pb2.ChatMessage(role="user", content=LOCAL_DEFAULT)
-    assert '"stories-target"' in (sandbox.folder / "arguments").read_text()
 
 
 def test_a_target_that_fails_to_start_is_quoted(sandbox):
-    code, stdout, stderr = sandbox.run("Once", "--local", behaviour='{"fails": 7}')
+    code, stdout, stderr = sandbox.run("Once", "--local", target={"fails": 7})
     assert (code, stdout) == (1, "")
     assert stderr.startswith("error: stories-target ended with status 7; its last lines:\n")
     assert stderr.endswith("\n  line 98\n  line 99\n")
@@ -158,7 +287,7 @@ def test_a_target_that_fails_to_start_is_quoted(sandbox):
 
 
 def test_a_target_that_dies_is_quoted_after_its_text(sandbox):
-    code, stdout, stderr = sandbox.run("Once", "--local", behaviour='{"script": {"exit_after": 3}}')
+    code, stdout, stderr = sandbox.run("Once", "--local", target={"script": {"exit_after": 3}})
     assert (code, stdout) == (1, full_text(2) + "\n")
     assert "error: stories-target ended with status 3" in stderr
     assert sandbox.all_gone()  # what the dead target left behind, too
@@ -186,14 +315,14 @@ def test_a_missing_module_of_the_target(sandbox):
     assert stderr.endswith("(ModuleNotFoundError: No module named 'nowhere_to_be_found')\n")
 
 
-HANGING = '{"script": {"hang_after": 3}}'
+HANGING = {"script": {"hang_after": 3}}
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_ends_client_and_target(sandbox, number, code):
-    process = sandbox.start("Once", "--local", behaviour=HANGING)
+def test_a_signal_ends_client_and_services(sandbox, number, code):
+    process = sandbox.start("Once", "--local", target=HANGING)
     process.stdout.read(5)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=20)
@@ -203,11 +332,14 @@ def test_a_signal_ends_client_and_target(sandbox, number, code):
     assert sandbox.all_gone()
 
 
-def test_a_signal_while_it_starts(sandbox):
-    process = sandbox.start("Once", "--local", behaviour='{"never_ready": true}')
-    while not (sandbox.folder / "pids").exists():
-        time.sleep(0.02)
-    time.sleep(0.3)
+@pytest.mark.parametrize("service", ["ssd_draft", "ssd_target"])
+def test_a_signal_while_they_start(sandbox, service):
+    process = sandbox.start(
+        "Once", "--local", target={"never_ready": True}, draft={"never_ready": True}
+    )
+    sandbox.wait_for_start(service)
+    if service == "ssd_target":
+        time.sleep(0.3)  # both load
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 143
@@ -216,23 +348,129 @@ def test_a_signal_while_it_starts(sandbox):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-def test_a_killed_client_takes_the_target_along(sandbox):
-    process = sandbox.start("Once", "--local", behaviour=HANGING)
+def test_a_killed_client_takes_its_services_along(sandbox):
+    process = sandbox.start("Once", "--local", target=HANGING)
     process.stdout.read(5)
     process.kill()
     process.communicate(timeout=20)
     assert sandbox.all_gone()
 
 
-def test_a_stubborn_target_is_killed_with_its_helpers(sandbox):
+@pytest.mark.parametrize("service", ["target", "draft"])
+def test_a_stubborn_service_is_killed_with_its_helpers(sandbox, service):
     (sandbox.folder / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'ssd_client' in sys.orig_argv:\n"
-        "    import ssd_client.local as local\n"
-        "    local.LocalTarget.__init__.__kwdefaults__['grace_s'] = 0.3\n"
+        "    import ssd_client.local_service as local\n"
+        "    local.LocalService.__init__.__kwdefaults__['grace_s'] = 0.3\n"
     )
-    process = sandbox.start("Once", "--local", behaviour='{"stubborn": true}')
+    process = sandbox.start("Once", "--local", **{service: {"stubborn": True}})
     stdout, stderr = process.communicate(timeout=20)
     assert process.returncode == 0, stderr
     assert stdout.decode() == full_text(12) + "\n"
     assert sandbox.all_gone()
+
+
+@pytest.mark.parametrize(
+    ("flags", "plan"),
+    [
+        (LocalFlags(), LocalPlan("stories-target", "stories-draft")),
+        (LocalFlags(local_draft="d"), LocalPlan("stories-target", "d")),
+        (LocalFlags(local_draft="none"), LocalPlan("stories-target")),
+        (LocalFlags(local_model="m"), LocalPlan("m")),
+        (LocalFlags(local_model="m", local_draft="d"), LocalPlan("m", "d")),
+        (LocalFlags(mode="ssd"), LocalPlan("stories-target", "stories-draft")),
+        (LocalFlags(mode="off", local_draft="d"), LocalPlan("stories-target")),
+        (
+            LocalFlags(mode="sync"),
+            LocalPlan("stories-target", None, ("--draft-model", "stories-draft")),
+        ),
+        (
+            LocalFlags(draft=("h:1", "h:2")),
+            LocalPlan("stories-target", None, ("--draft", "h:1", "--draft", "h:2")),
+        ),
+        (
+            LocalFlags(draft=("h:1",), mode="ssd", local_draft="none"),
+            LocalPlan("stories-target", None, ("--draft", "h:1")),
+        ),
+    ],
+)
+def test_what_is_started(flags, plan):
+    assert plan_local(flags) == plan
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (LocalFlags(mode="sync", local_model="m"), "sync needs a draft model"),
+        (LocalFlags(mode="ssd", local_model="m"), "ssd needs a draft"),
+        (LocalFlags(mode="ssd", local_draft="none"), "ssd needs a draft"),
+        (LocalFlags(local_draft="d", draft=("h:1",)), "not both"),
+    ],
+)
+def test_flags_that_contradict_each_other(flags, message):
+    with pytest.raises(BadInputError, match=message):
+        plan_local(flags)
+
+
+class RealPair:
+    """The client with the real services, and how many processes it left."""
+
+    def __init__(self) -> None:
+        self._mark = f"SSD_TEST_MARK={uuid.uuid4()}".encode()
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        name, value = self._mark.decode().split("=")
+        prompt = ["Once upon a time", "--seed", "7", "--temperature", "0.7"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "ssd_client", "generate", "--local", *prompt, *arguments],
+            env={**os.environ, name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def generate(self, *arguments: str) -> dict:
+        process = self.start("--max-tokens", "80", "--json", *arguments)
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr.decode()
+        return json.loads(stdout)
+
+    def left_behind(self) -> list[str]:
+        return [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if self._is(path)]
+
+    def _is(self, environ: Path) -> bool:
+        try:
+            return self._mark in environ.read_bytes().split(b"\0")
+        except OSError:  # another user's, or gone
+            return False
+
+
+real = pytest.mark.skipif(
+    not any("--draft" in option.opts for option in serve.params),
+    reason="needs a target that takes --draft",
+)
+
+
+@real
+def test_the_real_pair_gives_the_text_of_plain_decoding():
+    pair = RealPair()
+    results = {mode: pair.generate("--mode", mode) for mode in ("off", "sync", "ssd")}
+    assert results["off"]["speculation"]["mode"] == "off"
+    assert results["sync"]["speculation"]["sync_rounds"] > 0
+    assert results["ssd"]["speculation"]["cache_tokens"] > 0
+    for result in results.values():
+        assert result["token_ids"] == results["off"]["token_ids"]
+    assert pair.generate()["speculation"]["mode"] == "ssd"  # the default where there is a draft
+    assert pair.left_behind() == []
+
+
+@real
+def test_a_real_pair_goes_with_a_killed_client():
+    pair = RealPair()
+    process = pair.start("--max-tokens", "1000", "--ignore-eos")
+    process.stdout.read(1)
+    assert len(pair.left_behind()) >= 3  # the client, the target, the draft
+    process.kill()
+    process.communicate(timeout=20)
+    assert _comes_true(lambda: pair.left_behind() == [], 20)

@@ -15,6 +15,7 @@ from ssd_client.request import (
     pack_token_ids,
     resume_request,
 )
+from ssd_client.speculation import MODES, VERIFICATIONS
 
 
 def test_nothing_but_the_prompt_is_sent_by_default():
@@ -49,6 +50,11 @@ def test_every_option_has_its_field():
         ignore_eos=True,
         logprobs=True,
         top_logprobs=2,
+        mode="ssd",
+        draft=("h:1", "h:2"),
+        depth=4,
+        verification="rejection",
+        down_weight=0.5,
     )
     assert build_request(TextPrompt("x"), options) == target_pb2.GenerateRequest(
         request_id="r1",
@@ -68,7 +74,34 @@ def test_every_option_has_its_field():
             max_tokens=9, strings=["\n\n", "END"], token_ids=[5, 6], ignore_eos=True
         ),
         logprobs=target_pb2.LogprobOptions(chosen=True, top_n=2),
+        speculation=target_pb2.SpeculationOptions(
+            mode=target_pb2.SPECULATION_MODE_SSD,
+            verification=target_pb2.VERIFICATION_MODE_REJECTION,
+            depth=4,
+            endpoints=["h:1", "h:2"],
+            down_weight=0.5,
+        ),
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (GenerateOptions(mode="off"), ["mode"]),
+        (GenerateOptions(draft=("h:1",)), ["endpoints"]),
+        (GenerateOptions(down_weight=0.0), ["down_weight"]),
+    ],
+)
+def test_one_speculation_option_implies_no_other(options, names):
+    request = build_request(TextPrompt("x"), options)
+    assert [field.name for field, _ in request.speculation.ListFields()] == names
+
+
+def test_every_mode_has_its_name():
+    modes = [build_request(TextPrompt("x"), GenerateOptions(mode=m)) for m in MODES]
+    assert [each.speculation.mode for each in modes] == [3, 2, 1]
+    assert set(MODES.values()) | {0} == set(target_pb2.SpeculationMode.values())
+    assert set(VERIFICATIONS.values()) | {0} == set(target_pb2.VerificationMode.values())
 
 
 def test_chat_messages_keep_their_order():
@@ -85,7 +118,9 @@ def test_token_ids_are_four_bytes_little_endian():
 
 
 def test_a_resume_is_the_same_request_with_seed_and_tokens():
-    options = GenerateOptions(temperature=0.5, max_tokens=9, stop=("x",), logprobs=True)
+    options = GenerateOptions(
+        temperature=0.5, max_tokens=9, stop=("x",), logprobs=True, mode="ssd", draft=("h:1",)
+    )
     request = build_request(TextPrompt("Once"), options)
     before = target_pb2.GenerateRequest.FromString(request.SerializeToString())
     resumed = resume_request(request, 77, [1, 2])

@@ -6,17 +6,26 @@ import json
 
 import pytest
 
+from ssd.v1 import target_pb2
 from ssd_client.events import Finished, FinishReason, Moved, Started, TokenLogprobs, Tokens, Usage
-from ssd_client.render import duration, move_text, result_json, statistics
+from ssd_client.render import (
+    duration,
+    endpoint_text,
+    move_text,
+    result_json,
+    speculation_line,
+    statistics,
+)
 from ssd_client.result import GenerationResult, Timing
+from ssd_client.speculation import SpeculationStats, stats_of
 
 
 def started(endpoint="a:1", seed=123):
     return Started(endpoint, "r", seed, 4, "model")
 
 
-def finished(tokens, reason=FinishReason.STOP, stopped_by=None):
-    return Finished(reason, stopped_by, Usage(4, tokens, 1), 123)
+def finished(tokens, reason=FinishReason.STOP, stopped_by=None, speculation=None):
+    return Finished(reason, stopped_by, Usage(4, tokens, 1), 123, speculation)
 
 
 def result_of(*timed_events):
@@ -83,6 +92,7 @@ def test_json_of_a_finished_generation():
         "seed": 123,
         "usage": {"prompt_tokens": 4, "completion_tokens": 2, "cached_prompt_tokens": 1},
         "timing": {"ttft_ms": 1000.0, "tokens_per_s": 1.0, "total_ms": 2500.0},
+        "speculation": None,
         "logprobs": [
             {
                 "token_id": 1,
@@ -102,6 +112,111 @@ def test_json_of_a_generation_that_was_cut_off():
     assert content["finish_reason"] is None
     assert content["usage"]["completion_tokens"] == 1
     assert "logprobs" not in content
+
+
+def line_of(stats, tokens):
+    """The speculation line of a generation of so many tokens."""
+    events = [(11, started()), (12, Tokens(tuple(range(tokens)), "a"))]
+    return speculation_line(result_of(*events, (13, finished(tokens, speculation=stats))))
+
+
+def test_the_line_of_a_speculative_generation():
+    stats = SpeculationStats(
+        mode="ssd",
+        rounds=61,
+        hits=48,
+        late=3,
+        length_misses=5,
+        token_misses=2,
+        cache_rounds=50,
+        drafted_tokens=216,
+        accepted_tokens=171,
+        cache_tokens=160,
+        fallbacks={"busy": 1, "disconnected": 4},
+    )
+    assert line_of(stats, 232) == (
+        "speculation: 61 rounds · 3.8 tokens/round · 160 of 232 tokens from the cache · "
+        "hit rate 86 % · acceptance 79 % · 3 late · 7 missed (5 length, 2 token) · "
+        "fallbacks: disconnected 4, busy 1"
+    )
+
+
+def test_the_line_says_only_what_there_is():
+    alone = SpeculationStats(mode="ssd", rounds=1, plain_rounds=1)
+    assert line_of(alone, 1) == (
+        "speculation: 1 round · 1.0 tokens/round · 0 of 1 token from the cache"
+    )
+    sync = SpeculationStats(mode="sync", rounds=2, drafted_tokens=8, accepted_tokens=6)
+    assert line_of(sync, 8) == "speculation: 2 rounds · 4.0 tokens/round · acceptance 75 %"
+
+
+@pytest.mark.parametrize(
+    "stats", [None, SpeculationStats(mode="off", rounds=5), SpeculationStats(mode="ssd")]
+)
+def test_no_speculation_has_no_line(stats):
+    assert line_of(stats, 5) == ""
+
+
+def test_the_reason_of_a_fallback_stays_on_its_line():
+    stats = SpeculationStats(mode="ssd", rounds=1, fallbacks={"a\n\x1b[2Jb": 1})
+    assert line_of(stats, 1).endswith(" · fallbacks: a �[2Jb 1")
+
+
+def test_statistics_are_read_field_for_field():
+    fields = target_pb2.SpeculationStats.DESCRIPTOR.fields
+    message = target_pb2.SpeculationStats(mode=2, verification=2, fallbacks={"busy": 3})
+    for each in fields[2:-1]:
+        setattr(message, each.name, each.number)
+    stats = stats_of(message)
+    assert (stats.mode, stats.verification, stats.fallbacks) == ("sync", "rejection", {"busy": 3})
+    assert [getattr(stats, each.name) for each in fields[2:-1]] == list(range(3, 19))
+
+
+def test_a_newer_servers_mode_is_unknown():
+    assert stats_of(target_pb2.SpeculationStats(mode=77)).mode == "unknown"
+
+
+def test_the_parts_of_a_generation_are_added_up():
+    first = SpeculationStats("ssd", "rejection", 2, 1, 1, fallbacks={"busy": 1, "late": 2})
+    second = SpeculationStats("ssd", "coupled", 4, 3, wait_micros=7, fallbacks={"busy": 5})
+    both = SpeculationStats(
+        "ssd", "coupled", 6, 4, 1, wait_micros=7, fallbacks={"busy": 6, "late": 2}
+    )
+    assert first + second == both
+    result = result_of(
+        (11, started()),
+        (12, Tokens((1, 2, 3), "a")),
+        (13, finished(3, speculation=first)),
+        (14, started("b:2")),
+        (15, Tokens((4, 5), "b")),
+        (16, finished(5, speculation=second)),
+    )
+    assert (result.speculation, result.speculation_tokens) == (both, 5)
+
+
+def test_a_part_without_statistics_adds_no_tokens():
+    result = result_of(
+        (11, started()),
+        (12, Tokens((1, 2, 3), "a")),
+        (13, started("b:2")),
+        (14, Tokens((4, 5), "b")),
+        (15, finished(5, speculation=SpeculationStats(mode="ssd", rounds=1))),
+    )
+    assert result_json(result, logprobs=False)["speculation"]["tokens"] == 2
+    assert speculation_line(result).startswith("speculation after the resume: 1 round · 2.0 ")
+
+
+@pytest.mark.parametrize(
+    ("draft_name", "reason", "sequences", "text"),
+    [
+        ("", "", 0, "h:1 up"),
+        ("tiny", "", 1, "h:1 up (tiny, 1 sequence)"),
+        ("", "no answer", 0, "h:1 up (no answer)"),
+    ],
+)
+def test_what_an_endpoint_is_called(draft_name, reason, sequences, text):
+    endpoint = {"address": "h:1", "state": "up", "draft_name": draft_name, "reason": reason}
+    assert endpoint_text({**endpoint, "open_sequences": sequences}) == text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The import graph is a tree: client -> protos; services -> engine; nothing sideways."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ MAY_IMPORT = {
     "protos/ssd": {"ssd"},
     "services/engine/ssd_engine": {"ssd_engine"},
     "services/target/ssd_target": {"ssd_target", "ssd_engine", "ssd"},
+    "services/draft/ssd_draft": {"ssd_draft", "ssd_engine", "ssd"},
     "client/ssd_client": {"ssd_client", "ssd"},
 }
 
@@ -48,3 +51,23 @@ def test_the_scheduler_knows_no_tensors(module: str) -> None:
 @pytest.mark.parametrize("module", ["block_pool", "text", "completion", "sampling_params"])
 def test_the_books_know_no_tensors(module: str) -> None:
     assert "torch" not in imports(ROOT / f"services/engine/ssd_engine/{module}.py")
+
+
+def test_of_the_engine_only_serving_knows_of_grpc() -> None:
+    edge = {"grpc", "grpc_health", "google", "click", "prometheus_client"}
+    for file in (ROOT / "services/engine/ssd_engine").rglob("*.py"):
+        if "serving" not in file.parts:
+            assert not imports(file) & edge, file
+            assert "ssd_engine.serving" not in file.read_text(), file
+
+
+@pytest.mark.parametrize("module", ["link", "config"])
+def test_links_and_options_know_no_grpc(module: str) -> None:
+    assert not imports(ROOT / f"services/draft/ssd_draft/{module}.py") & {"grpc", "torch"}
+
+
+@pytest.mark.parametrize("module", ["ssd_target.server", "ssd_draft.server"])
+def test_a_front_does_not_load_torch(module: str) -> None:
+    """It takes seconds, and half a gigabyte, that only the engine has a use for."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

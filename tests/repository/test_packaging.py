@@ -57,11 +57,12 @@ def test_local_without_the_serving_extra_says_what_to_install(thin: Path) -> Non
     assert 'pip install "ssd-serve[serve]"' in result.stderr
 
 
-def test_the_server_without_its_extra_says_what_to_install(thin: Path) -> None:
-    result = run(thin / "ssd-target", "serve", "stories-target")
+@pytest.mark.parametrize("program", ["ssd-target", "ssd-draft"])
+def test_a_server_without_its_extra_says_what_to_install(thin: Path, program: str) -> None:
+    result = run(thin / program, "serve", "stories-draft")
     assert result.returncode == 2
     assert result.stderr.strip().splitlines() == [
-        'error: ssd-target needs the serving extra: pip install "ssd-serve[serve]"'
+        f'error: {program} needs the serving extra: pip install "ssd-serve[serve]"'
     ]
 
 

@@ -14,7 +14,7 @@ from ssd_engine.config import load_model_config
 from ssd_engine.model_store import resolve_model
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.config import TargetConfig
-from ssd_target.server import _fingerprint, plan_target
+from ssd_target.server import plan_target
 from tests.processes import TargetProcess, collect, target, wait_until_ready
 
 # 127.0.0.1, ::1 and ::ffff:127.0.0.1 in /proc/net
@@ -108,8 +108,8 @@ class TestFingerprint:
         return Path(shutil.copytree(resolve_model("stories-draft"), tmp_path / "model"))
 
     def fingerprint(self, model: Path, **options: str) -> str:
-        plan = plan_target(TargetConfig(model=str(model), **options))  # type: ignore[arg-type]
-        return _fingerprint(plan, Tokenizer(model, load_model_config(model)))
+        plan = plan_target(TargetConfig(model=str(model), **options)).target  # type: ignore[arg-type]
+        return plan.fingerprint(plan.load_tokenizer())
 
     def test_it_is_the_same_for_a_copy(self, copy: Path) -> None:
         assert self.fingerprint(copy) == self.fingerprint(resolve_model("stories-draft"))

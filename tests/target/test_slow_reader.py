@@ -8,9 +8,10 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import SSDError
+from ssd_engine.serving.status import ReaderStalled, abort
+from ssd_target.links import Links
 from ssd_target.metrics import Metrics
 from ssd_target.service import TargetServicer
-from ssd_target.status import ReaderStalled, abort
 
 LARGE = pb.GenerateResponse(tokens=pb.GenerateTokens(text="x" * 20_000))
 SECONDS = 1.0
@@ -20,7 +21,8 @@ class Endless:
     """Writes as Generate does, for as long as somebody reads."""
 
     def __init__(self) -> None:
-        self.servicer = TargetServicer(Metrics(lambda: None, lambda: 1), SECONDS)
+        links = Links((), (), (), lambda record: None, lambda: 0)
+        self.servicer = TargetServicer(Metrics(lambda: None, lambda: 1, links), SECONDS)
         self.written = 0
         self.error: SSDError | None = None
 

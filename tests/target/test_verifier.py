@@ -1,6 +1,7 @@
 """Verification: a round with guesses ends as plain decoding would, whatever was guessed."""
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -15,10 +16,13 @@ from ssd_engine.batch import Chunk
 from ssd_engine.completion import StopRules
 from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.token_ids import pack_tokens
 from ssd_target.core import EngineCore
-from ssd_target.records import Delta, Submit, pack_tokens
+from ssd_target.records import Delta, Submit
 from ssd_target.scheduler import Work
 from ssd_target.sequence import Sequence, State
+from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.speculator import Speculator
 from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, verify
 from tests.scale import share
 
@@ -249,7 +253,7 @@ class BrokenForOne:
     def __init__(self) -> None:
         self.first: dict[int, int] = {}  # block -> first token of the sequence that begins there
 
-    def forward(self, chunks: Rows[Chunk]) -> Tensor | None:
+    def forward(self, chunks: Rows[Chunk], launched: Callable[[], None]) -> Tensor | None:
         rows = []
         for chunk in chunks:
             if chunk.start == 0:
@@ -260,11 +264,14 @@ class BrokenForOne:
 
 
 def test_a_request_with_broken_logits_ends_with_an_error_and_the_others_go_on() -> None:
-    core = EngineCore(BrokenForOne(), TOKEN_BYTES, block_size=4, max_num_seqs=4, prefill_chunk=64)
+    plain = Speculator(SpeculationOptions(), VOCAB)
+    core = EngineCore(BrokenForOne(), TOKEN_BYTES, 4, 4, 64, plain)
     for i in range(3):
         prompt = pack_tokens([i, i, i])
         params = SamplingParams(seed=i)
-        core.handle(Submit(i, prompt, b"", params, StopRules(max_tokens=5), None))
+        core.handle(
+            Submit(i, prompt, b"", params, StopRules(max_tokens=5), None, SpeculationRequest())
+        )
     deltas: dict[int, list[Delta]] = {0: [], 1: [], 2: []}
     for _ in range(20):
         for delta in core.step().deltas:

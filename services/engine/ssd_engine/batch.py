@@ -21,27 +21,75 @@ class Chunk:
         return self.start + len(self.tokens)
 
 
-def encode_chunks(chunks: Sequence[Chunk]) -> NDArray[np.int32]:
-    flat: list[int] = [len(chunks)]
-    for chunk in chunks:
-        flat += (len(chunk.tokens), chunk.start, len(chunk.blocks), chunk.num_logits)
-        flat += chunk.tokens
-        flat += chunk.blocks
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """One depth of several continuations of one sequence: one row for each of them.
+
+    Every row sees the first ``context`` tokens of the sequence, which are in the cache, and of the
+    slots in ``tail`` those that ``visible`` grants it. All rows need logits.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int]  # where the rows' own KV goes; they are part of the tail
+    context: int
+    blocks: Sequence[int]  # enough for the context
+    tail: Sequence[int]
+    visible: NDArray[np.bool_]  # [rows, tail]
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.tokens)
+
+
+Part = Chunk | TreeRows  # one sequence's share of a forward
+
+_CHUNK, _TREE = 0, 1
+
+
+def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:
+    flat: list[int] = [len(parts)]
+    for part in parts:
+        if isinstance(part, Chunk):
+            flat += (_CHUNK, len(part.tokens), part.start, len(part.blocks), part.num_logits)
+            flat += (*part.tokens, *part.blocks)
+        else:
+            flat += (_TREE, len(part.tokens), part.context, len(part.blocks), len(part.tail))
+            flat += (*part.tokens, *part.positions, *part.slots, *part.blocks, *part.tail)
+            flat += np.packbits(part.visible.ravel()).tolist()
     return np.array(flat, dtype=np.int32)
 
 
-def decode_chunks(flat: NDArray[np.int32]) -> list[Chunk]:
-    values: list[int] = flat.tolist()
-    chunks, at = [], 1
-    for _ in range(values[0]):
-        num_tokens, start, num_blocks, num_logits = values[at : at + 4]
-        at += 4
-        tokens = values[at : at + num_tokens]
-        blocks = values[at + num_tokens : at + num_tokens + num_blocks]
-        at += num_tokens + num_blocks
-        chunks.append(Chunk(tokens, start, blocks, num_logits))
-    return chunks
+class _Reader:
+    def __init__(self, flat: NDArray[np.int32]) -> None:
+        self._values: list[int] = flat.tolist()
+        self._at = 0
+
+    def take(self, count: int) -> list[int]:
+        self._at += count
+        return self._values[self._at - count : self._at]
 
 
-def max_encoded_size(max_tokens: int, max_sequences: int, max_blocks_per_sequence: int) -> int:
-    return 1 + max_tokens + max_sequences * (4 + max_blocks_per_sequence)
+def decode_parts(flat: NDArray[np.int32]) -> list[Part]:
+    reader = _Reader(flat)
+    return [_decode_part(reader) for _ in range(reader.take(1)[0])]
+
+
+def _decode_part(reader: _Reader) -> Part:
+    kind, rows, start, num_blocks, last = reader.take(5)
+    if kind == _CHUNK:
+        return Chunk(reader.take(rows), start, reader.take(num_blocks), last)
+    tokens, positions, slots = (reader.take(rows) for _ in range(3))
+    blocks, tail = reader.take(num_blocks), reader.take(last)
+    bits = np.array(reader.take(-(-rows * last // 8)), dtype=np.uint8)
+    visible = np.unpackbits(bits, count=rows * last).astype(bool).reshape(rows, last)
+    return TreeRows(tokens, positions, slots, start, blocks, tail, visible)
+
+
+def max_encoded_size(
+    max_tokens: int, max_sequences: int, max_blocks_per_sequence: int, max_tail: int = 0
+) -> int:
+    """Integers that a forward can need; ``max_tail`` of a tree, 0 where there are none."""
+    per_token = 1 if not max_tail else 3 + -(-max_tail // 8) + 1
+    per_sequence = 5 + max_blocks_per_sequence + max_tail
+    return 1 + max_tokens * per_token + max_sequences * per_sequence

@@ -14,7 +14,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 
-ROOT = 0  # the name before the first block
+ROOT = 0  # the name before the first block, unless a lease has a root of its own
 
 _Key = tuple[int, tuple[int, ...]]
 
@@ -57,13 +57,18 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def open(self, tokens: Sequence[int], max_tokens: int) -> "BlockLease | None":
+    def new_root(self) -> int:
+        """A root of its own: blocks under different roots are never shared."""
+        self._next_name += 1
+        return self._next_name - 1
+
+    def open(self, tokens: Sequence[int], max_tokens: int, root: int = ROOT) -> "BlockLease | None":
         """A lease for a sequence that starts with ``tokens`` and never holds over ``max_tokens``.
 
         None when it does not fit now. The last token is never taken from the cache: its forward
         gives the logits of the next one.
         """
-        shared = self._match(tokens[: len(tokens) - 1])
+        shared = self._match(tokens[: max(0, len(tokens) - 1)], root)
         wanted = self.blocks_for(max_tokens) - len(shared)
         revived = sum(self._holders[block] == 0 for block in shared)
         if wanted > self.num_free - revived - self._reserved:
@@ -71,14 +76,14 @@ class BlockPool:
         for block in shared:
             self._hold(block)
         self._reserved += wanted
-        lease = BlockLease(self, shared, wanted)
+        lease = BlockLease(self, shared, wanted, root)
         self._leases.add(lease)
         return lease
 
-    def _match(self, tokens: Sequence[int]) -> list[int]:
+    def _match(self, tokens: Sequence[int], root: int = ROOT) -> list[int]:
         """The longest run of cached blocks that spells a prefix of ``tokens``."""
         blocks: list[int] = []
-        name = ROOT
+        name = root
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             block = self._index.get((name, tuple(tokens[end - self.block_size : end])))
             if block is None:
@@ -156,13 +161,13 @@ class BlockPool:
 class BlockLease:
     """One sequence's blocks, in order of position."""
 
-    def __init__(self, pool: BlockPool, shared: list[int], reserved: int) -> None:
+    def __init__(self, pool: BlockPool, shared: list[int], reserved: int, root: int) -> None:
         self._pool = pool
         self.blocks = shared
         self.reserved = reserved
         self.num_cached_tokens = len(shared) * pool.block_size
         self._num_entered = len(shared)
-        self._name = pool._names[shared[-1]] if shared else ROOT
+        self._name = pool._names[shared[-1]] if shared else root
 
     def grow(self, num_tokens: int) -> None:
         """Hold blocks for the first ``num_tokens`` tokens."""

@@ -35,7 +35,8 @@ class RopeConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     architecture: str
-    vocab_size: int
+    vocab_size: int  # the tokens there are
+    head_rows: int  # of the embedding and the head; beyond vocab_size none is ever sampled
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -43,6 +44,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
+    qk_norm_eps: float
     rope: RopeConfig
     max_position_embeddings: int
     tie_word_embeddings: bool
@@ -119,18 +121,21 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         raise ModelError(
             f"config.json: num_key_value_heads: {kv_heads} does not divide {heads} heads"
         )
+    vocab, eps = _positive(raw, "vocab_size"), float(raw.get("rms_norm_eps", 1e-6))
     llama_bias = architecture == "llama" and bool(raw.get("attention_bias", False))
     qwen3_bias = architecture == "qwen3" and bool(raw.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_positive(raw, "vocab_size"),
+        vocab_size=vocab,
+        head_rows=vocab,
         hidden_size=hidden,
         intermediate_size=_positive(raw, "intermediate_size"),
         num_layers=_positive(raw, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=int(raw.get("head_dim") or hidden // heads),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=eps,
+        qk_norm_eps=eps,
         rope=_parse_rope(raw),
         max_position_embeddings=_positive(raw, "max_position_embeddings"),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),

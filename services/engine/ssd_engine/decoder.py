@@ -36,10 +36,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor  # [vocab, d], whole on every rank: a look-up needs no exchange
+    embedding: Tensor  # [head_rows, d], whole on every rank: a look-up needs no exchange
     layers: list[LayerWeights]
     norm: Tensor  # [d]
-    head: Tensor  # [ceil(vocab / ranks), d]
+    head: Tensor  # [ceil(head_rows / ranks), d]
 
 
 class Decoder:
@@ -57,6 +57,7 @@ class Decoder:
         self.attention = attention
         self.tp = tp
         self._norm = make_norm(config.rms_norm_eps, weights.norm.device)
+        self._qk_norm = make_norm(config.qk_norm_eps, weights.norm.device)
         self.num_heads = config.num_heads // tp.size
         self.num_kv_heads = config.kv_heads_per_rank(tp.size)
 
@@ -79,9 +80,13 @@ class Decoder:
         return self._norm(hidden, self.weights.norm)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """[rows, vocab] float32 on rank 0; None on other ranks."""
+        """[rows, head_rows] float32 on rank 0, -inf beyond the vocabulary; None on other ranks."""
         whole = self.tp.gather_columns(F.linear(hidden, self.weights.head))
-        return None if whole is None else whole[:, : self.config.vocab_size].float()
+        if whole is None:
+            return None
+        logits = whole[:, : self.config.head_rows].float()
+        logits[:, self.config.vocab_size :] = float("-inf")
+        return logits
 
     def _attention(
         self,
@@ -98,7 +103,7 @@ class Decoder:
         qkv = qkv.view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
         qk, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.qk_norm is not None:
-            qk = self._norm(qk, None) * layer.qk_norm
+            qk = self._qk_norm(qk, None) * layer.qk_norm
         qk = rotate(qk, cos, sin)
         cache.write(slots, qk[:, heads:], value)
         out = self.attention.attend(qk[:, :heads], cache, plan)

@@ -7,6 +7,7 @@ from torch import Tensor
 from ssd_engine.checkpoint import Checkpoint
 from ssd_engine.config import ModelConfig
 from ssd_engine.decoder import DecoderWeights, LayerWeights
+from ssd_engine.grown_weights import GrowingReader, WeightReader
 from ssd_engine.tensor_parallel import TensorParallel
 
 
@@ -32,7 +33,7 @@ class _Reader:
 
 
 class _RankLoader:
-    def __init__(self, config: ModelConfig, tp: TensorParallel, reader: _Reader) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, reader: WeightReader) -> None:
         self.config = config
         self.reader = reader
         self.tp = tp
@@ -56,7 +57,7 @@ class _RankLoader:
 
     def _head(self, embedding: Tensor) -> Tensor:
         """Rows are dealt out evenly; the last rank pads with zeros, which are cut off later."""
-        per_rank = -(-self.config.vocab_size // self.tp.size)
+        per_rank = -(-self.config.head_rows // self.tp.size)
         begin, end = self.tp.rank * per_rank, (self.tp.rank + 1) * per_rank
         if self.config.tie_word_embeddings:
             head = embedding[begin:end]
@@ -104,9 +105,14 @@ class _RankLoader:
 
 def load_weights(
     config: ModelConfig,
+    grown: ModelConfig,
     checkpoint: Checkpoint,
     tp: TensorParallel,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecoderWeights:
-    return _RankLoader(config, tp, _Reader(checkpoint, dtype, device)).load()
+    """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same."""
+    reader: WeightReader = _Reader(checkpoint, dtype, device)
+    if grown != config:
+        reader = GrowingReader(reader, config, grown, tp.rank, dtype, device)
+    return _RankLoader(grown, tp, reader).load()

@@ -18,6 +18,9 @@ WEYL_1 = 0xBB67AE85
 ROUNDS = 10
 
 STREAM_SAMPLE = 0  # the target's own sample; other uses of noise take other streams
+STREAM_DRAFT = 1  # rejection: what the draft draws from its own distribution,
+STREAM_ACCEPT = 2  # the uniform that decides on it,
+STREAM_RESIDUAL = 3  # and the target's token after the last accepted one
 
 # Elements per piece: int64 temporaries of this size stay in a core's cache.
 _PIECE = 1 << 15
@@ -42,27 +45,33 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, ..
     return c0, c1 & MASK32, c2, c3 & MASK32
 
 
-def gumbel(seed: Tensor, position: Tensor, token: Tensor, stream: int = STREAM_SAMPLE) -> Tensor:
-    """Standard Gumbel noise, float64, of the broadcast shape of seed, position and token (int64).
+def uniform(seed: Tensor, position: Tensor, token: Tensor, stream: int) -> Tensor:
+    """Uniform noise, float64, of the broadcast shape of seed, position and token (int64).
 
-    ``seed`` holds 64 bits as a two's complement int64. u = (x + 1/2) / 2^32 is never 0 or 1, so
-    the noise is finite: it lies in [-3.14, 22.88].
+    ``seed`` holds 64 bits as a two's complement int64. u = (x + 1/2) / 2^32 is never 0 or 1.
     """
     key = (seed & MASK32, (seed >> 32) & MASK32)
     words = (token, position & MASK32, (position >> 32) & MASK32, torch.full_like(token, stream))
     x = philox(words, key)[0]
-    u = (x.to(torch.float64) + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(u))
+    return (x.to(torch.float64) + 0.5) * 2.0**-32
 
 
-def gumbel_rows(seed: Tensor, position: Tensor, vocab_size: int) -> Tensor:
+def gumbel(seed: Tensor, position: Tensor, token: Tensor, stream: int = STREAM_SAMPLE) -> Tensor:
+    """Standard Gumbel noise of ``uniform``'s shape; finite: it lies in [-3.14, 22.88]."""
+    return -torch.log(-torch.log(uniform(seed, position, token, stream)))
+
+
+def gumbel_rows(
+    seed: Tensor, position: Tensor, vocab_size: int, stream: int = STREAM_SAMPLE
+) -> Tensor:
     """Noise of every token for rows with seed [n] and position [n]: [n, vocab_size] float64."""
     n = seed.shape[0]
     out = torch.empty(n, vocab_size, dtype=torch.float64, device=seed.device)
+    columns = seed[:, None], position[:, None]
     width = max(1, _PIECE // max(1, n)) if seed.device.type == "cpu" else vocab_size
     for begin in range(0, vocab_size, width):
         tokens = torch.arange(begin, min(begin + width, vocab_size), device=seed.device)
-        out[:, begin : begin + width] = gumbel(seed[:, None], position[:, None], tokens[None])
+        out[:, begin : begin + width] = gumbel(*columns, tokens[None], stream)
     return out
 
 

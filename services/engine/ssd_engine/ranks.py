@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, decode_chunks, encode_chunks, max_encoded_size
+from ssd_engine.batch import Part, decode_parts, encode_parts, max_encoded_size
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
 from ssd_engine.log import setup_logging
@@ -40,6 +40,10 @@ LOOPBACK = "127.0.0.1"
 GO = b"\0"
 VERDICT_SECONDS = 5.0
 _spawn = multiprocessing.get_context("spawn")
+
+
+def _nothing() -> None:
+    pass
 
 
 class StepReader:
@@ -103,6 +107,7 @@ class RankedRunner:
             max_tokens=options.max_forward_tokens,
             max_sequences=options.max_num_seqs,
             max_blocks_per_sequence=-(-options.max_model_len // options.block_size),
+            max_tail=options.max_tail,
         )
         self._channel = StepChannel(capacity, tp_size - 1)
         start = RankStart(config, options, tp_size, store.port, role, log_level)
@@ -114,13 +119,18 @@ class RankedRunner:
     def num_blocks(self) -> int:
         return self._runner.num_blocks
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor | None:
-        """Logits of the wanted rows, or None when none are wanted."""
+    def forward(
+        self, parts: Sequence[Part], launched: Callable[[], None] = _nothing
+    ) -> Tensor | None:
+        """Logits of the wanted rows, or None when none are wanted.
+
+        ``launched`` is called as soon as the device has its work, which on a CPU is at once.
+        """
         if self._channel is None:
-            return self._runner.forward(chunks)
+            return self._runner.forward(parts, launched)
         try:
-            self._channel.send(encode_chunks(chunks))
-            return self._runner.forward(chunks)
+            self._channel.send(encode_parts(parts))
+            return self._runner.forward(parts, launched)
         except (RuntimeError, OSError, EOFError):
             # A collective or a pipe fails the moment a rank dies. The watcher knows which one,
             # says so, and ends this process.
@@ -203,7 +213,7 @@ def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
     runner = ModelRunner(start.config, start.options, group)
     log.info("ready")
     while True:
-        runner.forward(decode_chunks(steps.receive()))
+        runner.forward(decode_parts(steps.receive()))
 
 
 def _watch_ranks(workers: list[BaseProcess]) -> None:

@@ -2,17 +2,18 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ssd_engine.attention import QueryRun, SdpaBackend
-from ssd_engine.batch import Chunk
+from ssd_engine.attention import QueryRun, Run, SdpaBackend, TreeRun
+from ssd_engine.batch import Chunk, Part
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import ModelConfig
 from ssd_engine.decoder import Decoder
 from ssd_engine.errors import ConfigError
+from ssd_engine.growth import Shape, grow_config
 from ssd_engine.kv_cache import KVCacheSpec, LayerCache, allocate
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
@@ -27,24 +28,26 @@ CPU_CACHE_SHARE = 0.25  # of the memory that is available
 
 class ModelRunner:
     def __init__(self, config: ModelConfig, options: RunnerOptions, tp: TensorParallel) -> None:
-        self.config = config
+        """``config`` is the checkpoint's; ``self.config`` that of the model it is grown to."""
+        checkpoint = open_checkpoint(options.directory, config)
+        grown = grow_config(config, options.expand_to or Shape())
+        self.config = grown
         self.options = options
         self.tp = tp
         self.device = rank_device(options.device, tp.rank)
         dtype = DTYPES[options.dtype]
-        checkpoint = open_checkpoint(options.directory, config)
-        kv_heads = config.kv_heads_per_rank(tp.size)
+        kv_heads = grown.kv_heads_per_rank(tp.size)
         self.model = Decoder(
-            config,
-            load_weights(config, checkpoint, tp, dtype, self.device),
-            RopeTable(config.rope, config.head_dim, options.max_model_len, dtype, self.device),
+            grown,
+            load_weights(config, grown, checkpoint, tp, dtype, self.device),
+            RopeTable(grown.rope, grown.head_dim, options.max_model_len, dtype, self.device),
             SdpaBackend(
-                config.num_heads // tp.size, kv_heads, options.block_size, dtype, self.device
+                grown.num_heads // tp.size, kv_heads, options.block_size, dtype, self.device
             ),
             tp,
         )
         self.spec = KVCacheSpec(
-            config.num_layers, kv_heads, config.head_dim, options.block_size, dtype
+            grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype
         )
         self.num_blocks = self._agree_on_blocks()
         self.caches: list[LayerCache] = allocate(self.spec, self.num_blocks, self.device)
@@ -74,15 +77,28 @@ class ModelRunner:
         return max(0, min(int(budget) // self.spec.bytes_per_block, useful))
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor | None:
-        """Logits [sum of num_logits, vocab] on rank 0, chunk after chunk; None elsewhere."""
-        tokens = torch.tensor([t for c in chunks for t in c.tokens], device=self.device)
-        positions, slots = self._places(chunks)
-        self._clear_fresh_blocks(chunks)
-        runs = [QueryRun(len(c.tokens), c.end, c.blocks) for c in chunks]
-        plan = self.model.attention.plan(runs)
+    def forward(
+        self, parts: Sequence[Part], launched: Callable[[], None] | None = None
+    ) -> Tensor | None:
+        """Logits [sum of num_logits, vocab] on rank 0, part after part; None elsewhere.
+
+        ``launched`` is called as soon as the device has its work: on a CPU, which works when it
+        is asked to, before.
+        """
+        if launched is not None and self.device.type == "cpu":
+            launched()
+        logits = self._compute(parts)
+        if launched is not None and self.device.type != "cpu":
+            launched()
+        return logits
+
+    def _compute(self, parts: Sequence[Part]) -> Tensor | None:
+        tokens = torch.tensor([t for part in parts for t in part.tokens], device=self.device)
+        positions, slots = self._places(parts)
+        self._clear_fresh_blocks([part for part in parts if isinstance(part, Chunk)])
+        plan = self.model.attention.plan([_run(part) for part in parts])
         hidden = self.model.forward(tokens, positions, slots, plan, self.caches)
-        wanted = _logit_rows(chunks)
+        wanted = _logit_rows(parts)
         if not wanted:
             return None
         if len(wanted) < hidden.shape[0]:
@@ -98,27 +114,37 @@ class ModelRunner:
             for cache in self.caches:
                 cache.clear(blocks)
 
-    def _places(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
+    def _places(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Position and cache slot of every row."""
         size = self.options.block_size
         positions: list[int] = []
         slots: list[int] = []
-        for chunk in chunks:
-            span = range(chunk.start, chunk.end)
-            positions += span
-            slots += [chunk.blocks[p // size] * size + p % size for p in span]
+        for part in parts:
+            if isinstance(part, Chunk):
+                span = range(part.start, part.end)
+                positions += span
+                slots += [part.blocks[p // size] * size + p % size for p in span]
+            else:
+                positions += part.positions
+                slots += part.slots
         return (
             torch.tensor(positions, device=self.device),
             torch.tensor(slots, device=self.device),
         )
 
 
-def _logit_rows(chunks: Sequence[Chunk]) -> list[int]:
+def _run(part: Part) -> Run:
+    if isinstance(part, Chunk):
+        return QueryRun(len(part.tokens), part.end, part.blocks)
+    return TreeRun(len(part.tokens), part.context, part.blocks, part.tail, part.visible)
+
+
+def _logit_rows(parts: Sequence[Part]) -> list[int]:
     rows: list[int] = []
     end = 0
-    for chunk in chunks:
-        end += len(chunk.tokens)
-        rows += range(end - chunk.num_logits, end)
+    for part in parts:
+        end += len(part.tokens)
+        rows += range(end - part.num_logits, end)
     return rows
 
 

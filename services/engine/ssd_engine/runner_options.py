@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd_engine.growth import Shape
+
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
@@ -18,3 +20,5 @@ class RunnerOptions:
     num_kv_blocks: int | None = None  # None: sized from memory
     gpu_memory_utilization: float = 0.9
     threads: int | None = None  # None: all cores but one, dealt out to the ranks
+    expand_to: Shape | None = None  # None: the checkpoint's own
+    max_tail: int = 0  # slots that the rows of a tree see beyond their context; 0: no trees

@@ -1,57 +1,47 @@
 """What an operator can set. The command line takes its defaults from here."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from ssd_engine.config import ModelConfig, check_tensor_parallel
+from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
-from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
+from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.serving.config import ServiceConfig, check_service_config, parse_address
+from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
 
-DEVICES = ("auto", "cpu", "cuda")
-LOG_LEVELS = ("debug", "info", "warning", "error")
+MODES = ("auto", "ssd", "sync", "off")
+BACKUPS = {
+    "auto": Backup.AUTO,
+    "jit": Backup.JUST_IN_TIME,
+    "ngram": Backup.NGRAM,
+    "none": Backup.NONE,
+}
+MAX_WAIT_MS = 10_000
 BOUNDS = {
-    "tp": (1, 64),
-    "max_model_len": (8, 10_000_000),
-    "max_num_seqs": (1, 65_536),
     "max_waiting": (0, 1_000_000),
-    "prefill_chunk": (4, 1_000_000),
-    "block_size": (4, 1024),
-    "num_kv_blocks": (1, 100_000_000),
-    "threads": (1, 1024),
-    "drain_timeout": (0, 86_400),
     "write_timeout": (1, 86_400),
-    "max_message_mib": (1, 1024),
-    "keepalive_seconds": (10, 86_400),
+    "depth": (1, 64),
+    "link_timeout": (0.05, 3600),
 }
 
 
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(ServiceConfig):
     model: str
     listen: str = "127.0.0.1:7410"
-    port_file: Path | None = None
-    name: str | None = None
-    tp: int = 1
-    device: str = "auto"
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    allow_long_context: bool = False
-    max_num_seqs: int = 32
     max_waiting: int = 256
-    prefill_chunk: int = 512
-    block_size: int = 16
-    num_kv_blocks: int | None = None
-    gpu_memory_utilization: float = 0.9
-    threads: int | None = None
-    drain_timeout: float = 30.0
     write_timeout: float = 60.0
-    max_message_mib: int = 16
-    keepalive_seconds: float = 60.0
-    reflection: bool = False
-    metrics_listen: str | None = None
-    log_level: str = "info"
-    check_integrity: bool = False
+    mode: str = "auto"
+    draft: tuple[str, ...] = ()
+    allow_draft: tuple[str, ...] = ()
+    trust_draft: tuple[str, ...] = ()
+    draft_model: str | None = None
+    draft_expand_to: str | None = None
+    depth: int = 5
+    adapt_depth: bool = True
+    wait: str = "auto"
+    backup: str = "auto"
+    auto_off: bool = True
+    link_timeout: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,87 +54,58 @@ class EngineOptions:
     prefill_chunk: int
     log_level: str
     check_integrity: bool
-
-
-def parse_address(option: str, value: str) -> tuple[str, int]:
-    """HOST:PORT, [IPv6]:PORT."""
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{option}: HOST:PORT with a port up to 65535 is needed, got {value!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    speculation: SpeculationOptions
+    draft_model: ModelConfig | None  # of synchronous speculation
+    draft_runner: RunnerOptions | None
 
 
 def check_config(config: TargetConfig) -> None:
-    """Everything that can be judged without looking at the model."""
-    parse_address("--listen", config.listen)
-    if config.metrics_listen is not None:
-        parse_address("--metrics-listen", config.metrics_listen)
-    for name, (low, high) in BOUNDS.items():
-        value = getattr(config, name)
-        if value is not None and not low <= value <= high:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag}: must be in [{low}, {high}], got {value:g}")
-    if config.prefill_chunk % config.block_size:
-        raise ConfigError(
-            f"--prefill-chunk {config.prefill_chunk} must be a multiple of "
-            f"--block-size {config.block_size}"
-        )
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(
-            f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization:g}"
-        )
-    if config.port_file is not None and not config.port_file.parent.is_dir():
-        raise ConfigError(f"--port-file: {config.port_file.parent} is not a directory")
-    if config.port_file is not None and config.port_file.is_dir():
-        raise ConfigError(f"--port-file: {config.port_file} is a directory, a file is needed")
+    check_service_config(config, BOUNDS)
+    for address in config.draft:
+        parse_address("--draft", address)
+    if config.draft_expand_to is not None and config.draft_model is None:
+        raise ConfigError("--draft-expand-to needs --draft-model")
+    speculation_options(config)
 
 
-def runner_options(config: TargetConfig, model: ModelConfig, directory: Path) -> RunnerOptions:
-    """Settle what is left to the server, and check what the model does not allow."""
-    check_tensor_parallel(model, config.tp)
-    device = _device(config)
-    return RunnerOptions(
-        directory=directory,
-        dtype=_dtype(config, model, device),
-        device=device,
-        block_size=config.block_size,
-        max_model_len=_max_model_len(config, model),
-        max_num_seqs=config.max_num_seqs,
-        max_forward_tokens=max(config.prefill_chunk, config.max_num_seqs),
-        num_kv_blocks=config.num_kv_blocks,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        threads=config.threads,
+def modes(config: TargetConfig) -> tuple[Mode, ...]:
+    """What requests may ask for, the default first."""
+    possible = [Mode.OFF]
+    if config.draft_model is not None:
+        possible.insert(0, Mode.SYNC)
+    if config.draft or config.allow_draft:
+        possible.insert(0 if config.draft else len(possible), Mode.SSD)
+    if config.mode == "auto":
+        return tuple(possible)
+    chosen = Mode[config.mode.upper()]
+    if chosen is Mode.SYNC and config.draft_model is None:
+        raise ConfigError("--mode sync needs --draft-model")
+    if chosen is Mode.SSD and not config.draft:
+        raise ConfigError("--mode ssd needs --draft HOST:PORT")
+    return (chosen, *(mode for mode in possible if mode is not chosen))
+
+
+def speculation_options(config: TargetConfig) -> SpeculationOptions:
+    return SpeculationOptions(
+        mode=modes(config)[0],
+        depth=config.depth,
+        adapt_depth=config.adapt_depth,
+        backup=BACKUPS[config.backup],
+        wait_seconds=_wait_seconds(config.wait),
+        auto_off=config.auto_off,
+        link_timeout=config.link_timeout,
     )
 
 
-def _device(config: TargetConfig) -> str:
-    """A CUDA device is looked for without torch: the front process does not load it."""
-    if config.device != "auto":
-        return config.device
-    found = any(Path("/dev").glob("nvidia[0-9]*")) and _visible_devices()
-    return "cuda" if found else "cpu"
-
-
-def _visible_devices() -> bool:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
-
-
-def _dtype(config: TargetConfig, model: ModelConfig, device: str) -> str:
-    """On CPU float32: exact there means equal tokens, and few CPUs compute bf16 any faster."""
-    if config.dtype != "auto":
-        return config.dtype
-    if device == "cpu":
-        return "float32"
-    return model.dtype if model.dtype in DTYPE_NAMES else "bfloat16"
-
-
-def _max_model_len(config: TargetConfig, model: ModelConfig) -> int:
-    limit = model.max_position_embeddings
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit and not config.allow_long_context:
+def _wait_seconds(wait: str) -> float | None:
+    if wait == "auto":
+        return None
+    try:
+        milliseconds = float(wait)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 <= milliseconds <= MAX_WAIT_MS:
         raise ConfigError(
-            f"--max-model-len {config.max_model_len} is beyond the model's {limit} positions; "
-            "--allow-long-context serves it all the same, for timing"
+            f"--wait: auto or milliseconds in [0, {MAX_WAIT_MS}] are needed, got {wait!r}"
         )
-    return config.max_model_len
+    return milliseconds / 1000

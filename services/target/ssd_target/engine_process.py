@@ -1,43 +1,35 @@
 """The engine's process: no gRPC, no tokenizer, no interpreter lock shared with I/O."""
 
-import logging
-import os
 import time
+from collections import deque
 from multiprocessing.connection import Connection
 
 import torch
 
-from ssd_engine.batch import Chunk
-from ssd_engine.errors import ConfigError, ModelError, SSDError
-from ssd_engine.log import setup_logging
-from ssd_engine.processes import exit_with_parent
+from ssd_engine.frames import TargetFrame
 from ssd_engine.ranks import RankedRunner
+from ssd_engine.serving.engine_loop import run_engine, serve_records, warm_up
+from ssd_engine.serving.records import Ready, encode
+from ssd_engine.tensor_plane import local_offer
 from ssd_target.config import EngineOptions
 from ssd_target.core import EngineCore
-from ssd_target.records import Fatal, Ready, Vocabulary, decode_to_engine, encode
-
-log = logging.getLogger(__name__)
+from ssd_target.records import (
+    Cancel,
+    LinkRecord,
+    LinkSend,
+    LinkStalled,
+    PlaneAbility,
+    Submit,
+    Vocabulary,
+    decode_to_engine,
+)
+from ssd_target.speculation.planes import PlaneOpener
+from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.sync_drafter import SyncDrafter
 
 
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
-    setup_logging("target", options.log_level, rank=0)
-    exit_with_parent()
-    try:
-        _serve(pipe, options)
-    except (EOFError, BrokenPipeError):
-        os._exit(0)  # the front is gone, and with it everybody who could be served
-    except Exception as error:
-        if not isinstance(error, SSDError):
-            log.exception("the engine failed")
-        pipe.send_bytes(encode(Fatal(_reason(error), isinstance(error, ConfigError | ModelError))))
-        os._exit(1)
-
-
-def _reason(error: Exception) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return f"out of memory: {text}"
-    return text
+    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options))
 
 
 def _serve(pipe: Connection, options: EngineOptions) -> None:
@@ -45,38 +37,88 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     runner = RankedRunner(
         options.model, options.runner, options.tp, role="target", log_level=options.log_level
     )
-    _warm_up(runner)
+    warm_up(runner)
+    drafter = _load_drafter(options)
     vocabulary = decode_to_engine(pipe.recv_bytes())
     if not isinstance(vocabulary, Vocabulary):
         raise RuntimeError(f"the vocabulary comes first, got {type(vocabulary).__name__}")
+    inbox = Inbox(pipe)
     core = EngineCore(
         runner,
         vocabulary.token_bytes,
         options.runner.block_size,
         options.runner.max_num_seqs,
         options.prefill_chunk,
+        Speculator(
+            options.speculation,
+            options.model.vocab_size,
+            send=inbox.send_frames,
+            receive=inbox.receive_frames,
+            stalled=inbox.send_stalled,
+            drafter=drafter,
+            open_plane=PlaneOpener(options),
+        ),
     )
+    inbox.core = core
+    ability = local_offer(torch.device(options.runner.device))
+    kinds = [kind.value for kind in ability.kinds]
+    pipe.send_bytes(encode(PlaneAbility(kinds, ability.host_id, ability.device_id)))
     pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
-    _loop(pipe, core, options.check_integrity)
+    serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
 
 
-def _warm_up(runner: RankedRunner) -> None:
-    """First calls allocate and choose kernels; a user's request should not pay for it."""
-    runner.forward([Chunk([0, 0], 0, [0], 1)])
-    runner.forward([Chunk([0], 2, [0], 1)])
+def _load_drafter(options: EngineOptions) -> SyncDrafter | None:
+    draft, how = options.draft_model, options.draft_runner
+    if draft is None or how is None:
+        return None
+    runner = RankedRunner(draft, how, 1, role="target", log_level=options.log_level)
+    warm_up(runner)
+    return SyncDrafter(
+        runner, how.block_size, how.max_model_len, options.speculation.depth, options.prefill_chunk
+    )
 
 
-def _loop(pipe: Connection, core: EngineCore, check_integrity: bool) -> None:
-    changed = False
-    while True:
-        while pipe.poll(0 if core.has_work or changed else None):
-            record = decode_to_engine(pipe.recv_bytes())
-            if isinstance(record, Vocabulary):
-                raise RuntimeError("the vocabulary comes once")
-            core.handle(record)
-            changed = True
-        # With nothing left to compute, one more output carries the books after a cancellation.
-        pipe.send_bytes(encode(core.step()))
-        changed = False
-        if check_integrity:
-            core.scheduler.check_integrity()
+class Inbox:
+    """The engine's end of the pipe.
+
+    While a forward is held back for branches, what links say is heard at once; all other records
+    wait for the end of the step.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._later: deque[Submit | Cancel] = deque()
+        self.core: EngineCore | None = None
+
+    def poll(self, seconds: float | None) -> bool:
+        return bool(self._later) or self._pipe.poll(seconds)
+
+    def receive(self) -> Submit | Cancel | LinkRecord:
+        return self._later.popleft() if self._later else self._read()
+
+    def send(self, data: bytes) -> None:
+        self._pipe.send_bytes(data)
+
+    def receive_frames(self, seconds: float) -> bool:
+        """Handle one record of a link if one comes in time."""
+        end = time.monotonic() + seconds
+        while self._pipe.poll(max(0.0, end - time.monotonic())):
+            record = self._read()
+            if isinstance(record, Submit | Cancel):
+                self._later.append(record)
+            elif self.core is not None:
+                self.core.handle_link(record)
+                return True
+        return False
+
+    def send_frames(self, link: int, epoch: int, frames: list[TargetFrame]) -> None:
+        self._pipe.send_bytes(encode(LinkSend(link, epoch, frames)))
+
+    def send_stalled(self, link: int, epoch: int, reason: str) -> None:
+        self._pipe.send_bytes(encode(LinkStalled(link, epoch, reason)))
+
+    def _read(self) -> Submit | Cancel | LinkRecord:
+        record = decode_to_engine(self._pipe.recv_bytes())
+        if isinstance(record, Vocabulary):
+            raise RuntimeError("the vocabulary comes once")
+        return record

@@ -1,51 +1,46 @@
 """Prometheus metrics of a target. Names follow the field's habits, prefix ``ssd_``."""
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ssd_engine.serving.metrics import ServiceMetrics
+from ssd_target.link_state import LinkState
+from ssd_target.links import Links
 from ssd_target.records import Stats
+from ssd_target.speculation.stats import SpeculationStats
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-
-class Metrics:
-    def __init__(self, stats: Callable[[], Stats | None], num_blocks: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        self._stats = stats
-        self._num_blocks = num_blocks
-        self.requests = self._counter(
+class Metrics(ServiceMetrics):
+    def __init__(
+        self, stats: Callable[[], Stats | None], num_blocks: Callable[[], int], links: Links
+    ) -> None:
+        super().__init__(stats)
+        self.requests = self.counter(
             "ssd_requests", "Requests that ended, by how they ended.", ["outcome"]
         )
-        self.prompt_tokens = self._counter("ssd_prompt_tokens", "Prompt tokens of all requests.")
-        self.generation_tokens = self._counter("ssd_generation_tokens", "Tokens that were emitted.")
-        self.first_token = self._histogram(
+        self.prompt_tokens = self.counter("ssd_prompt_tokens", "Prompt tokens of all requests.")
+        self.generation_tokens = self.counter("ssd_generation_tokens", "Tokens that were emitted.")
+        self.first_token = self.histogram(
             "ssd_time_to_first_token_seconds", "From arrival of a request to its first token."
         )
-        self.inter_token = self._histogram(
+        self.inter_token = self.histogram(
             "ssd_inter_token_latency_seconds", "Between two tokens of a request."
         )
-        self.latency = self._histogram(
+        self.latency = self.histogram(
             "ssd_e2e_request_latency_seconds", "From arrival of a request to its finish."
         )
-        self._engine_gauges()
+        self._engine_books(num_blocks)
+        self.registry.register(SpeculationCollector(stats, links))
 
-    def _counter(self, name: str, text: str, labels: Any = ()) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, registry=self.registry, buckets=SECONDS)
-
-    def _engine_gauges(self) -> None:
-        """Read from the engine's latest books whenever somebody looks."""
+    def _engine_books(self, num_blocks: Callable[[], int]) -> None:
         gauges: dict[str, tuple[str, Callable[[Stats], float]]] = {
             "ssd_num_requests_running": ("Sequences that hold blocks.", lambda s: s.running),
             "ssd_num_requests_waiting": ("Sequences not yet admitted.", lambda s: s.waiting),
             "ssd_kv_cache_usage_ratio": (
                 "KV blocks in use, of all.",
-                lambda s: s.used_blocks / max(1, self._num_blocks()),
+                lambda s: s.used_blocks / max(1, num_blocks()),
             ),
             "ssd_kv_cache_reserved_blocks": (
                 "KV blocks that running sequences may still take.",
@@ -67,41 +62,90 @@ class Metrics:
             ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
         }
-        for name, (text, read) in gauges.items():
-            Gauge(name, text, registry=self.registry).set_function(self._reader(read))
-        self.registry.register(_EngineCounters(self._stats, counters))
-
-    def _reader(self, read: Callable[[Stats], float]) -> Callable[[], float]:
-        def value() -> float:
-            stats = self._stats()
-            return 0.0 if stats is None else float(read(stats))
-
-        return value
-
-    def listen(self, host: str, port: int) -> int:
-        """Serve on a thread; returns the port."""
-        server, _ = start_http_server(port, addr=host, registry=self.registry)
-        return int(server.server_port)
+        self.engine_gauges(gauges)
+        self.engine_counters(counters)
 
 
-class _EngineCounters:
-    """Counters that the engine keeps and the front only shows."""
+class SpeculationCollector:
+    """Speculation as the engine and the links count it."""
 
-    def __init__(
-        self,
-        stats: Callable[[], Stats | None],
-        counters: dict[str, tuple[str, Callable[[Stats], float]]],
-    ) -> None:
+    def __init__(self, stats: Callable[[], Stats | None], links: Links) -> None:
         self._stats = stats
-        self._counters = counters
+        self._links = links
 
-    def collect(self) -> Any:
-        from prometheus_client.core import CounterMetricFamily
-
+    def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        for name, (text, read) in self._counters.items():
-            value = 0.0 if stats is None else float(read(stats))
+        totals = SpeculationStats() if stats is None else stats.speculation
+        yield from self._counters(totals)
+        yield from self._labelled(totals)
+        yield from self._link_states()
+        yield CounterMetricFamily(
+            "ssd_link_dropped_frames",
+            "Frames and branches of endpoints that were stale, unknown or out of bounds.",
+            value=0 if stats is None else stats.dropped_frames,
+        )
+
+    def _counters(self, totals: SpeculationStats) -> Iterator[Metric]:
+        counters = {
+            "ssd_spec_decode_num_drafts": ("Rounds with a speculation.", _drafts(totals)),
+            "ssd_spec_decode_num_draft_tokens": ("Speculated tokens.", totals.drafted_tokens),
+            "ssd_spec_decode_num_accepted_tokens": (
+                "Speculated tokens that were right.",
+                totals.accepted_tokens,
+            ),
+            "ssd_spec_decode_cache_tokens": (
+                "Of these, the ones that came from the speculation cache.",
+                totals.cache_tokens,
+            ),
+            "ssd_round_wait_seconds": (
+                "Time that forwards were held back for branches.",
+                totals.wait_micros / 1e6,
+            ),
+        }
+        for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value=value)
+
+    def _labelled(self, totals: SpeculationStats) -> Iterator[Metric]:
+        look_ups = CounterMetricFamily(
+            "ssd_cache_lookups", "Look-ups in the speculation cache.", labels=["result"]
+        )
+        for result, value in (
+            ("hit", totals.hits),
+            ("late", totals.late),
+            ("miss_length", totals.length_misses),
+            ("miss_token", totals.token_misses),
+        ):
+            look_ups.add_metric([result], value)
+        yield look_ups
+        rounds = CounterMetricFamily(
+            "ssd_rounds", "Rounds, by where their speculation came from.", labels=["source"]
+        )
+        for source in ("cache", "just_in_time", "ngram", "sync", "plain"):
+            rounds.add_metric([source], getattr(totals, f"{source}_rounds"))
+        yield rounds
+        fallbacks = CounterMetricFamily(
+            "ssd_fallback_rounds",
+            "Rounds without the speculation that was asked for.",
+            labels=["reason"],
+        )
+        for reason, value in totals.fallbacks.items():
+            fallbacks.add_metric([reason], value)
+        yield fallbacks
+
+    def _link_states(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily("ssd_links", "Links to endpoints.", labels=["state"])
+        for state in LinkState:
+            count = sum(link.state is state for link in self._links.links.values())
+            states.add_metric([state.value], count)
+        yield states
+        failures = sum(link.failures for link in self._links.links.values())
+        yield CounterMetricFamily(
+            "ssd_link_failures", "Epochs of links that ended in a failure.", value=failures
+        )
+
+
+def _drafts(totals: SpeculationStats) -> int:
+    return totals.full_rounds + totals.rejected_rounds
 
 
 class RequestTimer:

@@ -1,16 +1,13 @@
 """What the front process and the engine process say to each other: small binary records."""
 
-from typing import Any
-
 import msgspec
-import numpy as np
 
 from ssd_engine.completion import StopRules
+from ssd_engine.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.sampling_params import Logprobs, SamplingParams
-
-
-class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    pass
+from ssd_engine.serving.records import Fatal, Ready, Record
+from ssd_target.speculation.options import SpeculationRequest
+from ssd_target.speculation.stats import SpeculationStats
 
 
 class Vocabulary(Record, frozen=True):
@@ -26,10 +23,54 @@ class Submit(Record, frozen=True):
     sampling: SamplingParams
     rules: StopRules
     num_logprobs: int | None
+    speculation: SpeculationRequest
 
 
 class Cancel(Record, frozen=True):
     sequence: int
+
+
+class LinkUp(Record, frozen=True):
+    """A speculation endpoint has shaken hands. Epochs of a link only ever grow."""
+
+    link: int
+    epoch: int
+    named: bool  # only for requests that name it
+    max_sequences: int
+    max_context: int
+    max_depth: int
+    host: str = ""  # of the endpoint, for its tensor plane
+    trusted: bool = False  # with rejection verification
+
+
+class LinkDown(Record, frozen=True):
+    link: int
+    epoch: int
+
+
+class LinkFrames(Record, frozen=True):
+    """What an endpoint says."""
+
+    link: int
+    epoch: int
+    frames: list[DraftFrame]
+    load: Load | None
+
+
+class LinkSend(Record, frozen=True):
+    """What an endpoint is to be told."""
+
+    link: int
+    epoch: int
+    frames: list[TargetFrame]
+
+
+class LinkStalled(Record, frozen=True):
+    """The endpoint is of no use: this epoch is over."""
+
+    link: int
+    epoch: int
+    reason: str
 
 
 class Delta(Record, frozen=True):
@@ -41,6 +82,22 @@ class Delta(Record, frozen=True):
     cached_tokens: int
     finished: bool
     error: str | None = None
+    speculation: SpeculationStats | None = None  # with the last tokens
+
+
+class PlaneAbility(Record, frozen=True):
+    """How the engine can receive tensors."""
+
+    kinds: list[str]
+    host_id: str
+    device_id: str
+
+
+class EndpointStats(Record, frozen=True):
+    link: int
+    sequences: int
+    payoff: str  # "on", "plain" or "off"
+    acceptance: float
 
 
 class Stats(Record, frozen=True):
@@ -52,6 +109,9 @@ class Stats(Record, frozen=True):
     prompt_tokens: int  # since start, as the following
     hit_tokens: int
     steps: int
+    speculation: SpeculationStats
+    dropped_frames: int  # of endpoints: stale, unknown or out of bounds
+    endpoints: list[EndpointStats]
 
 
 class StepOutput(Record, frozen=True):
@@ -59,28 +119,12 @@ class StepOutput(Record, frozen=True):
     stats: Stats
 
 
-class Ready(Record, frozen=True):
-    num_blocks: int
-    load_seconds: float
+LinkRecord = LinkUp | LinkDown | LinkFrames
+ToEngine = Vocabulary | Submit | Cancel | LinkRecord
+ToFront = Ready | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
 
-
-class Fatal(Record, frozen=True):
-    """The engine cannot go on; the message is for the operator."""
-
-    message: str
-    bad_config: bool  # the operator's options, not an accident
-
-
-ToEngine = Vocabulary | Submit | Cancel
-ToFront = Ready | StepOutput | Fatal
-
-_encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)
-
-
-def encode(record: Any) -> bytes:
-    return _encoder.encode(record)
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
@@ -89,12 +133,3 @@ def decode_to_engine(data: bytes) -> ToEngine:
 
 def decode_to_front(data: bytes) -> ToFront:
     return _to_front.decode(data)
-
-
-def pack_tokens(tokens: list[int]) -> bytes:
-    return np.array(tokens, dtype="<u4").tobytes()
-
-
-def unpack_tokens(data: bytes) -> list[int]:
-    tokens: list[int] = np.frombuffer(data, dtype="<u4").tolist()
-    return tokens

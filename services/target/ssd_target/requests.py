@@ -4,15 +4,15 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, StopRules
 from ssd_engine.errors import InputError
-from ssd_engine.sampling_params import SamplingParams, check_bias_size, check_sampling
+from ssd_engine.sampling_params import SamplingParams, check_sampling
+from ssd_engine.serving.messages import check_tokens, decode_message, parse_sampling
+from ssd_engine.token_ids import pack_tokens, unpack_tokens
 from ssd_engine.tokenizer import Tokenizer
-from ssd_target.records import Submit, pack_tokens, unpack_tokens
-from ssd_target.utf8 import find_invalid_utf8
+from ssd_target.records import Submit
+from ssd_target.speculation.options import SpeculationRequest
 
 MAX_REQUEST_ID_BYTES = 256
 MAX_STOP_STRINGS = 128
@@ -43,8 +43,9 @@ class ParsedRequest:
     rules: StopRules
     num_logprobs: int | None
     completion: Completion  # of the generated tokens
+    speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
 
-    def submit(self, sequence: int) -> Submit:
+    def submit(self, sequence: int, speculation: SpeculationRequest) -> Submit:
         return Submit(
             sequence,
             pack_tokens(self.prompt),
@@ -52,17 +53,12 @@ class ParsedRequest:
             self.sampling,
             self.rules,
             self.num_logprobs,
+            speculation,
         )
 
 
 def parse_message(data: bytes) -> pb.GenerateRequest:
-    try:
-        return pb.GenerateRequest.FromString(data)
-    except DecodeError:
-        field = find_invalid_utf8(pb.GenerateRequest.DESCRIPTOR, data)
-        if field is not None:
-            raise InputError(field, "is not valid UTF-8") from None
-        raise InputError("request", "is not a GenerateRequest message") from None
+    return decode_message(pb.GenerateRequest, data)
 
 
 def parse_request(
@@ -84,26 +80,7 @@ def parse_request(
         rules=rules,
         num_logprobs=parse_logprobs(message.logprobs),
         completion=completion,
-    )
-
-
-def parse_sampling(options: pb.SamplingOptions) -> SamplingParams:
-    """What is absent takes the default; no seed: 64 bits from the operating system."""
-    names = (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    )
-    check_bias_size(len(options.logit_bias))
-    given = {name: getattr(options, name) for name in names if options.HasField(name)}
-    return SamplingParams(
-        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
-        logit_bias=tuple(sorted(options.logit_bias.items())),
-        **given,
+        speculation=message.speculation,
     )
 
 
@@ -159,19 +136,8 @@ def _check_not_hopeless(field: str, size: int, tokenizer: Tokenizer, limits: Lim
 
 
 def _token_list(field: str, data: bytes, limits: Limits) -> list[int]:
-    if len(data) % 4:
-        raise InputError(field, f"{len(data)} bytes are not a multiple of 4 (little-endian uint32)")
-    if len(data) // 4 > limits.max_model_len:
-        raise InputError(
-            field, f"{len(data) // 4} tokens are beyond the context of {limits.max_model_len}"
-        )
-    tokens = unpack_tokens(data)
-    for i, token in enumerate(tokens):
-        if token >= limits.vocab_size:
-            raise InputError(
-                f"{field}[{i}]", f"token {token} is not in the vocabulary [0, {limits.vocab_size})"
-            )
-    return tokens
+    check_tokens(field, data, limits.max_model_len, limits.vocab_size)
+    return unpack_tokens(data)
 
 
 def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: Limits) -> StopRules:

@@ -63,6 +63,16 @@ class Scheduler:
         self._admit()
         return StepPlan(self._plan_prefill(), self._plan_decode())
 
+    def extend(self, work: Work, speculation: list[int]) -> Work:
+        """A decode row that verifies a speculation after its last committed token."""
+        if not speculation:
+            return work
+        chunk = work.chunk
+        tokens = [*chunk.tokens, *speculation]
+        return self._work(
+            work.sequence, Chunk(tokens, chunk.start, work.sequence.blocks, len(tokens))
+        )
+
     def advance(self, work: Work, accepted: int, tokens: list[int]) -> list[int]:
         """End a round: its chunk is written, the first ``accepted`` speculated tokens were right.
 

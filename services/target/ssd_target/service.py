@@ -11,12 +11,24 @@ from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, FinishReason
 from ssd_engine.errors import SSDError
 from ssd_engine.sampling_params import Logprobs
+from ssd_engine.serving.engine_client import EngineGone
+from ssd_engine.serving.status import (
+    NotServing,
+    ReaderStalled,
+    RequestFailed,
+    ServerFull,
+    abort,
+)
+from ssd_engine.serving.streams import write_in_time
 from ssd_engine.tokenizer import Tokenizer
-from ssd_target.engine_client import EngineClient, EngineGone
+from ssd_target.engine_client import EngineClient
+from ssd_target.links import Links
 from ssd_target.metrics import Metrics, RequestTimer
 from ssd_target.records import Delta
 from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
-from ssd_target.status import NotServing, ReaderStalled, RequestFailed, ServerFull, abort
+from ssd_target.speculation.options import SpeculationRequest
+from ssd_target.speculation.requests import Terms, speculation_stats
+from ssd_target.speculation.stats import SpeculationStats
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +52,8 @@ class Serving:
     info: pb.GetModelInfoResponse
     max_live: int
     max_num_seqs: int
+    terms: Terms
+    links: Links
 
 
 class TargetServicer:
@@ -72,7 +86,7 @@ class TargetServicer:
         self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetModelInfoResponse:
         try:
-            return self._ready().info
+            return _with_endpoints(self._ready())
         except SSDError as error:
             await abort(context, error)
 
@@ -83,7 +97,8 @@ class TargetServicer:
         try:
             serving = self._admit()
             request = await _parse(data, serving)
-            async for response in self._stream(serving, request, timer, context):
+            speculation = serving.terms.settle(request.speculation)
+            async for response in self._stream(serving, request, speculation, timer, context):
                 await self._write(context, response)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
@@ -101,13 +116,7 @@ class TargetServicer:
     async def _write(
         self, context: grpc.aio.ServicerContext, response: pb.GenerateResponse
     ) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout):
-                await context.write(response)
-        except TimeoutError:
-            raise ReaderStalled(
-                f"the client read nothing for {self._write_timeout:g} s (--write-timeout)"
-            ) from None
+        await write_in_time(context, response, self._write_timeout, "--write-timeout")
 
     def _enter(self, context: grpc.aio.ServicerContext) -> None:
         """Count the call for as long as it lasts, however it ends."""
@@ -141,26 +150,27 @@ class TargetServicer:
         self,
         serving: Serving,
         request: ParsedRequest,
+        speculation: SpeculationRequest,
         timer: RequestTimer,
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.GenerateResponse]:
-        completion, cached = request.completion, 0
+        completion, cached, stats = request.completion, 0, SpeculationStats()
         sequence, deltas = serving.engine.open()
         # However the call ends, also in the middle of a write, the sequence ends with it.
         context.add_done_callback(
             lambda _: serving.engine.close(sequence, completion.finish is not None)
         )
         if completion.finish is None:
-            serving.engine.submit(request.submit(sequence))
+            serving.engine.submit(request.submit(sequence, speculation))
         self._metrics.prompt_tokens.inc(len(request.prompt))
         log.debug("request %r is sequence %d", request.request_id, sequence)
         yield _started(request, serving)
         while completion.finish is None:
             batch = await _next(deltas)
             timer.tokens(sum(len(delta.tokens) for delta in batch))
-            cached = batch[-1].cached_tokens
+            cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
             yield _tokens(batch, completion)
-        yield _finish(request, completion, cached)
+        yield _finish(request, completion, cached, speculation_stats(speculation, stats))
 
 
 async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
@@ -184,6 +194,23 @@ async def _next(deltas: "asyncio.Queue[Delta | EngineGone]") -> list[Delta]:
             raise RequestFailed(delta.error)
         batch.append(delta)
     return batch
+
+
+def _with_endpoints(serving: Serving) -> pb.GetModelInfoResponse:
+    """What is served, and the endpoints as they stand now."""
+    info = pb.GetModelInfoResponse()
+    info.CopyFrom(serving.info)
+    stats = serving.engine.stats
+    held = {e.link: e.sequences for e in stats.endpoints} if stats is not None else {}
+    for link in serving.links.links.values():
+        info.speculation_endpoints.add(
+            address=link.address,
+            state=link.state.value,
+            draft_name=link.draft_name,
+            reason=link.reason,
+            open_sequences=held.get(link.number, 0),
+        )
+    return info
 
 
 def _started(request: ParsedRequest, serving: Serving) -> pb.GenerateResponse:
@@ -211,7 +238,9 @@ def _logprobs(value: Logprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(chosen=value.chosen, top=top)
 
 
-def _finish(request: ParsedRequest, completion: Completion, cached: int) -> pb.GenerateResponse:
+def _finish(
+    request: ParsedRequest, completion: Completion, cached: int, speculation: pb.SpeculationStats
+) -> pb.GenerateResponse:
     finish = completion.finish
     if finish is None:
         raise RuntimeError("not finished")
@@ -223,6 +252,7 @@ def _finish(request: ParsedRequest, completion: Completion, cached: int) -> pb.G
             cached_prompt_tokens=min(cached, len(request.prompt)),
         ),
         seed=request.sampling.seed,
+        speculation=speculation,
     )
     if finish.stop_string is not None:
         message.stop_string = finish.stop_string

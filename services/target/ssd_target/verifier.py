@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import accumulate, islice
 
+import torch
 from torch import Tensor
 
-from ssd_engine.sampling import SampleRow, logprobs, sample
+from ssd_engine.rejection import Speculation, verify_rejection
+from ssd_engine.sampling import SampleRow, logprobs, sample, target_distribution
 from ssd_engine.sampling_params import Logprobs
 from ssd_target.scheduler import Work
 from ssd_target.sequence import State
@@ -23,6 +26,16 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class NonFiniteLogits:
     """In place of an outcome: the model gave NaN or infinity: nothing can be drawn from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The round is verified by rejection: its tokens were drawn from these distributions.
+
+    ``wire`` [m, vocab] as they were shipped; None: the tokens were not drawn, but looked up.
+    """
+
+    wire: Tensor | None
 
 
 def speculation(work: Work) -> Rows[int]:
@@ -43,30 +56,79 @@ def sample_rows(work: Work) -> list[SampleRow]:
     ]
 
 
-def verify(works: Rows[Work], logits: Tensor) -> list[Outcome | NonFiniteLogits]:
+def verify(
+    works: Rows[Work], logits: Tensor, drawn: Rows[Drawn | None] | None = None
+) -> list[Outcome | NonFiniteLogits]:
     """Outcomes of rounds whose logits [sum of num_logits, vocab] are given, round after round.
 
     Coupled: the target draws its own token in every row; a speculated one is right when it is
-    that token.
+    that token. Rounds that are Drawn are verified by rejection.
     """
-    rows = [row for work in works for row in sample_rows(work)]
-    drawn = sample(logits, rows)
     # A row that holds NaN or +inf has a maximum that is not finite.
     finite: list[bool] = logits.amax(dim=-1).isfinite().tolist()
-    outcomes: list[Outcome | NonFiniteLogits] = []
-    begin = 0
-    for work in works:
-        end = begin + work.chunk.num_logits
-        outcomes.append(_outcome(work, drawn[begin:end], logits[begin:end], finite[begin:end]))
-        begin = end
-    return outcomes
+    ends = list(accumulate(work.chunk.num_logits for work in works))
+    spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
+    verdicts = _verdicts(works, logits, spans, drawn or [None] * len(works))
+    return [
+        _outcome(work, *verdict, logits[span], finite[span])
+        for work, verdict, span in zip(works, verdicts, spans, strict=True)
+    ]
+
+
+def _verdicts(
+    works: Rows[Work], logits: Tensor, spans: Rows[slice], drawn: Rows[Drawn | None]
+) -> list[tuple[int, list[int]]]:
+    """Of each round: how many tokens were right, and what is emitted."""
+    coupled = [i for i, each in enumerate(drawn) if each is None]
+    rejecting = [i for i, each in enumerate(drawn) if each is not None]
+    verdicts: dict[int, tuple[int, list[int]]] = {}
+    if coupled:
+        verdicts |= _coupled(works, _rows_of(logits, spans, coupled), coupled)
+    if rejecting:
+        verdicts |= _rejecting(works, _rows_of(logits, spans, rejecting), rejecting, drawn)
+    return [verdicts[i] for i in range(len(works))]
+
+
+def _rows_of(logits: Tensor, spans: Rows[slice], chosen: Rows[int]) -> Tensor:
+    if len(chosen) == len(spans):
+        return logits
+    return torch.cat([logits[spans[i]] for i in chosen])
+
+
+def _coupled(
+    works: Rows[Work], logits: Tensor, chosen: Rows[int]
+) -> dict[int, tuple[int, list[int]]]:
+    drawn = iter(sample(logits, [row for i in chosen for row in sample_rows(works[i])]))
+    verdicts = {}
+    for i in chosen:
+        own = list(islice(drawn, works[i].chunk.num_logits))
+        accepted = count_accepted(speculation(works[i]), own)
+        verdicts[i] = (accepted, own[: accepted + 1])
+    return verdicts
+
+
+def _rejecting(
+    works: Rows[Work], logits: Tensor, chosen: Rows[int], drawn: Rows[Drawn | None]
+) -> dict[int, tuple[int, list[int]]]:
+    rows = [row for i in chosen for row in sample_rows(works[i])]
+    wires = {i: each.wire for i in chosen if (each := drawn[i]) is not None}
+    # What a grown head computes beyond the vocabulary has no probability.
+    width = min((w.shape[1] for w in wires.values() if w is not None), default=logits.shape[1])
+    p = target_distribution(logits, rows)[:, :width]
+    rounds = []
+    for i in chosen:
+        sequence, wire = works[i].sequence, wires[i]
+        tokens = list(speculation(works[i]))
+        rounds.append(Speculation(sequence.sampling.seed, sequence.num_committed, tokens, wire))
+    verdicts = {}
+    for i, s, (accepted, token) in zip(chosen, rounds, verify_rejection(p, rounds), strict=True):
+        verdicts[i] = (accepted, [*s.tokens[:accepted], token])
+    return verdicts
 
 
 def _outcome(
-    work: Work, drawn: list[int], logits: Tensor, finite: list[bool]
+    work: Work, accepted: int, tokens: list[int], logits: Tensor, finite: list[bool]
 ) -> Outcome | NonFiniteLogits:
-    accepted = count_accepted(speculation(work), drawn)
-    tokens = drawn[: accepted + 1]
     # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
     if not all(finite[: accepted + 1]):
         return NonFiniteLogits()

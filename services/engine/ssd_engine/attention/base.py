@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.kv_cache import LayerCache
@@ -21,11 +23,27 @@ class QueryRun:
     blocks: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class TreeRun:
+    """Rows that continue one sequence side by side.
+
+    Each sees the first ``context`` tokens, and of the slots in ``tail`` those that ``visible``
+    grants it. The context is read once for all rows, and there is no mask over it.
+    """
+
+    length: int
+    context: int
+    blocks: Sequence[int]
+    tail: Sequence[int]  # slots: block * block_size + offset
+    visible: NDArray[np.bool_]  # [length, tail]
+
+
+Run = QueryRun | TreeRun
 AttentionPlan = Any  # each backend's own; made once per forward, used by every layer
 
 
 class AttentionBackend(Protocol):
-    def plan(self, runs: Sequence[QueryRun]) -> AttentionPlan:
+    def plan(self, runs: Sequence[Run]) -> AttentionPlan:
         """Prepare a forward whose rows are those of ``runs``, in order."""
         ...
 

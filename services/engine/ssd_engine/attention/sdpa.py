@@ -1,17 +1,21 @@
 """torch's scaled_dot_product_attention over gathered pages: runs anywhere, and is the oracle.
 
 Runs of equal length are computed together, padded to the longest context among them.
+Trees are attended in two parts, the context that all rows share and the tail of each, under one
+softmax.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd_engine.attention.base import QueryRun
+from ssd_engine.attention.base import QueryRun, Run, TreeRun
 from ssd_engine.kv_cache import LayerCache
 
 
@@ -25,6 +29,20 @@ class _Group:
     num_runs: int
     context: int  # the longest
     mask: Tensor | None  # additive, [runs, 1, group * length, context]
+
+
+@dataclass(frozen=True, slots=True)
+class _TreeGroup:
+    """Trees with equally many rows and equally long tails."""
+
+    rows: slice | Tensor
+    length: int
+    pages: slice | Tensor
+    num_runs: int
+    context: int
+    beyond: Tensor | None  # additive [runs, 1, 1, context]: where a shorter context has ended
+    tail: Tensor  # slots [runs * tail]
+    mask: Tensor  # additive [runs, 1, group * length, tail]
 
 
 class SdpaBackend:
@@ -45,17 +63,50 @@ class SdpaBackend:
             # cuDNN plans anew for every context length, which costs tens of milliseconds a step.
             torch.backends.cuda.enable_cudnn_sdp(False)
 
-    def plan(self, runs: Sequence[QueryRun]) -> list[_Group]:
+    def plan(self, runs: Sequence[Run]) -> list[_Group | _TreeGroup]:
         starts, row = [], 0
-        members: dict[int, list[int]] = {}
+        members: dict[tuple[int, int], list[int]] = {}
         for i, run in enumerate(runs):
-            members.setdefault(run.length, []).append(i)
+            tail = len(run.tail) if isinstance(run, TreeRun) else 0
+            members.setdefault((run.length, tail), []).append(i)
             starts.append(row)
             row += run.length
         return [
-            self._group(length, [runs[i] for i in ids], [starts[i] for i in ids])
-            for length, ids in members.items()
+            self._make_group([runs[i] for i in ids], [starts[i] for i in ids])
+            for ids in members.values()
         ]
+
+    def _make_group(self, runs: Sequence[Run], starts: Sequence[int]) -> _Group | _TreeGroup:
+        """Runs of one kind and one length."""
+        trees = [run for run in runs if isinstance(run, TreeRun)]
+        if trees:
+            return self._tree_group(trees, starts)
+        plain = [run for run in runs if isinstance(run, QueryRun)]
+        return self._group(plain[0].length, plain, starts)
+
+    def _tree_group(self, runs: Sequence[TreeRun], starts: Sequence[int]) -> _TreeGroup:
+        context = max(run.context for run in runs)
+        visible = torch.from_numpy(np.stack([run.visible for run in runs])).to(self.device)
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(~visible, float("-inf"))
+        return _TreeGroup(
+            rows=self._rows(runs[0].length, starts),
+            length=runs[0].length,
+            pages=self._pages(runs, context),
+            num_runs=len(runs),
+            context=context,
+            beyond=self._beyond([run.context for run in runs], context),
+            tail=torch.tensor([slot for run in runs for slot in run.tail], device=self.device),
+            mask=mask.repeat(1, self.group, 1)[:, None],
+        )
+
+    def _beyond(self, contexts: list[int], context: int) -> Tensor | None:
+        if min(contexts) == context:
+            return None
+        ends = torch.tensor(contexts, device=self.device)[:, None]
+        hidden = torch.arange(context, device=self.device) >= ends
+        out = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return out.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def _group(self, length: int, runs: Sequence[QueryRun], starts: Sequence[int]) -> _Group:
         context = max(run.context for run in runs)
@@ -74,7 +125,7 @@ class SdpaBackend:
         offsets = torch.arange(length, device=self.device)
         return (torch.tensor(starts, device=self.device)[:, None] + offsets).flatten()
 
-    def _pages(self, runs: Sequence[QueryRun], context: int) -> slice | Tensor:
+    def _pages(self, runs: Sequence[Run], context: int) -> slice | Tensor:
         count = -(-context // self.block_size)
         tables = [list(run.blocks[:count]) for run in runs]
         if len(tables) == 1 and all(b - a == 1 for a, b in pairwise(tables[0])):
@@ -95,26 +146,48 @@ class SdpaBackend:
         # Query heads that share a KV head are stacked as further rows.
         return mask.repeat(1, self.group, 1)[:, None]
 
-    def attend(self, query: Tensor, cache: LayerCache, plan: list[_Group]) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, plan: list[_Group | _TreeGroup]) -> Tensor:
         if len(plan) == 1 and isinstance(plan[0].rows, slice):
-            return self._attend(query, cache, plan[0])
+            return self._attend_group(query, cache, plan[0])
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for group in plan:
-            out[group.rows] = self._attend(query[group.rows], cache, group)
+            out[group.rows] = self._attend_group(query[group.rows], cache, group)
         return out
 
-    def _attend(self, query: Tensor, cache: LayerCache, group: _Group) -> Tensor:
+    def _attend_group(self, query: Tensor, cache: LayerCache, group: _Group | _TreeGroup) -> Tensor:
         runs, length, kv_heads = group.num_runs, group.length, self.num_kv_heads
         dim = query.shape[-1]
         # [runs, kv_heads, group * length, dim]
         q = query.view(runs, length, kv_heads, self.group, dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(runs, kv_heads, self.group * length, dim)
-        k, v = (self._gather(pages, group) for pages in (cache.key, cache.value))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+        if isinstance(group, _Group):
+            out = self._attend(q, cache, group)
+        else:
+            out = self._attend_tree(q, cache, group)
         out = out.view(runs, kv_heads, self.group, length, dim).permute(0, 3, 1, 2, 4)
         return out.reshape(runs * length, kv_heads * self.group * dim)
 
-    def _gather(self, pages: Tensor, group: _Group) -> Tensor:
+    def _attend(self, q: Tensor, cache: LayerCache, group: _Group) -> Tensor:
+        k, v = (self._gather(pages, group) for pages in (cache.key, cache.value))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+
+    def _attend_tree(self, q: Tensor, cache: LayerCache, group: _TreeGroup) -> Tensor:
+        k, v = (self._gather(pages, group) for pages in (cache.key, cache.value))
+        tail_k, tail_v = (self._gather_tail(pages, group) for pages in (cache.key, cache.value))
+        q = q * (1 / math.sqrt(q.shape[-1]))
+        shared = q @ k.transpose(-1, -2)  # [runs, kv_heads, group * length, context]
+        if group.beyond is not None:
+            shared = shared + group.beyond
+        own = q @ tail_k.transpose(-1, -2) + group.mask
+        weights = torch.cat((shared, own), dim=-1).float().softmax(dim=-1).to(q.dtype)
+        return weights[..., : group.context] @ v + weights[..., group.context :] @ tail_v
+
+    def _gather_tail(self, pages: Tensor, group: _TreeGroup) -> Tensor:
+        """[runs, kv_heads, tail, dim]"""
+        chosen = pages.view(-1, *pages.shape[2:]).index_select(0, group.tail)
+        return chosen.view(group.num_runs, -1, *chosen.shape[1:]).transpose(1, 2)
+
+    def _gather(self, pages: Tensor, group: _Group | _TreeGroup) -> Tensor:
         """[runs, kv_heads, context, dim] from pages [blocks, block_size, kv_heads, dim]."""
         where = group.pages
         chosen = pages[where] if isinstance(where, slice) else pages.index_select(0, where)

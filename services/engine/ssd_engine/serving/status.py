@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from ssd_engine.errors import InputError, SSDError
-from ssd_target.engine_client import EngineGone
+from ssd_engine.serving.engine_client import EngineGone
 
 DETAILS_KEY = "grpc-status-details-bin"
 MAX_TEXT = 1024
@@ -30,6 +30,10 @@ class ReaderStalled(SSDError):
     """The client reads nothing: it would hold its place for ever."""
 
 
+class PeerSilent(SSDError):
+    """A peer did not say in time what it has to say first."""
+
+
 class RequestFailed(SSDError):
     """This request failed inside the engine; others are not touched."""
 
@@ -40,6 +44,7 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     NotServing: grpc.StatusCode.UNAVAILABLE,
     EngineGone: grpc.StatusCode.UNAVAILABLE,
     ReaderStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
+    PeerSilent: grpc.StatusCode.DEADLINE_EXCEEDED,
     RequestFailed: grpc.StatusCode.INTERNAL,
 }
 

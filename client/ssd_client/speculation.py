@@ -1,0 +1,96 @@
+"""Speculation as the client sees it: the names of its modes, and what its rounds came to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from ssd.v1 import target_pb2
+
+MODES = {
+    "ssd": target_pb2.SPECULATION_MODE_SSD,
+    "sync": target_pb2.SPECULATION_MODE_SYNC,
+    "off": target_pb2.SPECULATION_MODE_OFF,
+}
+VERIFICATIONS = {
+    "coupled": target_pb2.VERIFICATION_MODE_COUPLED,
+    "rejection": target_pb2.VERIFICATION_MODE_REJECTION,
+}
+UNKNOWN = "unknown"  # not said, or a newer server's
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """Field for field the message of this name, which says what each of them counts."""
+
+    mode: str = UNKNOWN
+    verification: str = UNKNOWN
+    rounds: int = 0
+    hits: int = 0
+    late: int = 0
+    length_misses: int = 0
+    token_misses: int = 0
+    cache_rounds: int = 0
+    just_in_time_rounds: int = 0
+    ngram_rounds: int = 0
+    sync_rounds: int = 0
+    plain_rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cache_tokens: int = 0
+    rejected_rounds: int = 0
+    full_rounds: int = 0
+    wait_micros: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, later: SpeculationStats) -> SpeculationStats:
+        """Both parts of one generation together; mode and verification are the later one's."""
+        return SpeculationStats(
+            later.mode,
+            later.verification,
+            fallbacks=dict(Counter(self.fallbacks) + Counter(later.fallbacks)),
+            **{name: getattr(self, name) + getattr(later, name) for name in _COUNTERS},
+        )
+
+    @property
+    def missed(self) -> int:
+        return self.length_misses + self.token_misses
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of look-ups that gave a speculation; None where nothing was looked up."""
+        return _share(self.cache_rounds, self.hits + self.late + self.missed)
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of speculated tokens that were right; None where none were speculated."""
+        return _share(self.accepted_tokens, self.drafted_tokens)
+
+
+_COUNTERS = [
+    each.name
+    for each in fields(SpeculationStats)
+    if each.name not in ("mode", "verification", "fallbacks")
+]
+
+
+def stats_of(message: target_pb2.SpeculationStats) -> SpeculationStats:
+    return SpeculationStats(
+        mode_name(message.mode),
+        _name(VERIFICATIONS, message.verification),
+        fallbacks=dict(message.fallbacks),
+        **{name: getattr(message, name) for name in _COUNTERS},
+    )
+
+
+def mode_name(mode: int) -> str:
+    return _name(MODES, mode)
+
+
+def _name(names: Mapping[str, int], value: int) -> str:
+    return next((name for name, each in names.items() if each == value), UNKNOWN)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,309 @@
+from ssd.v1 import target_pb2 as _target_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SpeculatorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECULATOR_KIND_UNSPECIFIED: _ClassVar[SpeculatorKind]
+    SPECULATOR_KIND_MODEL: _ClassVar[SpeculatorKind]
+    SPECULATOR_KIND_NGRAM: _ClassVar[SpeculatorKind]
+
+class TensorPlaneKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TENSOR_PLANE_KIND_UNSPECIFIED: _ClassVar[TensorPlaneKind]
+    TENSOR_PLANE_KIND_SHARED_MEMORY: _ClassVar[TensorPlaneKind]
+    TENSOR_PLANE_KIND_GLOO: _ClassVar[TensorPlaneKind]
+    TENSOR_PLANE_KIND_NCCL: _ClassVar[TensorPlaneKind]
+    TENSOR_PLANE_KIND_TCP: _ClassVar[TensorPlaneKind]
+
+class SpeculationSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECULATION_SOURCE_UNSPECIFIED: _ClassVar[SpeculationSource]
+    SPECULATION_SOURCE_NONE: _ClassVar[SpeculationSource]
+    SPECULATION_SOURCE_CACHE: _ClassVar[SpeculationSource]
+    SPECULATION_SOURCE_JUST_IN_TIME: _ClassVar[SpeculationSource]
+    SPECULATION_SOURCE_NGRAM: _ClassVar[SpeculationSource]
+
+class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTICE_KIND_UNSPECIFIED: _ClassVar[NoticeKind]
+    NOTICE_KIND_LOST: _ClassVar[NoticeKind]
+    NOTICE_KIND_BUSY: _ClassVar[NoticeKind]
+    NOTICE_KIND_REFUSED: _ClassVar[NoticeKind]
+    NOTICE_KIND_LEAVING: _ClassVar[NoticeKind]
+SPECULATOR_KIND_UNSPECIFIED: SpeculatorKind
+SPECULATOR_KIND_MODEL: SpeculatorKind
+SPECULATOR_KIND_NGRAM: SpeculatorKind
+TENSOR_PLANE_KIND_UNSPECIFIED: TensorPlaneKind
+TENSOR_PLANE_KIND_SHARED_MEMORY: TensorPlaneKind
+TENSOR_PLANE_KIND_GLOO: TensorPlaneKind
+TENSOR_PLANE_KIND_NCCL: TensorPlaneKind
+TENSOR_PLANE_KIND_TCP: TensorPlaneKind
+SPECULATION_SOURCE_UNSPECIFIED: SpeculationSource
+SPECULATION_SOURCE_NONE: SpeculationSource
+SPECULATION_SOURCE_CACHE: SpeculationSource
+SPECULATION_SOURCE_JUST_IN_TIME: SpeculationSource
+SPECULATION_SOURCE_NGRAM: SpeculationSource
+NOTICE_KIND_UNSPECIFIED: NoticeKind
+NOTICE_KIND_LOST: NoticeKind
+NOTICE_KIND_BUSY: NoticeKind
+NOTICE_KIND_REFUSED: NoticeKind
+NOTICE_KIND_LEAVING: NoticeKind
+
+class SpeculateRequest(_message.Message):
+    __slots__ = ("hello", "frames")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    frames: TargetFrames
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frames: _Optional[_Union[TargetFrames, _Mapping]] = ...) -> None: ...
+
+class SpeculateResponse(_message.Message):
+    __slots__ = ("welcome", "frames")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    frames: DraftFrames
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., frames: _Optional[_Union[DraftFrames, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "oldest_protocol_version", "epoch", "target_name", "tokenizer_fingerprint", "vocab_size", "max_depth", "tensor_plane")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PLANE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    oldest_protocol_version: int
+    epoch: int
+    target_name: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_depth: int
+    tensor_plane: TensorPlaneOffer
+    def __init__(self, protocol_version: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., target_name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_depth: _Optional[int] = ..., tensor_plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "epoch", "draft_name", "speculator", "max_sequences", "max_context", "max_depth", "max_branches")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NAME_FIELD_NUMBER: _ClassVar[int]
+    SPECULATOR_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    epoch: int
+    draft_name: str
+    speculator: SpeculatorKind
+    max_sequences: int
+    max_context: int
+    max_depth: int
+    max_branches: int
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., draft_name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., max_sequences: _Optional[int] = ..., max_context: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ...) -> None: ...
+
+class TensorPlaneOffer(_message.Message):
+    __slots__ = ("kinds", "host_id", "device_id")
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[TensorPlaneKind]
+    host_id: str
+    device_id: str
+    def __init__(self, kinds: _Optional[_Iterable[_Union[TensorPlaneKind, str]]] = ..., host_id: _Optional[str] = ..., device_id: _Optional[str] = ...) -> None: ...
+
+class TensorPlaneAnswer(_message.Message):
+    __slots__ = ("kind", "address", "secret")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    kind: TensorPlaneKind
+    address: str
+    secret: bytes
+    def __init__(self, kind: _Optional[_Union[TensorPlaneKind, str]] = ..., address: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class TargetFrames(_message.Message):
+    __slots__ = ("epoch", "frames")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    frames: _containers.RepeatedCompositeFieldContainer[TargetFrame]
+    def __init__(self, epoch: _Optional[int] = ..., frames: _Optional[_Iterable[_Union[TargetFrame, _Mapping]]] = ...) -> None: ...
+
+class TargetFrame(_message.Message):
+    __slots__ = ("sequence", "round", "open", "outcome", "launch", "close")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    round: int
+    open: Open
+    outcome: Outcome
+    launch: Launch
+    close: Close
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("prompt", "output", "speculation", "max_tokens", "sampling", "verification", "down_weight", "depth", "verify_micros")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    DOWN_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_MICROS_FIELD_NUMBER: _ClassVar[int]
+    prompt: bytes
+    output: bytes
+    speculation: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    sampling: _target_pb2.SamplingOptions
+    verification: _target_pb2.VerificationMode
+    down_weight: float
+    depth: int
+    verify_micros: int
+    def __init__(self, prompt: _Optional[bytes] = ..., output: _Optional[bytes] = ..., speculation: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_target_pb2.SamplingOptions, _Mapping]] = ..., verification: _Optional[_Union[_target_pb2.VerificationMode, str]] = ..., down_weight: _Optional[float] = ..., depth: _Optional[int] = ..., verify_micros: _Optional[int] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("accepted", "token")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    token: int
+    def __init__(self, accepted: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
+
+class Launch(_message.Message):
+    __slots__ = ("speculation", "source", "depth", "verify_micros")
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_MICROS_FIELD_NUMBER: _ClassVar[int]
+    speculation: _containers.RepeatedScalarFieldContainer[int]
+    source: SpeculationSource
+    depth: int
+    verify_micros: int
+    def __init__(self, speculation: _Optional[_Iterable[int]] = ..., source: _Optional[_Union[SpeculationSource, str]] = ..., depth: _Optional[int] = ..., verify_micros: _Optional[int] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DraftFrames(_message.Message):
+    __slots__ = ("epoch", "frames", "load")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    frames: _containers.RepeatedCompositeFieldContainer[DraftFrame]
+    load: DraftLoad
+    def __init__(self, epoch: _Optional[int] = ..., frames: _Optional[_Iterable[_Union[DraftFrame, _Mapping]]] = ..., load: _Optional[_Union[DraftLoad, _Mapping]] = ...) -> None: ...
+
+class DraftFrame(_message.Message):
+    __slots__ = ("sequence", "round", "branches", "notice", "plane")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    PLANE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    round: int
+    branches: Branches
+    notice: Notice
+    plane: TensorPlaneAnswer
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., plane: _Optional[_Union[TensorPlaneAnswer, _Mapping]] = ...) -> None: ...
+
+class Branches(_message.Message):
+    __slots__ = ("branches",)
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    branches: _containers.RepeatedCompositeFieldContainer[Branch]
+    def __init__(self, branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+
+class Branch(_message.Message):
+    __slots__ = ("accepted", "token", "start", "tokens")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    token: int
+    start: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, accepted: _Optional[int] = ..., token: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: NoticeKind
+    reason: str
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DraftLoad(_message.Message):
+    __slots__ = ("step_micros", "just_in_time_micros", "open_sequences")
+    STEP_MICROS_FIELD_NUMBER: _ClassVar[int]
+    JUST_IN_TIME_MICROS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    step_micros: int
+    just_in_time_micros: int
+    open_sequences: int
+    def __init__(self, step_micros: _Optional[int] = ..., just_in_time_micros: _Optional[int] = ..., open_sequences: _Optional[int] = ...) -> None: ...
+
+class GetDraftInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetDraftInfoResponse(_message.Message):
+    __slots__ = ("name", "speculator", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_context", "max_sequences", "max_depth", "max_branches", "dtype", "device", "num_kv_blocks", "block_size", "protocol_version", "version", "links", "open_sequences")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPECULATOR_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    speculator: SpeculatorKind
+    fingerprint: str
+    tokenizer_fingerprint: str
+    architecture: str
+    num_parameters: int
+    vocab_size: int
+    max_context: int
+    max_sequences: int
+    max_depth: int
+    max_branches: int
+    dtype: str
+    device: str
+    num_kv_blocks: int
+    block_size: int
+    protocol_version: int
+    version: str
+    links: int
+    open_sequences: int
+    def __init__(self, name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., links: _Optional[int] = ..., open_sequences: _Optional[int] = ...) -> None: ...

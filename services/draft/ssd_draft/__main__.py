@@ -1,0 +1,3 @@
+from ssd_draft.cli import main
+
+main()

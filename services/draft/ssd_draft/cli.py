@@ -1,0 +1,67 @@
+"""``ssd-draft``: the command line, a thin edge over DraftConfig."""
+
+import asyncio
+from typing import Any
+
+import click
+
+from ssd_draft import __version__
+from ssd_draft.config import SPECULATORS, DraftConfig
+from ssd_engine.log import setup_logging
+from ssd_engine.serving.command_line import Options, exit_codes, serving_extra
+
+option = Options(DraftConfig, "SSD_DRAFT")
+
+
+@click.group()
+@click.version_option(__version__, prog_name="ssd-draft")
+def main() -> None:
+    """Serve speculations. Every option has an environment variable: --tp is SSD_DRAFT_TP."""
+
+
+@main.command()
+@click.argument("model", required=False, envvar=option.variable("model"))
+@option(
+    "--speculator",
+    "A draft model, or look-up in prompt and output, which needs no MODEL.",
+    type=click.Choice(SPECULATORS),
+)
+@option.model()
+@option("--max-links", "Targets at a time; one more is refused.", type=int)
+@option("--max-seqs-per-link", "Sequences of one target. Default: --max-num-seqs.", type=int)
+@option("--depth", "Tokens of the longest branch.", type=int)
+@option("--budget", "Branches of a round at most.", type=int)
+@option(
+    "--fan-out",
+    "Outcomes to prepare for after 0, 1, … accepted tokens of a speculation from the cache: "
+    "a list such as 3,2,1, whose last number goes on; auto follows measured rates.",
+)
+@option("--fan-out-miss", "The same after any other speculation.")
+@option("--max-rows", "Rows of a forward, of all sequences together.", type=int)
+@option("--max-frames", "Frames of a link that may wait for the engine.", type=int)
+@option(
+    "--link-write-timeout", "Seconds after which a target that reads nothing is left.", type=float
+)
+@option.operation(drained="linked targets")
+def serve(check_config: bool, **options: Any) -> None:
+    """Serve speculations of MODEL: a Hugging Face directory, a shipped model, or a hub id."""
+    setup_logging("draft", options["log_level"])
+    with exit_codes():
+        _serve(DraftConfig(**options), check_config)
+
+
+def _serve(config: DraftConfig, check_only: bool) -> None:
+    with serving_extra("ssd-draft"):
+        from ssd_draft.server import DraftServer, plan_draft
+
+    plan = plan_draft(config)
+    if check_only:
+        if plan is not None:
+            plan.load_tokenizer()
+        click.echo(f"ok: {plan or config.speculator}")
+        return
+
+    async def run() -> None:
+        await DraftServer(config, plan).run()
+
+    asyncio.run(run())

@@ -1,0 +1,114 @@
+"""What an operator can set. The command line takes its defaults from here."""
+
+from dataclasses import dataclass
+
+from ssd_engine.config import ModelConfig
+from ssd_engine.errors import ConfigError
+from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.serving.config import ServiceConfig, check_service_config
+
+SPECULATORS = ("model", "ngram")
+AUTO = "auto"
+NGRAM_CONTEXT = 131_072  # tokens of a sequence, where no model sets a limit
+BOUNDS = {
+    "max_links": (1, 4096),
+    "max_seqs_per_link": (1, 65_536),
+    "depth": (1, 64),
+    "budget": (1, 1024),
+    "max_rows": (1, 65_536),
+    "max_frames": (1, 1_000_000),
+    "link_write_timeout": (1, 86_400),
+}
+
+
+@dataclass(frozen=True)
+class DraftConfig(ServiceConfig):
+    model: str | None = None
+    listen: str = "127.0.0.1:7420"
+    max_num_seqs: int = 64
+    drain_timeout: float = 10.0
+    keepalive_seconds: float = 20.0  # a target that vanished holds sequences
+    speculator: str = "model"
+    max_links: int = 64
+    max_seqs_per_link: int | None = None
+    depth: int = 8
+    budget: int = 16
+    fan_out: str = AUTO
+    fan_out_miss: str = AUTO
+    max_rows: int = 256
+    max_frames: int = 4096
+    link_write_timeout: float = 10.0
+
+
+@dataclass(frozen=True)
+class DraftEngineOptions:
+    """What the engine process is started with."""
+
+    model: ModelConfig | None  # None: speculates without one, and runner is None, too
+    runner: RunnerOptions | None
+    tp: int
+    prefill_chunk: int
+    depth: int  # of the longest branch
+    budget: int  # branches of a round
+    fan_out_hit: tuple[int, ...] | None  # None: from measured rates
+    fan_out_miss: tuple[int, ...] | None
+    max_rows: int  # of a forward
+    max_num_seqs: int
+    max_seqs_per_link: int | None
+    vocab_size: int | None  # None: each target has its own
+    max_context: int
+    block_size: int
+    listen_host: str  # where a tensor plane is offered, too
+    log_level: str
+    check_integrity: bool
+
+
+def check_config(config: DraftConfig) -> None:
+    """Everything that can be judged without looking at the model."""
+    check_service_config(config, BOUNDS)
+    if config.speculator == "model" and config.model is None:
+        raise ConfigError("MODEL is missing: name a draft model, or use --speculator ngram")
+    if config.speculator == "ngram" and config.model is not None:
+        raise ConfigError(f"--speculator ngram takes no MODEL, got {config.model!r}")
+    if config.max_rows < config.budget:
+        raise ConfigError(
+            f"--max-rows {config.max_rows} must be at least --budget {config.budget}: "
+            "a forward holds a row for each branch"
+        )
+    fan_outs(config)
+
+
+def fan_outs(config: DraftConfig) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """After a speculation from the cache, and after any other."""
+    return (
+        _parse_fan_out("--fan-out", config.fan_out, config),
+        _parse_fan_out("--fan-out-miss", config.fan_out_miss, config),
+    )
+
+
+def _parse_fan_out(flag: str, text: str, config: DraftConfig) -> tuple[int, ...] | None:
+    if text == AUTO:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+        raise ConfigError(f"{flag}: auto, or a list such as 3,2,1 is needed, got {text!r}")
+    values = tuple(map(int, parts))
+    if len(values) > config.depth + 1:
+        raise ConfigError(
+            f"{flag}: at most {config.depth + 1} numbers (for 0 to --depth {config.depth} "
+            f"accepted tokens), got {len(values)}"
+        )
+    # The last number stands for all later ones, too.
+    branches = sum(values) + values[-1] * (config.depth + 1 - len(values))
+    if not 1 <= branches <= config.budget:
+        raise ConfigError(
+            f"{flag}: {text} makes {branches} branches for a speculation of {config.depth} "
+            f"tokens, must be in [1, {config.budget}] (--budget)"
+        )
+    return values
+
+
+def scratch_tokens(config: DraftConfig) -> int:
+    """Room for the branches of one sequence, in whole blocks."""
+    blocks = -(-config.depth * config.budget // config.block_size)
+    return blocks * config.block_size

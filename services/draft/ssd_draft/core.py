@@ -1,0 +1,421 @@
+"""The draft's engine: follow the frames of all links, prepare speculations, push them.
+
+A step is one forward for sequences of all links. Links take turns: none can fill a forward, or the
+engine's attention, at the cost of another. Frames are looked at between two forwards.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ssd_draft.config import DraftEngineOptions
+from ssd_draft.plan import Planner
+from ssd_draft.planes import PlaneOpener
+from ssd_draft.records import (
+    DraftOutput,
+    Drain,
+    LinkDown,
+    LinkFrames,
+    LinkOutput,
+    LinkUp,
+    Stats,
+)
+from ssd_draft.sequence import DraftSequence, Phase
+from ssd_draft.speculators import Cannot, ModelSpeculator, NgramSpeculator, Speculator
+from ssd_draft.speculators.model import Runner
+from ssd_engine.cached_path import NoRoom
+from ssd_engine.frames import (
+    Branches,
+    Close,
+    DraftFrame,
+    Launch,
+    Load,
+    Notice,
+    NoticeKind,
+    Open,
+    Outcome,
+    Plane,
+    Source,
+    TargetFrame,
+    Verification,
+)
+from ssd_engine.pace import Average, StepClock
+from ssd_engine.tensor_plane import RowsKey, Sender
+
+SHIPPED = (Source.CACHE, Source.JUST_IN_TIME)  # speculations that were drawn here
+OpenPlane = Callable[[LinkUp], tuple[Sender, Plane] | None]
+FRAMES_PER_STEP = 64  # of one link, between two forwards
+IDLE_SECONDS = 30.0  # a sequence that was not heard of for so long may be evicted
+ALIVE_SECONDS = 0.25  # without a push, after which an empty one says that work goes on
+PUSH_SHARE = 0.25  # of the target's forward: pushes are gathered for so long
+
+
+class Link:
+    def __init__(self, link: int, planner: Planner, scope: int) -> None:
+        self.id = link
+        self.planner = planner
+        self.scope = scope
+        self.sequences: dict[int, DraftSequence] = {}
+        self.sender: Sender | None = None  # of the tensor plane
+        self.inbox: deque[TargetFrame] = deque()
+        self.outbox: list[DraftFrame] = []
+        self.consumed = 0
+
+
+class Counters:
+    def __init__(self) -> None:
+        self.steps = self.rows = self.branches = self.branch_tokens = self.rounds = 0
+        self.evictions = self.refusals = self.dropped_frames = 0
+
+
+class DraftCore:
+    def __init__(
+        self,
+        speculator: Speculator,
+        make_planner: Callable[[int], Planner],
+        max_num_seqs: int,
+        max_seqs_per_link: int | None,
+        max_rows: int,
+        prefill_chunk: int,
+        open_plane: OpenPlane = lambda up: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``make_planner`` gets the longest speculation that a target verifies."""
+        self._speculator = speculator
+        self._make_planner = make_planner
+        self._max_num_seqs = max_num_seqs
+        self._max_seqs_per_link = max_seqs_per_link or max_num_seqs
+        self._max_rows = max_rows
+        self._prefill_chunk = prefill_chunk
+        self._open_plane = open_plane
+        self._now = clock
+        self._links: dict[int, Link] = {}
+        self._draining = False
+        self._step_clock = StepClock()
+        self._just_in_time = Average()
+        self.counters = Counters()
+
+    @property
+    def has_work(self) -> bool:
+        return any(link.inbox or link.outbox or self._active(link) for link in self._links.values())
+
+    def handle(self, record: LinkUp | LinkFrames | LinkDown | Drain) -> None:
+        match record:
+            case LinkUp():
+                self._connect(record)
+            case LinkFrames() if record.link in self._links:
+                self._links[record.link].inbox.extend(record.frames)
+            case LinkFrames():
+                self.counters.dropped_frames += len(record.frames)
+            case LinkDown():
+                self._disconnect(record.link)
+            case Drain():
+                self._draining = True
+                for link in self._links.values():
+                    self._announce(link)
+
+    def _connect(self, up: LinkUp) -> None:
+        planner = self._make_planner(up.max_depth)
+        link = self._links[up.link] = Link(up.link, planner, self._speculator.new_scope())
+        opened = self._open_plane(up) if up.plane is not None else None
+        if opened is not None:
+            link.sender, plane = opened
+            link.outbox.append(plane)
+        if self._draining:
+            self._announce(link)
+
+    def _disconnect(self, number: int) -> None:
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        for sequence in list(link.sequences.values()):
+            self._close(sequence, link)
+        if link.sender is not None:
+            link.sender.close()
+
+    def step(self) -> DraftOutput:
+        for link in self._links.values():
+            self._look_at_frames(link)
+        chosen = self._choose()
+        if chosen:
+            self._speculate(chosen)
+        for link in self._links.values():
+            self._push(link)
+        return DraftOutput(self._outputs(), self.load(), self.stats())
+
+    # Frames
+
+    def _look_at_frames(self, link: Link) -> None:
+        for _ in range(min(FRAMES_PER_STEP, len(link.inbox))):
+            self._follow(link, link.inbox.popleft())
+            link.consumed += 1
+
+    def _follow(self, link: Link, frame: TargetFrame) -> None:
+        sequence = link.sequences.get(frame.sequence)
+        if isinstance(frame, Open):
+            self._open(link, frame)
+        elif isinstance(frame, Close):
+            if sequence is not None:
+                self._close(sequence, link)
+        elif sequence is None:
+            self.counters.dropped_frames += 1
+        else:
+            self._move(link, sequence, frame)
+
+    def _open(self, link: Link, frame: Open) -> None:
+        """Opening what is open replaces it."""
+        known = link.sequences.get(frame.sequence)
+        if known is not None:
+            self._close(known, link)
+        sequence = DraftSequence(link.id, frame, self._now())
+        try:
+            self._admit(link, sequence)
+        except NoRoom as error:
+            self._refuse(link, frame, NoticeKind.BUSY, str(error))
+        except Cannot as error:
+            self._refuse(link, frame, NoticeKind.REFUSED, str(error))
+        else:
+            link.sequences[sequence.id] = sequence
+
+    def _admit(self, link: Link, sequence: DraftSequence) -> None:
+        if self._draining:
+            raise NoRoom("the endpoint is leaving")
+        if len(link.sequences) >= self._max_seqs_per_link:
+            raise NoRoom(f"this link has its {self._max_seqs_per_link} sequences")
+        if self._num_sequences >= self._max_num_seqs and not self._evict_for(link):
+            raise NoRoom(f"the endpoint has its {self._max_num_seqs} sequences")
+        while True:
+            try:
+                return self._speculator.open(sequence, link.scope)
+            except NoRoom:
+                if not self._evict_for(link):
+                    raise
+
+    def _refuse(self, link: Link, frame: TargetFrame, kind: NoticeKind, reason: str) -> None:
+        self.counters.refusals += 1
+        link.outbox.append(Notice(frame.sequence, frame.round, kind, reason))
+
+    def _move(self, link: Link, sequence: DraftSequence, frame: TargetFrame) -> None:
+        if isinstance(frame, Outcome):
+            self._learn(link, sequence, frame)
+        elif isinstance(frame, Launch):
+            self._ship(link, sequence, frame)
+        if not sequence.apply(frame, self._now()):
+            # What the target believes of this sequence is not so: let it open it again.
+            self.counters.dropped_frames += 1
+            self._give_up(link, sequence, NoticeKind.LOST, "a frame did not fit its round")
+            return
+        if sequence.phase is Phase.VERIFYING:
+            self.counters.rounds += 1
+        try:
+            self._speculator.moved(sequence)
+        except Cannot as error:
+            self._give_up(link, sequence, NoticeKind.REFUSED, str(error))
+
+    def _ship(self, link: Link, sequence: DraftSequence, launch: Launch) -> None:
+        """Rejection: what the tokens that were taken were drawn from, hidden under the forward."""
+        if link.sender is None or sequence.verification is not Verification.REJECTION:
+            return
+        offer = sequence.offers.get(sequence.decided or (-1, -1))
+        count = len(launch.speculation)
+        if launch.source not in SHIPPED or offer is None:
+            return
+        if launch.round != sequence.round + 1 or offer.tokens[:count] != launch.speculation:
+            return
+        rows = self._speculator.drawn_from(sequence, count)
+        if rows is not None:
+            link.sender.send(RowsKey(sequence.id, launch.round, 0), rows)
+
+    def _learn(self, link: Link, sequence: DraftSequence, frame: Outcome) -> None:
+        """What the rates of theorem 12 are measured from."""
+        if sequence.phase is not Phase.VERIFYING or frame.round != sequence.round:
+            return
+        rank, ranked = self._speculator.rank(sequence, frame.accepted, frame.token)
+        link.planner.observe(sequence, frame.accepted, rank, ranked)
+
+    def _give_up(self, link: Link, sequence: DraftSequence, kind: NoticeKind, why: str) -> None:
+        self._close(sequence, link)
+        link.outbox.append(Notice(sequence.id, sequence.round, kind, why))
+
+    def _close(self, sequence: DraftSequence, link: Link | None) -> None:
+        sequence.close()
+        self._speculator.close(sequence)
+        if link is not None:
+            link.sequences.pop(sequence.id, None)
+
+    def _announce(self, link: Link) -> None:
+        link.outbox.append(Notice(0, 0, NoticeKind.LEAVING, "the endpoint drains"))
+
+    # Room
+
+    @property
+    def _num_sequences(self) -> int:
+        return sum(len(link.sequences) for link in self._links.values())
+
+    def _evict_for(self, link: Link) -> bool:
+        """Make room for a sequence of ``link``: where nobody is harmed, or within fair shares.
+
+        First a sequence of its own that has not been heard of for long; then, when the link holds
+        less than its share of sequences, the least recent one of a link that holds more.
+        """
+        idle = self._least_recent(link)
+        if idle is not None and self._now() - idle.changed_at > IDLE_SECONDS:
+            self._evict(link, idle)
+            return True
+        share = self._max_num_seqs / max(1, len(self._links))
+        largest = max(self._links.values(), key=lambda other: len(other.sequences))
+        if len(link.sequences) + 1 > share or len(largest.sequences) <= share or largest is link:
+            return False
+        victim = self._least_recent(largest)
+        if victim is None:
+            return False
+        self._evict(largest, victim)
+        return True
+
+    def _least_recent(self, link: Link) -> DraftSequence | None:
+        return min(link.sequences.values(), key=lambda s: s.changed_at, default=None)
+
+    def _evict(self, link: Link, sequence: DraftSequence) -> None:
+        self.counters.evictions += 1
+        self._give_up(link, sequence, NoticeKind.LOST, "evicted: the endpoint is full")
+
+    # Work
+
+    def _active(self, link: Link) -> bool:
+        return any(not sequence.complete for sequence in link.sequences.values())
+
+    def _choose(self) -> list[DraftSequence]:
+        """Sequences of the next forward: each link gets an equal share of its rows.
+
+        What a target waits for comes first, then what has waited longest.
+        """
+        active = [link for link in self._links.values() if self._active(link)]
+        chosen: list[DraftSequence] = []
+        for link in active:
+            room = self._max_rows // len(active)
+            waiting = [s for s in link.sequences.values() if not s.complete]
+            waiting.sort(key=lambda s: (s.phase is not Phase.DECIDED, s.changed_at))
+            for i, sequence in enumerate(waiting):
+                rows = self._speculator.rows(sequence, self._prefill_chunk)
+                if rows <= room or i == 0:
+                    chosen.append(sequence)
+                    room -= rows
+        return chosen
+
+    def _speculate(self, chosen: list[DraftSequence]) -> None:
+        rows_of = [self._speculator.rows(s, self._prefill_chunk) for s in chosen]
+        plans = [
+            self._links[s.link].planner.plan(s, self._step_clock, sum(rows_of) - rows)
+            for s, rows in zip(chosen, rows_of, strict=True)
+        ]
+        before = [_num_tokens(s) for s in chosen]
+        begin = self._now()
+        rows = self._speculator.step(chosen, self._prefill_chunk, plans)
+        now = self._now()
+        self._step_clock.observe(rows, now - begin)
+        self.counters.steps += 1
+        self.counters.rows += rows
+        for sequence, tokens in zip(chosen, before, strict=True):
+            if sequence.phase is Phase.DECIDED and not tokens and _num_tokens(sequence):
+                self._just_in_time.observe(now - sequence.changed_at)
+
+    # Output
+
+    def _push(self, link: Link) -> None:
+        now = self._now()
+        for sequence in link.sequences.values():
+            due = sequence.push_is_due and self._push_pays(sequence, now)
+            if not due and not self._is_silent(sequence, now):
+                continue
+            branches = sequence.pushes(now)
+            self.counters.branches += sum(branch.start == 0 for branch in branches)
+            self.counters.branch_tokens += sum(len(branch.tokens) for branch in branches)
+            link.outbox.append(Branches(sequence.id, sequence.round, branches))
+
+    def _is_silent(self, sequence: DraftSequence, now: float) -> bool:
+        """A target takes an endpoint for dead that leaves its rounds without any answer."""
+        if sequence.complete:
+            return not sequence.answered
+        return now - sequence.pushed_at > ALIVE_SECONDS
+
+    def _push_pays(self, sequence: DraftSequence, now: float) -> bool:
+        """A branch that is pushed in pieces costs both sides a message for each.
+
+        While the target is far from the end of its forward, pieces are gathered.
+        """
+        if sequence.phase is Phase.DECIDED or sequence.complete:
+            return True
+        return now - sequence.pushed_at >= PUSH_SHARE * sequence.verify_seconds
+
+    def _outputs(self) -> list[LinkOutput]:
+        outputs = []
+        for link in self._links.values():
+            if link.outbox or link.consumed:
+                outputs.append(LinkOutput(link.id, link.outbox, link.consumed))
+                link.outbox, link.consumed = [], 0
+        return outputs
+
+    def load(self) -> Load:
+        return Load(
+            step_micros=int(self._step_clock.seconds(1) * 1e6),
+            just_in_time_micros=int(self._just_in_time.value() * 1e6),
+            open_sequences=self._num_sequences,
+        )
+
+    def stats(self) -> Stats:
+        counters = self.counters
+        pool = self._speculator.pool if isinstance(self._speculator, ModelSpeculator) else None
+        return Stats(
+            links=len(self._links),
+            sequences=self._num_sequences,
+            used_blocks=pool.num_used if pool else 0,
+            reserved_blocks=pool.num_reserved if pool else 0,
+            cached_blocks=pool.num_cached if pool else 0,
+            steps=counters.steps,
+            rows=counters.rows,
+            branches=counters.branches,
+            branch_tokens=counters.branch_tokens,
+            rounds=counters.rounds,
+            evictions=counters.evictions,
+            refusals=counters.refusals,
+            dropped_frames=counters.dropped_frames,
+        )
+
+    def check_integrity(self) -> None:
+        self._speculator.check_integrity(self._num_sequences)
+        for link in self._links.values():
+            for key, sequence in link.sequences.items():
+                if sequence.id != key or sequence.link != link.id:
+                    raise RuntimeError("draft integrity: a sequence under a wrong name")
+                if sequence.phase is Phase.CLOSED:
+                    raise RuntimeError("draft integrity: a closed sequence is held")
+
+
+def make_core(options: DraftEngineOptions, runner: Runner | None) -> DraftCore:
+    def make_planner(max_depth: int) -> Planner:
+        depth = min(options.depth, max_depth)
+        return Planner(depth, options.budget, options.fan_out_hit, options.fan_out_miss)
+
+    speculator: Speculator = NgramSpeculator()
+    if runner is not None:
+        speculator = ModelSpeculator(
+            runner,
+            options.block_size,
+            options.max_context,
+            options.depth,
+            options.budget,
+            options.vocab_size,
+        )
+    return DraftCore(
+        speculator,
+        make_planner,
+        options.max_num_seqs,
+        options.max_seqs_per_link,
+        options.max_rows,
+        options.prefill_chunk,
+        PlaneOpener(options),
+    )
+
+
+def _num_tokens(sequence: DraftSequence) -> int:
+    return sum(len(offer.tokens) for offer in sequence.offers.values())

@@ -1,0 +1,108 @@
+"""The front's side of the engine process: links come, speak and go."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from ssd_draft.config import DraftEngineOptions
+from ssd_draft.engine_entry import enter
+from ssd_draft.link import Link, LinkEvent, LinkState
+from ssd_draft.records import (
+    DraftOutput,
+    Drain,
+    LinkDown,
+    LinkFrames,
+    LinkOutput,
+    LinkUp,
+    Stats,
+    decode_to_front,
+)
+from ssd_engine.errors import SSDError
+from ssd_engine.frames import Load, TargetFrame
+from ssd_engine.serving.engine_client import EngineGone, EngineProcess
+from ssd_engine.serving.status import NotServing, ReaderStalled
+
+
+class DraftEngine(EngineProcess):
+    """Keeps the links. Use from one event loop."""
+
+    def __init__(
+        self,
+        options: DraftEngineOptions,
+        max_frames: int,
+        max_bytes: int,
+        on_drop: Callable[[int], None],
+    ) -> None:
+        """A link may have so many frames, and bytes, on their way in either direction."""
+        super().__init__(enter, options, decode_to_front)
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._on_drop = on_drop
+        self._links: dict[int, Link] = {}
+        self._next_id = 0
+        self.stats: Stats | None = None
+        self.load = Load(0, 0, 0)
+
+    def count(self) -> Counter[LinkState]:
+        return Counter(link.state for link in self._links.values())
+
+    @property
+    def num_up(self) -> int:
+        return sum(link.known_to_engine for link in self._links.values())
+
+    def enter(self) -> Link:
+        """A stream that has yet to greet."""
+        self._next_id += 1
+        link = Link(self._next_id, self._max_frames, self._max_bytes)
+        self._links[link.id] = link
+        return link
+
+    def welcome(self, link: Link, up: LinkUp) -> None:
+        if self.gone.done():
+            raise EngineGone(self.gone.result())
+        link.move(LinkEvent.WELCOME)
+        self.send(up)
+
+    def forward(self, link: Link, frames: list[TargetFrame], size: int) -> None:
+        """``size`` in bytes, as they came."""
+        if frames:
+            link.window.add(len(frames), size)
+            self.send(LinkFrames(link.id, frames))
+
+    def end(self, link: Link) -> None:
+        """However it came to that, and however often it is said: the engine hears of it once."""
+        if self._links.pop(link.id, None) is None:
+            return
+        if link.known_to_engine:
+            self.send(LinkDown(link.id))
+        link.move(LinkEvent.END)
+
+    def drain(self) -> None:
+        """The engine tells every link that is up; who has not greeted yet goes elsewhere."""
+        self.send(Drain())
+        for link in self._links.values():
+            if link.state is LinkState.UP:
+                link.move(LinkEvent.DRAIN)
+            else:
+                link.fail(NotServing("the endpoint is draining; use another one"))
+
+    def abandon(self, reason: str) -> None:
+        self._fail_all(EngineGone(reason))
+
+    def _fail_all(self, error: SSDError) -> None:
+        for link in self._links.values():
+            link.fail(error)
+
+    def dispatch(self, record: DraftOutput) -> None:
+        self.stats, self.load = record.stats, record.load
+        for output in record.links:
+            link = self._links.get(output.link)
+            if link is not None:
+                self._deliver(link, output)
+
+    def _deliver(self, link: Link, output: LinkOutput) -> None:
+        link.window.consume(output.consumed)
+        dropped = link.outbox.push(output.frames)
+        if dropped:
+            self._on_drop(dropped)
+        if link.outbox.overfull:
+            link.fail(ReaderStalled("the target does not read what it is told"))

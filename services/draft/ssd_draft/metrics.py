@@ -1,0 +1,79 @@
+"""Prometheus metrics of a draft, prefix ``ssd_draft_``."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ssd_draft.link import LinkState
+from ssd_draft.records import Stats
+from ssd_engine.serving.metrics import Reads, ServiceMetrics
+
+LIVE = (LinkState.GREETING, LinkState.UP, LinkState.LEAVING)
+
+
+class Metrics(ServiceMetrics):
+    def __init__(
+        self,
+        stats: Callable[[], Stats | None],
+        num_blocks: Callable[[], int],
+        num_links: Callable[[LinkState], int],
+    ) -> None:
+        super().__init__(stats)
+        links = self.gauge("ssd_draft_links", "Links by state.", ["state"])
+        for state in LIVE:
+            links.labels(state.value).set_function(_reader(num_links, state))
+        self.handshake_failures = self.counter(
+            "ssd_draft_handshake_failures", "Links that did not come up, by reason.", ["reason"]
+        )
+        self.links_ended = self.counter(
+            "ssd_draft_links_ended", "Links that were up and ended, by how.", ["how"]
+        )
+        self.frames_received = self.counter("ssd_draft_frames_received", "Frames of targets.")
+        self.frames_sent = self.counter("ssd_draft_frames_sent", "Frames to targets.")
+        self.frames_dropped = self.counter(
+            "ssd_draft_frames_dropped",
+            "Frames that the front dropped: of another epoch, or to a slow reader.",
+            ["reason"],
+        )
+        self.engine_gauges(_gauges(num_blocks))
+        self.engine_counters(COUNTERS)
+
+
+def _reader(num_links: Callable[[LinkState], int], state: LinkState) -> Callable[[], float]:
+    return lambda: num_links(state)
+
+
+def _gauges(num_blocks: Callable[[], int]) -> Reads:
+    return {
+        "ssd_draft_sequences": ("Sequences that are open.", lambda s: s.sequences),
+        "ssd_draft_kv_cache_usage_ratio": (
+            "KV blocks in use, of all.",
+            lambda s: s.used_blocks / max(1, num_blocks()),
+        ),
+        "ssd_draft_kv_cache_reserved_blocks": (
+            "KV blocks that open sequences may still take.",
+            lambda s: s.reserved_blocks,
+        ),
+        "ssd_draft_prefix_cache_blocks": (
+            "KV blocks in the prefix cache.",
+            lambda s: s.cached_blocks,
+        ),
+    }
+
+
+def _counter(name: str) -> Callable[[Any], float]:
+    return lambda stats: getattr(stats, name)
+
+
+COUNTERS: Reads = {
+    f"ssd_draft_{name}": (text, _counter(field))
+    for name, field, text in (
+        ("engine_steps", "steps", "Forwards of the engine."),
+        ("engine_rows", "rows", "Token rows computed."),
+        ("branches", "branches", "Branches begun."),
+        ("branch_tokens", "branch_tokens", "Tokens of branches that were pushed."),
+        ("rounds", "rounds", "Rounds launched by targets."),
+        ("evictions", "evictions", "Sequences that had to make room for others."),
+        ("refusals", "refusals", "Sequences that were not opened."),
+        ("engine_frames_dropped", "dropped_frames", "Frames that were stale or unknown."),
+    )
+}

@@ -1,0 +1,83 @@
+"""What the draft's front process and its engine process say to each other."""
+
+import msgspec
+
+from ssd_engine.frames import DraftFrame, Load, TargetFrame
+from ssd_engine.serving.records import Fatal, Ready, Record
+
+
+class Offer(Record, frozen=True):
+    """How a target can receive tensors."""
+
+    kinds: list[str]
+    host_id: str
+    device_id: str
+
+
+class LinkUp(Record, frozen=True):
+    """A target has shaken hands. Link ids are never used again."""
+
+    link: int
+    name: str
+    max_depth: int  # of the speculations that the target verifies
+    epoch: int = 0
+    plane: Offer | None = None  # of a tensor plane
+
+
+class LinkFrames(Record, frozen=True):
+    link: int
+    frames: list[TargetFrame]
+
+
+class LinkDown(Record, frozen=True):
+    """The stream has ended: its sequences go."""
+
+    link: int
+
+
+class Drain(Record, frozen=True):
+    """Announce to every link that this endpoint leaves; nothing new is opened."""
+
+
+class LinkOutput(Record, frozen=True):
+    link: int
+    frames: list[DraftFrame]
+    consumed: int  # frames of this link that the engine has looked at since the last output
+
+
+class Stats(Record, frozen=True):
+    links: int
+    sequences: int
+    used_blocks: int
+    reserved_blocks: int
+    cached_blocks: int
+    # Since start:
+    steps: int
+    rows: int  # token rows computed
+    branches: int  # begun
+    branch_tokens: int  # pushed
+    rounds: int  # launches seen
+    evictions: int
+    refusals: int
+    dropped_frames: int  # stale, unknown or malformed
+
+
+class DraftOutput(Record, frozen=True):
+    links: list[LinkOutput]
+    load: Load
+    stats: Stats
+
+
+ToEngine = LinkUp | LinkFrames | LinkDown | Drain
+ToFront = Ready | DraftOutput | Fatal
+
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    return _to_engine.decode(data)
+
+
+def decode_to_front(data: bytes) -> ToFront:
+    return _to_front.decode(data)

@@ -1,0 +1,127 @@
+"""A sequence at the draft: the round that its target verifies, and what is offered for its end."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ssd_engine.frames import Branch, Launch, Open, Outcome, Source, TargetFrame, Verification
+from ssd_engine.token_ids import unpack_tokens
+
+
+class Phase(Enum):
+    VERIFYING = "verifying"  # the round is being verified: prepare for its outcomes
+    DECIDED = "decided"  # its outcome is known, the next launch is not: extend that one path
+    CLOSED = "closed"  # holds nothing
+
+
+class Event(Enum):
+    OUTCOME = "outcome"
+    LAUNCH = "launch"
+    CLOSE = "close"  # by the target, by eviction, or with the link
+
+
+TRANSITIONS = {
+    (Phase.VERIFYING, Event.OUTCOME): Phase.DECIDED,
+    (Phase.VERIFYING, Event.CLOSE): Phase.CLOSED,
+    (Phase.DECIDED, Event.LAUNCH): Phase.VERIFYING,
+    (Phase.DECIDED, Event.CLOSE): Phase.CLOSED,
+}
+
+
+def transition(phase: Phase, event: Event) -> Phase | None:
+    """The phase after an event; None when it cannot happen in this phase."""
+    return TRANSITIONS.get((phase, event))
+
+
+@dataclass(slots=True)
+class Offer:
+    """A branch: the continuation if the round ends in (accepted, token)."""
+
+    accepted: int
+    token: int
+    tokens: list[int] = field(default_factory=list)
+    num_pushed: int = 0
+
+    def push(self) -> Branch | None:
+        """What was not pushed yet."""
+        if self.num_pushed == len(self.tokens):
+            return None
+        start, self.num_pushed = self.num_pushed, len(self.tokens)
+        return Branch(self.accepted, self.token, start, self.tokens[start:])
+
+
+class DraftSequence:
+    def __init__(self, link: int, frame: Open, now: float) -> None:
+        self.link = link
+        self.id = frame.sequence
+        self.round = frame.round
+        self.phase = Phase.VERIFYING
+        self.prompt = unpack_tokens(frame.prompt)
+        self.output = unpack_tokens(frame.output)
+        self.speculation = frame.speculation
+        self.source = Source.NONE  # where this speculation came from; unknown after an open
+        self.sampling = frame.sampling
+        self.verification = Verification(frame.verification)
+        self.down_weight = frame.down_weight
+        self.max_tokens = frame.max_tokens
+        self.depth = frame.depth
+        self.verify_seconds = frame.verify_micros / 1e6
+        self.offers: dict[tuple[int, int], Offer] = {}
+        self.decided: tuple[int, int] | None = None
+        self.changed_at = self.pushed_at = now
+        self.complete = False  # nothing is left to prepare in this phase
+        self.answered = False  # something was pushed in this phase
+        self.state: Any = None  # the speculator's own
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def apply(self, frame: TargetFrame, now: float) -> bool:
+        """Follow the target; False for a frame that does not belong here and now."""
+        if isinstance(frame, Outcome):
+            return self._end_round(frame, now)
+        if isinstance(frame, Launch):
+            return self._begin_round(frame, now)
+        return False
+
+    def _end_round(self, frame: Outcome, now: float) -> bool:
+        after = transition(self.phase, Event.OUTCOME)
+        if after is None or frame.round != self.round or frame.accepted > len(self.speculation):
+            return False
+        self.phase = after
+        self.output += (*self.speculation[: frame.accepted], frame.token)
+        self.decided = (frame.accepted, frame.token)
+        offer = self.offers.get(self.decided) or Offer(*self.decided)
+        self.offers = {self.decided: offer}
+        self._moved(now)
+        return True
+
+    def _begin_round(self, frame: Launch, now: float) -> bool:
+        after = transition(self.phase, Event.LAUNCH)
+        if after is None or frame.round != self.round + 1:
+            return False
+        self.phase = after
+        self.round = frame.round
+        self.speculation, self.source = frame.speculation, Source(frame.source)
+        self.depth, self.verify_seconds = frame.depth, frame.verify_micros / 1e6
+        self.offers, self.decided = {}, None
+        self._moved(now)
+        return True
+
+    def _moved(self, now: float) -> None:
+        self.changed_at = self.pushed_at = now
+        self.complete = self.answered = False
+
+    def close(self) -> None:
+        self.phase = transition(self.phase, Event.CLOSE) or self.phase
+
+    def pushes(self, now: float) -> list[Branch]:
+        """Branches, or parts of them, that the target has not got."""
+        self.pushed_at, self.answered = now, True
+        return [branch for offer in self.offers.values() if (branch := offer.push()) is not None]
+
+    @property
+    def push_is_due(self) -> bool:
+        """Something is there to be pushed."""
+        return any(len(offer.tokens) > offer.num_pushed for offer in self.offers.values())

@@ -1,0 +1,165 @@
+"""A draft's process: what the life of any service does not know of it."""
+
+import asyncio
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd_draft import __version__
+from ssd_draft.config import (
+    NGRAM_CONTEXT,
+    DraftConfig,
+    DraftEngineOptions,
+    check_config,
+    fan_outs,
+    scratch_tokens,
+)
+from ssd_draft.engine_client import DraftEngine
+from ssd_draft.handshake import Endpoint
+from ssd_draft.metrics import Metrics
+from ssd_draft.service import SERVICE, DraftServicer, Serving
+from ssd_engine.frames import PROTOCOL_VERSION
+from ssd_engine.serving.config import parse_address
+from ssd_engine.serving.plan import ModelPlan, plan_model
+from ssd_engine.serving.records import Ready
+from ssd_engine.serving.server import ServiceServer
+from ssd_engine.tokenizer import Tokenizer
+
+KINDS = {"model": pb.SPECULATOR_KIND_MODEL, "ngram": pb.SPECULATOR_KIND_NGRAM}
+MESSAGES_IN_FLIGHT = 2  # of the largest size, of one link, on their way to the engine
+
+
+def plan_draft(config: DraftConfig) -> ModelPlan | None:
+    """Raise SSDError for whatever can be known to be wrong without loading weights.
+
+    None: speculates without a model.
+    """
+    check_config(config)
+    if config.model is None:
+        return None
+    # A row of a tree sees the chain that is verified, and the branches.
+    max_tail = config.depth + scratch_tokens(config)
+    return plan_model(config.model, config, config.max_rows, max_tail)
+
+
+class DraftServer(ServiceServer):
+    service = SERVICE
+    active = "links"
+
+    def __init__(self, config: DraftConfig, plan: ModelPlan | None) -> None:
+        self._config = config
+        self._plan = plan
+        self._tokenizer: Tokenizer | None = None
+        self._num_blocks = 0
+        metrics = Metrics(
+            stats=lambda: self._engine.stats,
+            num_blocks=lambda: self._num_blocks,
+            num_links=lambda state: self._engine.count()[state],
+        )
+        self._engine = DraftEngine(
+            _engine_options(config, plan),
+            max_frames=config.max_frames,
+            max_bytes=MESSAGES_IN_FLIGHT * config.max_message_mib * 1024 * 1024,
+            on_drop=metrics.frames_dropped.labels("slow_reader").inc,
+        )
+        self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout)
+        super().__init__(config, self._engine, self._servicer, metrics, config.max_links)
+
+    async def prepare(self) -> None:
+        if self._plan is not None:
+            self._tokenizer = await asyncio.to_thread(self._plan.load_tokenizer)
+
+    def open(self, ready: Ready) -> str:
+        self._num_blocks = ready.num_blocks
+        endpoint = _endpoint(self._config, self._plan, self._tokenizer)
+        self._servicer.serving = Serving(
+            engine=self._engine,
+            endpoint=endpoint,
+            info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),
+            max_links=self._config.max_links,
+        )
+        if self._plan is None:
+            return endpoint.name
+        return self._plan.describe(ready.num_blocks)
+
+    def refuse_new(self) -> None:
+        self._servicer.draining = True
+        self._engine.drain()
+
+    def cut_off(self) -> None:
+        self._engine.abandon("the endpoint stops; use another one")
+
+
+def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
+    if plan is not None:
+        return plan.runner.max_model_len
+    return config.max_model_len or NGRAM_CONTEXT
+
+
+def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineOptions:
+    fan_out_hit, fan_out_miss = fan_outs(config)
+    return DraftEngineOptions(
+        model=None if plan is None else plan.model,
+        runner=None if plan is None else plan.runner,
+        tp=config.tp,
+        prefill_chunk=config.prefill_chunk,
+        depth=config.depth,
+        budget=config.budget,
+        fan_out_hit=fan_out_hit,
+        fan_out_miss=fan_out_miss,
+        max_rows=config.max_rows,
+        max_num_seqs=config.max_num_seqs,
+        max_seqs_per_link=config.max_seqs_per_link,
+        vocab_size=None if plan is None else plan.model.vocab_size,
+        max_context=_max_context(config, plan),
+        block_size=config.block_size,
+        listen_host=parse_address("--listen", config.listen)[0],
+        log_level=config.log_level,
+        check_integrity=config.check_integrity,
+    )
+
+
+def _endpoint(config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None) -> Endpoint:
+    per_link = config.max_seqs_per_link or config.max_num_seqs
+    return Endpoint(
+        name=plan.name if plan is not None else config.name or config.speculator,
+        speculator=KINDS[config.speculator],
+        tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
+        vocab_size=None if plan is None else plan.model.vocab_size,
+        max_context=_max_context(config, plan),
+        max_sequences=min(per_link, config.max_num_seqs),
+        depth=config.depth,
+        budget=config.budget,
+    )
+
+
+def _draft_info(
+    endpoint: Endpoint,
+    config: DraftConfig,
+    plan: ModelPlan | None,
+    tokenizer: Tokenizer | None,
+    ready: Ready,
+) -> pb.GetDraftInfoResponse:
+    info = pb.GetDraftInfoResponse(
+        name=endpoint.name,
+        speculator=endpoint.speculator,
+        max_context=endpoint.max_context,
+        max_sequences=config.max_num_seqs,
+        max_depth=endpoint.depth,
+        max_branches=endpoint.budget,
+        protocol_version=PROTOCOL_VERSION,
+        version=__version__,
+    )
+    if plan is None or tokenizer is None:
+        return info
+    about_model = pb.GetDraftInfoResponse(
+        fingerprint=plan.fingerprint(tokenizer),
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        architecture=plan.model.architecture,
+        num_parameters=plan.num_parameters,
+        vocab_size=plan.model.vocab_size,
+        dtype=plan.runner.dtype,
+        device=plan.runner.device,
+        num_kv_blocks=ready.num_blocks,
+        block_size=plan.runner.block_size,
+    )
+    info.MergeFrom(about_model)
+    return info

@@ -1,0 +1,63 @@
+"""What a speculator is asked to do.
+
+It fills the offers of sequences, step by step: in a round that is being verified with branches for
+its likely outcomes, in one that is decided with the continuation of its outcome. Frames are
+looked at between two steps, so a step should be short: one depth, not one tree.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+from torch import Tensor
+
+from ssd_draft.plan import RoundPlan
+from ssd_draft.sequence import DraftSequence
+
+
+class Need(Enum):
+    """What a speculator must be given beyond the frames; a target that cannot is not served."""
+
+    ACTIVATIONS = "activations"  # hidden states of the target, over the tensor plane
+
+
+class Cannot(Exception):
+    """This sequence cannot be served at all; says why."""
+
+
+class Speculator(Protocol):
+    needs: frozenset[Need]
+
+    def new_scope(self) -> int:
+        """What is cached for one scope is never seen from another."""
+        ...
+
+    def open(self, sequence: DraftSequence, scope: int) -> None:
+        """Raises NoRoom when it does not fit now, Cannot when it never will."""
+        ...
+
+    def moved(self, sequence: DraftSequence) -> None:
+        """The sequence followed an outcome or a launch. Raises Cannot."""
+        ...
+
+    def rows(self, sequence: DraftSequence, limit: int) -> int:
+        """Rows of the next step of this sequence, at most about ``limit``; 0: nothing to do."""
+        ...
+
+    def step(
+        self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
+    ) -> int:
+        """One forward for all of them; returns its rows."""
+        ...
+
+    def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
+        """Where the token stood among the guesses after ``accepted``, and how many these were."""
+        ...
+
+    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+        """Rejection: what the first tokens of the decided branch were drawn from [count, vocab]."""
+        ...
+
+    def close(self, sequence: DraftSequence) -> None: ...
+
+    def check_integrity(self, num_sequences: int) -> None: ...

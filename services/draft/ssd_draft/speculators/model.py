@@ -1,0 +1,316 @@
+"""A draft model.
+
+A round that is being verified begins with one forward over the chain, committed tokens that are
+new included: it gives the guesses of the token after each length. Then one forward per depth
+extends all branches together. A decided round goes straight on from its outcome: a chain of plain
+decode steps. The KV of the branch that was taken is recomputed in the first forward of the next
+round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ssd_draft.plan import RoundPlan
+from ssd_draft.sequence import DraftSequence, Offer, Phase
+from ssd_draft.speculators.base import Cannot, Need
+from ssd_draft.tree import Tree
+from ssd_engine.batch import Chunk, Part
+from ssd_engine.block_pool import BlockLease, BlockPool
+from ssd_engine.cached_path import CachedPath, NoRoom
+from ssd_engine.frames import Verification
+from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.sampling import SampleRow
+
+
+class Runner(Protocol):
+    @property
+    def num_blocks(self) -> int: ...
+
+    def forward(self, parts: Sequence[Part]) -> Tensor | None: ...
+
+
+@dataclass(slots=True)
+class _State:
+    path: CachedPath
+    scratch: BlockLease
+    tree: Tree | None = None
+    # Guesses after each length of the chain, best first; what the outcome is held against.
+    rankings: list[list[int]] = field(default_factory=list)
+    # Rejection: what the tokens of each depth were drawn from, one row for each branch of the
+    # tree, or one for the branch that the outcome named. [branches, vocab]
+    wires: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One sequence's rows of logits."""
+
+    sequence: DraftSequence
+    part: Part
+    plan: RoundPlan
+    begin: int  # row of the first
+
+    @property
+    def is_chain(self) -> bool:
+        return isinstance(self.part, Chunk) and self.sequence.phase is Phase.VERIFYING
+
+    @property
+    def coupled(self) -> bool:
+        return self.sequence.verification is Verification.COUPLED
+
+    @property
+    def depth(self) -> int:
+        """Tokens that the branches have already."""
+        return len(next(iter(self.sequence.offers.values())).tokens)
+
+
+class ModelSpeculator:
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(
+        self,
+        runner: Runner,
+        block_size: int,
+        max_context: int,
+        depth: int,
+        budget: int,
+        vocab_size: int | None = None,
+    ) -> None:
+        """``vocab_size``: of the tokens, where the model computes more."""
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._pool = BlockPool(runner.num_blocks, block_size)
+        self._block_size = block_size
+        self._max_context = max_context
+        self._depth = depth
+        self._scratch_tokens = depth * budget
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._pool
+
+    def new_scope(self) -> int:
+        return self._pool.new_root()
+
+    def open(self, sequence: DraftSequence, scope: int) -> None:
+        self._check_context(sequence)
+        wanted = min(sequence.max_tokens + self._depth, self._max_context)
+        path = CachedPath(self._pool, sequence.prompt + sequence.output, wanted, scope)
+        scratch = self._pool.open((), self._scratch_tokens)
+        if scratch is None:
+            path.release()
+            raise NoRoom("no room for the branches")
+        scratch.grow(self._scratch_tokens)
+        sequence.state = _State(path, scratch)
+
+    def moved(self, sequence: DraftSequence) -> None:
+        state: _State = sequence.state
+        new = sequence.num_committed - len(state.path.committed)
+        state.path.commit(sequence.output[len(sequence.output) - new :] if new else ())
+        if sequence.phase is Phase.DECIDED:
+            state.rankings = []
+            self._keep_wires(sequence)
+        else:
+            state.wires = []
+        state.tree = None
+        self._check_context(sequence)
+
+    def _keep_wires(self, sequence: DraftSequence) -> None:
+        """Of all branches, the decided one's."""
+        state: _State = sequence.state
+        rows = state.tree.offers if state.tree is not None else []
+        chosen = _decided(sequence)
+        at = next((i for i, offer in enumerate(rows) if offer is chosen), None)
+        state.wires = [] if at is None else [wire[at : at + 1] for wire in state.wires]
+
+    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+        """What the first tokens of the decided branch were drawn from [count, vocab]."""
+        wires = sequence.state.wires
+        if not count or len(wires) < count:
+            return None
+        return torch.cat(wires[:count])[:, : self._vocab_size].contiguous()
+
+    def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
+        """Where the token stood among the guesses after ``accepted``, and how many these were."""
+        rankings = sequence.state.rankings
+        if accepted >= len(rankings):
+            return None, 0
+        ranking = rankings[accepted]
+        return (ranking.index(token) if token in ranking else None), len(ranking)
+
+    def _check_context(self, sequence: DraftSequence) -> None:
+        """Raise Cannot when the sequence, its chain and one token more do not fit."""
+        if sequence.num_committed > sequence.max_tokens:
+            raise Cannot("more tokens than the sequence was opened for")
+        if sequence.num_committed + len(sequence.speculation) >= self._max_context:
+            raise Cannot(f"beyond the draft's context of {self._max_context} tokens")
+        if len(sequence.speculation) > self._depth:
+            raise Cannot(f"a speculation beyond the depth of {self._depth} tokens")
+
+    def rows(self, sequence: DraftSequence, limit: int) -> int:
+        if sequence.complete:
+            return 0
+        state: _State = sequence.state
+        if state.tree is not None:
+            return len(state.tree.offers)
+        new = sequence.num_committed - state.path.num_known
+        if sequence.phase is Phase.VERIFYING:
+            new += len(sequence.speculation)
+        return min(limit, max(1, new))
+
+    def step(
+        self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
+    ) -> int:
+        parts = [self._part(sequence, limit) for sequence in sequences]
+        logits = self._runner.forward(parts)
+        begin = 0
+        wanted: list[_Wanted] = []
+        for sequence, part, plan in zip(sequences, parts, plans, strict=True):
+            if isinstance(part, Chunk):
+                sequence.state.path.wrote(part)
+            if part.num_logits:
+                wanted.append(_Wanted(sequence, part, plan, begin))
+            begin += part.num_logits
+        if logits is not None:
+            self._use(logits, wanted)
+        return sum(len(part.tokens) for part in parts)
+
+    def _part(self, sequence: DraftSequence, limit: int) -> Part:
+        state: _State = sequence.state
+        if state.tree is not None:
+            return state.tree.rows()
+        if sequence.phase is Phase.DECIDED:
+            return state.path.next_chunk(_decided(sequence).tokens, 1, limit)
+        chain = sequence.speculation
+        return state.path.next_chunk(chain, len(chain) + 1, limit)
+
+    def _use(self, logits: Tensor, wanted: list[_Wanted]) -> None:
+        """Chains need ranked guesses after each of their tokens, all others one token."""
+        chains = [w for w in wanted if w.is_chain]
+        others = [w for w in wanted if not w.is_chain]
+        for coupled in (True, False):
+            self._rank([w for w in chains if w.coupled is coupled], logits, coupled)
+        self._guess([w for w in others if w.coupled], logits)
+        self._draw([w for w in others if not w.coupled], logits)
+
+    def _rank(self, chains: list[_Wanted], logits: Tensor, coupled: bool) -> None:
+        if not chains:
+            return
+        count = max(w.plan.ranks for w in chains)
+        guesses = iter(
+            ranked_guesses(_select(logits, chains), _sample_rows(chains), count, coupled)
+        )
+        for w in chains:
+            self._plant(w.sequence, w.plan, list(islice(guesses, w.part.num_logits)))
+            self._judge_complete(w.sequence, w.plan)
+
+    def _guess(self, others: list[_Wanted], logits: Tensor) -> None:
+        if not others:
+            return
+        guesses = iter(ranked_guesses(_select(logits, others), _sample_rows(others), 1))
+        for w in others:
+            self._extend(w, [next(guesses)[0] for _ in range(w.part.num_logits)])
+
+    def _draw(self, others: list[_Wanted], logits: Tensor) -> None:
+        if not others:
+            return
+        # A token at depth d is verified at that place: there so many outcomes are prepared for.
+        widths = [w.plan.width(w.depth) for w in others for _ in range(w.part.num_logits)]
+        weights = [w.sequence.down_weight for w in others for _ in range(w.part.num_logits)]
+        tokens, wire = drawn_guesses(_select(logits, others), _sample_rows(others), widths, weights)
+        at = 0
+        for w in others:
+            end = at + w.part.num_logits
+            w.sequence.state.wires.append(wire[at:end])
+            self._extend(w, tokens[at:end])
+            at = end
+
+    def _extend(self, w: _Wanted, tokens: list[int]) -> None:
+        if w.sequence.phase is Phase.DECIDED:
+            _decided(w.sequence).tokens.append(tokens[0])
+        else:
+            w.sequence.state.tree.extend(tokens)
+        self._judge_complete(w.sequence, w.plan)
+
+    def _plant(self, sequence: DraftSequence, plan: RoundPlan, guesses: list[list[int]]) -> None:
+        """Begin a branch for each likely outcome."""
+        state: _State = sequence.state
+        chain = sequence.speculation
+        state.rankings = [
+            [token for token in ranking if token != wrong]
+            for ranking, wrong in zip(guesses, [*chain, None], strict=True)
+        ]
+        offers = [
+            Offer(accepted, token)
+            for accepted, width in enumerate(plan.fan_out)
+            for token in state.rankings[accepted][:width]
+        ]
+        sequence.offers = {(offer.accepted, offer.token): offer for offer in offers}
+        n = sequence.num_committed
+        slots = [state.path.slot(n + i, self._block_size) for i in range(len(chain))]
+        scratch = _slots(state.scratch, self._block_size)
+        if offers:
+            state.tree = Tree(offers, n, state.path.blocks, slots, scratch)
+
+    def _judge_complete(self, sequence: DraftSequence, plan: RoundPlan) -> None:
+        tree: Tree | None = sequence.state.tree
+        if tree is not None:
+            depth, longest = tree.depth, max(offer.accepted for offer in tree.offers)
+            last = sequence.num_committed + longest + depth  # position of the next row
+            has_room = tree.has_room and last < self._max_context
+        elif sequence.phase is Phase.DECIDED:
+            depth = len(_decided(sequence).tokens)
+            has_room = sequence.num_committed + depth < sequence.state.path.max_tokens
+        else:
+            depth, has_room = 0, False
+        sequence.complete = depth >= plan.depth or not has_room
+
+    def close(self, sequence: DraftSequence) -> None:
+        sequence.state.path.release()
+        sequence.state.scratch.release()
+        sequence.state = None
+
+    def check_integrity(self, num_sequences: int) -> None:
+        self._pool.check_integrity()
+        if self._pool.num_leases != 2 * num_sequences:
+            raise RuntimeError("draft integrity: a lease without a sequence")
+
+
+def _decided(sequence: DraftSequence) -> Offer:
+    if sequence.decided is None:
+        raise RuntimeError("the round is not decided")
+    return sequence.offers[sequence.decided]
+
+
+def _slots(lease: BlockLease, block_size: int) -> list[int]:
+    return [block * block_size + i for block in lease.blocks for i in range(block_size)]
+
+
+def _select(logits: Tensor, group: list[_Wanted]) -> Tensor:
+    rows = [w.begin + i for w in group for i in range(w.part.num_logits)]
+    if len(rows) == logits.shape[0]:
+        return logits
+    return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _sample_rows(group: list[_Wanted]) -> list[SampleRow]:
+    return [row for w in group for row in _rows_of(w.sequence, w.part)]
+
+
+def _rows_of(sequence: DraftSequence, part: Part) -> list[SampleRow]:
+    """One for each row of logits: what lies before the token that it draws."""
+    prompt, output, params = sequence.prompt, sequence.output, sequence.sampling
+    if sequence.phase is Phase.DECIDED:
+        return [sample_row(params, prompt, output, _decided(sequence).tokens)]
+    chain = sequence.speculation
+    if isinstance(part, Chunk):
+        return [sample_row(params, prompt, output, chain[:i]) for i in range(part.num_logits)]
+    return [
+        sample_row(params, prompt, output, (*chain[: o.accepted], o.token, *o.tokens))
+        for o in sequence.state.tree.offers
+    ]

@@ -1,0 +1,186 @@
+"""Frames from the wire to plain data and back. Every field that a target sends is checked here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd.v1 import target_pb2
+from ssd_engine.errors import InputError
+from ssd_engine.frames import (
+    Branch,
+    Branches,
+    Close,
+    DraftFrame,
+    Launch,
+    Load,
+    Open,
+    Outcome,
+    Plane,
+    Source,
+    TargetFrame,
+    Verification,
+)
+from ssd_engine.sampling_params import SamplingParams, check_sampling
+from ssd_engine.serving.messages import check_tokens, not_in_vocabulary, parse_sampling
+
+MAX_FRAMES = 1024  # of one message
+MAX_ROUND = 2**31 - 1
+MAX_UINT32 = 2**32 - 1
+ON_THE_WIRE = (Source.NONE, Source.CACHE, Source.JUST_IN_TIME, Source.NGRAM)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the frames of a link are held to."""
+
+    vocab_size: int
+    max_context: int
+    max_depth: int  # of the speculations that the target verifies
+
+
+def decode_target_frames(message: pb.TargetFrames, limits: Limits) -> list[TargetFrame]:
+    """All frames of a message; raises InputError for the first field that is wrong."""
+    if len(message.frames) > MAX_FRAMES:
+        raise InputError("frames.frames", f"at most {MAX_FRAMES}, got {len(message.frames)}")
+    return [_frame(f"frames.frames[{i}]", f, limits) for i, f in enumerate(message.frames)]
+
+
+def _frame(at: str, frame: pb.TargetFrame, limits: Limits) -> TargetFrame:
+    kind = frame.WhichOneof("body")
+    if kind is None:
+        raise InputError(f"{at}.body", "is missing: set open, outcome, launch or close")
+    _check_range(f"{at}.round", frame.round, 0, MAX_ROUND)
+    return _DECODERS[kind](f"{at}.{kind}", frame, limits)
+
+
+def _open(at: str, frame: pb.TargetFrame, limits: Limits) -> Open:
+    body = frame.open
+    # A round may reach beyond the context by what it speculates; it is then refused by itself.
+    most = limits.max_context + limits.max_depth
+    prompt = check_tokens(f"{at}.prompt", body.prompt, most, limits.vocab_size)
+    output = check_tokens(f"{at}.output", body.output, most - prompt, limits.vocab_size)
+    if not prompt:
+        raise InputError(f"{at}.prompt", "is empty: at least one token is needed")
+    _check_range(f"{at}.max_tokens", body.max_tokens, prompt + output, MAX_UINT32)
+    if not 0 <= body.down_weight <= 1:
+        raise InputError(f"{at}.down_weight", f"must be in [0, 1], got {body.down_weight:g}")
+    _check_range(f"{at}.depth", body.depth, 0, limits.max_depth)
+    return Open(
+        sequence=frame.sequence,
+        round=frame.round,
+        prompt=body.prompt,
+        output=body.output,
+        speculation=_speculation(f"{at}.speculation", body.speculation, limits),
+        max_tokens=body.max_tokens,
+        sampling=_sampling(at, body.sampling, limits),
+        verification=_verification(f"{at}.verification", body.verification),
+        down_weight=body.down_weight,
+        depth=body.depth,
+        verify_micros=body.verify_micros,
+    )
+
+
+def _outcome(at: str, frame: pb.TargetFrame, limits: Limits) -> Outcome:
+    body = frame.outcome
+    _check_range(f"{at}.accepted", body.accepted, 0, limits.max_depth)
+    if body.token >= limits.vocab_size:
+        raise not_in_vocabulary(f"{at}.token", body.token, limits.vocab_size)
+    return Outcome(frame.sequence, frame.round, body.accepted, body.token)
+
+
+def _launch(at: str, frame: pb.TargetFrame, limits: Limits) -> Launch:
+    body = frame.launch
+    _check_range(f"{at}.depth", body.depth, 0, limits.max_depth)
+    if body.source not in ON_THE_WIRE:
+        raise InputError(f"{at}.source", f"{body.source} is not a source of speculations")
+    return Launch(
+        sequence=frame.sequence,
+        round=frame.round,
+        speculation=_speculation(f"{at}.speculation", body.speculation, limits),
+        source=Source(body.source),
+        depth=body.depth,
+        verify_micros=body.verify_micros,
+    )
+
+
+def _close(at: str, frame: pb.TargetFrame, limits: Limits) -> Close:
+    return Close(frame.sequence, frame.round)
+
+
+_DECODERS: dict[str, Callable[[str, pb.TargetFrame, Limits], TargetFrame]] = {
+    "open": _open,
+    "outcome": _outcome,
+    "launch": _launch,
+    "close": _close,
+}
+
+
+def _check_range(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InputError(field, f"must be in [{low}, {high}], got {value}")
+
+
+def _speculation(field: str, tokens: Sequence[int], limits: Limits) -> list[int]:
+    if len(tokens) > limits.max_depth:
+        raise InputError(
+            field, f"at most {limits.max_depth} tokens (hello.max_depth), got {len(tokens)}"
+        )
+    for i, token in enumerate(tokens):
+        if token >= limits.vocab_size:
+            raise not_in_vocabulary(f"{field}[{i}]", token, limits.vocab_size)
+    return list(tokens)
+
+
+def _sampling(at: str, options: target_pb2.SamplingOptions, limits: Limits) -> SamplingParams:
+    if not options.HasField("seed"):
+        raise InputError(f"{at}.sampling.seed", "is missing: a draft draws with the target's noise")
+    try:
+        params = parse_sampling(options)
+        check_sampling(params, limits.vocab_size)
+    except InputError as error:
+        raise InputError(f"{at}.{error.field}", error.problem) from None
+    return params
+
+
+def _verification(field: str, value: int) -> Verification:
+    try:
+        return Verification(value)
+    except ValueError:
+        raise InputError(field, f"{value} is neither COUPLED nor REJECTION") from None
+
+
+def encode_draft_frames(
+    epoch: int, frames: Sequence[DraftFrame], load: Load
+) -> pb.SpeculateResponse:
+    return pb.SpeculateResponse(
+        frames=pb.DraftFrames(
+            epoch=epoch,
+            frames=map(_draft_frame, frames),
+            load=pb.DraftLoad(
+                step_micros=min(load.step_micros, MAX_UINT32),
+                just_in_time_micros=min(load.just_in_time_micros, MAX_UINT32),
+                open_sequences=load.open_sequences,
+            ),
+        )
+    )
+
+
+def _draft_frame(frame: DraftFrame) -> pb.DraftFrame:
+    if isinstance(frame, Branches):
+        branches = pb.Branches(branches=map(_branch, frame.branches))
+        return pb.DraftFrame(sequence=frame.sequence, round=frame.round, branches=branches)
+    if isinstance(frame, Plane):
+        plane = pb.TensorPlaneAnswer(
+            kind=f"TENSOR_PLANE_KIND_{frame.kind.upper()}",
+            address=frame.address,
+            secret=frame.secret,
+        )
+        return pb.DraftFrame(plane=plane)
+    notice = pb.Notice(kind=pb.NoticeKind.Name(frame.kind), reason=frame.reason)
+    return pb.DraftFrame(sequence=frame.sequence, round=frame.round, notice=notice)
+
+
+def _branch(branch: Branch) -> pb.Branch:
+    return pb.Branch(
+        accepted=branch.accepted, token=branch.token, start=branch.start, tokens=branch.tokens
+    )

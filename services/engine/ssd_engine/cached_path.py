@@ -1,0 +1,86 @@
+"""The KV cache of a sequence that turns back: committed tokens, then guesses that may be dropped.
+
+No tensors here. A *path* is the committed tokens followed by guesses. What of it is in the cache
+is remembered token by token, so that a path which takes another way reuses all that it shares with
+the one before, and is computed anew from there on in its next forward.
+"""
+
+from collections.abc import Sequence
+
+from ssd_engine.batch import Chunk
+from ssd_engine.block_pool import ROOT, BlockPool
+
+
+class CachedPath:
+    def __init__(self, pool: BlockPool, tokens: list[int], max_tokens: int, root: int = ROOT):
+        """``tokens`` are committed; raises NoRoom unless ``max_tokens`` can be held."""
+        lease = pool.open(tokens, max_tokens, root)
+        if lease is None:
+            raise NoRoom(f"no room for {max_tokens} tokens")
+        self._lease = lease
+        self.committed = list(tokens)
+        self._written = self.committed[: lease.num_cached_tokens]
+        self._agreed = len(self._written)  # leading tokens known to be committed ones
+        self.max_tokens = max_tokens
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return self._lease.blocks
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._lease.num_cached_tokens
+
+    @property
+    def num_known(self) -> int:
+        """Committed tokens that are in the cache, guesses after them not counted."""
+        return self._agreed
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.committed += tokens
+        while self._agreed < min(len(self._written), len(self.committed)):
+            if self._written[self._agreed] != self.committed[self._agreed]:
+                del self._written[self._agreed :]
+                break
+            self._agreed += 1
+        self._lease.commit(self.committed, self._agreed)
+
+    def next_chunk(self, guesses: Sequence[int], num_logits: int, limit: int) -> Chunk:
+        """The next piece of committed + guesses, at most ``limit`` tokens long.
+
+        The piece that ends the path carries logits of its last ``num_logits`` tokens.
+        """
+        total = len(self.committed) + len(guesses)
+        start = min(self._known(guesses), total - num_logits)
+        end = min(total, start + max(limit, num_logits))
+        path = self.committed[start:] if start < len(self.committed) else []
+        path += guesses[max(0, start - len(self.committed)) :]
+        self._lease.grow(end)
+        return Chunk(path[: end - start], start, self.blocks, num_logits if end == total else 0)
+
+    def wrote(self, chunk: Chunk) -> None:
+        """The chunk's KV is in the cache, and nothing after it is."""
+        self._written[chunk.start :] = chunk.tokens
+        self._agreed = min(self._agreed, chunk.start)
+        self.commit(())
+
+    def slot(self, position: int, block_size: int) -> int:
+        return self.blocks[position // block_size] * block_size + position % block_size
+
+    def release(self) -> None:
+        self._lease.release()
+
+    def _known(self, guesses: Sequence[int]) -> int:
+        """How many leading tokens of the path are in the cache."""
+        if self._agreed < len(self.committed):
+            return self._agreed
+        known = self._agreed
+        for guess in guesses:
+            if known >= len(self._written) or self._written[known] != guess:
+                break
+            known += 1
+        return known
+
+
+class NoRoom(Exception):
+    """The pool cannot hold this sequence now."""

@@ -1,0 +1,73 @@
+"""A draft's guesses of what its target draws: pure functions of the draft's logits.
+
+Coupled verification: the target draws argmax(log p + g) with noise g that the draft knows as
+well, so the best guess is the argmax of the draft's own log q + g. The noise of all but the
+likeliest tokens is left out: they hardly ever win, and a wrong guess costs time, never the text.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ssd_engine.noise import STREAM_DRAFT, gumbel, signed64
+from ssd_engine.rejection import draft_distribution, draw_from, sigma_of
+from ssd_engine.sampling import SampleRow, adjust_logits, warp_logits
+from ssd_engine.sampling_params import SamplingParams
+
+NOISY_TOKENS = 64  # likeliest tokens that are given noise
+
+
+def sample_row(
+    params: SamplingParams, prompt: Sequence[int], output: Sequence[int], tail: Sequence[int]
+) -> SampleRow:
+    """The row after prompt, output and tail; only penalties look at the tokens themselves."""
+    if params.penalised:
+        return SampleRow(params, prompt, [*output, *tail])
+    return SampleRow(params, (), range(len(prompt) + len(output) + len(tail)))
+
+
+def ranked_guesses(
+    logits: Tensor, rows: Sequence[SampleRow], count: int, coupled: bool = True
+) -> list[list[int]]:
+    """For each row of logits [n, vocab] the ``count`` best guesses, best first.
+
+    Not coupled: the target's noise is its own, and the likeliest tokens are the best guesses.
+    """
+    logits = adjust_logits(logits, rows)
+    if not coupled or all(row.params.greedy for row in rows):
+        if count == 1:
+            greedy: list[list[int]] = logits.argmax(dim=-1, keepdim=True).tolist()
+            return greedy
+        best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
+        return best
+    warped = warp_logits(logits, [row.params for row in rows])
+    values, tokens = warped.topk(min(max(count, NOISY_TOKENS), logits.shape[1]))
+    scores = values.to(torch.float64) + _noise(tokens, rows)
+    order = scores.topk(min(count, scores.shape[1])).indices
+    guesses: list[list[int]] = tokens.gather(1, order).tolist()
+    return guesses
+
+
+def drawn_guesses(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    fan_out: Sequence[int],
+    down_weight: Sequence[float],
+) -> tuple[list[int], Tensor]:
+    """Rejection verification: tokens drawn from sigma, and sigma as it is shipped [n, vocab]."""
+    wire = draft_distribution(logits, rows, fan_out, down_weight)
+    seeds = torch.tensor([signed64(row.params.seed) for row in rows], device=logits.device)
+    positions = torch.tensor([row.position for row in rows], device=logits.device)
+    tokens: list[int] = draw_from(sigma_of(wire), seeds, positions, STREAM_DRAFT).tolist()
+    return tokens, wire
+
+
+def _noise(tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """[n, tokens]; 0 for greedy rows."""
+    device = tokens.device
+    seed = torch.tensor([signed64(row.params.seed) for row in rows], device=device)
+    position = torch.tensor([row.position for row in rows], device=device)
+    noise = gumbel(seed[:, None], position[:, None], tokens)
+    greedy = torch.tensor([row.params.greedy for row in rows], device=device)
+    return noise.masked_fill_(greedy[:, None], 0.0)

@@ -1,0 +1,133 @@
+"""What the command lines of the services share: options, their variables, exit codes."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ssd_engine.errors import ConfigError, ModelError, SSDError
+from ssd_engine.runner_options import DTYPE_NAMES
+from ssd_engine.serving.config import DEVICES, LOG_LEVELS, ServiceConfig
+
+EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
+Decorator = Callable[[Any], Any]
+
+
+class Options:
+    """Options whose defaults are a configuration's; --tp has the variable PREFIX_TP."""
+
+    def __init__(self, config: type[ServiceConfig], prefix: str) -> None:
+        self._defaults = {f.name: f.default for f in dataclasses.fields(config)}
+        self._prefix = prefix
+
+    def variable(self, name: str) -> str:
+        return f"{self._prefix}_{name.upper()}"
+
+    def __call__(self, flag: str, help_text: str, **kwargs: Any) -> Decorator:
+        name = flag.removeprefix("--").split("/")[0].replace("-", "_")
+        default = self._defaults[name]
+        return click.option(
+            flag,
+            default=default,
+            show_default=default is not None,
+            envvar=self.variable(name),
+            help=help_text,
+            **kwargs,
+        )
+
+    def model(self) -> Decorator:
+        """Where to listen, and how the model is run."""
+        return _all(
+            self("--listen", "HOST:PORT of the gRPC service; port 0 takes a free one."),
+            self("--port-file", "Write the port here once the service listens.", type=Path),
+            self("--name", "Name under which the model is served."),
+            self("--tp", "Tensor-parallel ranks.", type=int),
+            self("--device", "Where to run.", type=click.Choice(DEVICES)),
+            self("--dtype", "auto: float32 on CPU.", type=click.Choice(("auto", *DTYPE_NAMES))),
+            self(
+                "--max-model-len",
+                "Context: prompt and output together. Default: the model's.",
+                type=int,
+            ),
+            self(
+                "--allow-long-context",
+                "Allow a context beyond the model's, for timing.",
+                is_flag=True,
+            ),
+            self("--max-num-seqs", "Sequences that run at a time.", type=int),
+            self("--prefill-chunk", "Prompt tokens per prefill forward.", type=int),
+            self("--block-size", "Tokens per KV block.", type=int),
+            self("--num-kv-blocks", "KV blocks. Default: sized from memory.", type=int),
+            self("--gpu-memory-utilization", "Share of a GPU's memory to use.", type=float),
+            self("--threads", "CPU threads per rank. Default: all cores but one.", type=int),
+            self(
+                "--expand-to",
+                "Serve the model grown to a larger shape, for timing: a name such as "
+                "llama-3.1-8b, or dimensions such as hidden=1024,layers=12. Its function, "
+                "and so its text, stays.",
+                metavar="SHAPE",
+            ),
+        )
+
+    def operation(self, drained: str) -> Decorator:
+        """How the process behaves; ``drained`` is what SIGTERM waits for."""
+        return _all(
+            self("--drain-timeout", f"Seconds that {drained} get after SIGTERM.", type=float),
+            self("--max-message-mib", "Largest gRPC message, in MiB.", type=int),
+            self("--keepalive-seconds", "Interval of HTTP/2 pings to clients.", type=float),
+            self("--reflection", "Offer gRPC reflection.", is_flag=True),
+            self("--metrics-listen", "HOST:PORT of Prometheus metrics. Default: none."),
+            self("--log-level", "How much to log.", type=click.Choice(LOG_LEVELS)),
+            self(
+                "--check-integrity",
+                "Debug: check the engine's books after every step.",
+                is_flag=True,
+            ),
+            click.option(
+                "--check-config",
+                is_flag=True,
+                envvar=self.variable("check_config"),
+                help="Validate the options and the model, and exit.",
+            ),
+        )
+
+
+def _all(*decorators: Decorator) -> Decorator:
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors for users become one line and an exit code."""
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        _exit(EXIT_BAD_INPUT, error)
+    except SSDError as error:
+        _exit(EXIT_FAILED, error)
+
+
+def _exit(code: int, error: Exception) -> None:
+    click.echo(f"error: {error}", err=True)
+    raise SystemExit(code)
+
+
+@contextmanager
+def serving_extra(program: str) -> Iterator[None]:
+    """Import what only the serving extra brings in here: without it, say what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ssd"):
+            raise
+        raise ConfigError(
+            f'{program} needs the serving extra: pip install "ssd-serve[serve]"'
+        ) from None

@@ -1,0 +1,159 @@
+"""What an operator can set for any service. No gRPC, no torch: command lines read it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd_engine.config import ModelConfig, check_tensor_parallel
+from ssd_engine.errors import ConfigError
+from ssd_engine.growth import Shape, grow_config, parse_shape
+from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
+
+DEVICES = ("auto", "cpu", "cuda")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+Bounds = Mapping[str, tuple[float, float]]
+BOUNDS: Bounds = {
+    "tp": (1, 64),
+    "max_model_len": (8, 10_000_000),
+    "max_num_seqs": (1, 65_536),
+    "prefill_chunk": (4, 1_000_000),
+    "block_size": (4, 1024),
+    "num_kv_blocks": (1, 100_000_000),
+    "threads": (1, 1024),
+    "drain_timeout": (0, 86_400),
+    "max_message_mib": (1, 1024),
+    "keepalive_seconds": (10, 86_400),
+}
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """Each service adds its own options, and sets its own address."""
+
+    model: str | None
+    listen: str = "127.0.0.1:0"
+    port_file: Path | None = None
+    name: str | None = None
+    tp: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    allow_long_context: bool = False
+    max_num_seqs: int = 32
+    prefill_chunk: int = 512
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    threads: int | None = None
+    expand_to: str | None = None
+    drain_timeout: float = 30.0
+    max_message_mib: int = 16
+    keepalive_seconds: float = 60.0
+    reflection: bool = False
+    metrics_listen: str | None = None
+    log_level: str = "info"
+    check_integrity: bool = False
+
+
+def parse_address(option: str, value: str) -> tuple[str, int]:
+    """HOST:PORT, [IPv6]:PORT."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{option}: HOST:PORT with a port up to 65535 is needed, got {value!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
+    """Everything that can be judged without looking at the model."""
+    parse_address("--listen", config.listen)
+    if config.metrics_listen is not None:
+        parse_address("--metrics-listen", config.metrics_listen)
+    check_bounds(config, {**BOUNDS, **own_bounds})
+    if config.prefill_chunk % config.block_size:
+        raise ConfigError(
+            f"--prefill-chunk {config.prefill_chunk} must be a multiple of "
+            f"--block-size {config.block_size}"
+        )
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(
+            f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization:g}"
+        )
+    _check_port_file(config.port_file)
+
+
+def check_bounds(config: ServiceConfig, bounds: Bounds) -> None:
+    """None, where it is allowed, leaves the choice to the server. NaN is out of every bound."""
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag}: must be in [{low}, {high}], got {value:g}")
+
+
+def _check_port_file(path: Path | None) -> None:
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"--port-file: {path.parent} is not a directory")
+    if path.is_dir():
+        raise ConfigError(f"--port-file: {path} is a directory, a file is needed")
+
+
+def runner_options(
+    config: ServiceConfig, model: ModelConfig, directory: Path, max_rows: int, max_tail: int
+) -> RunnerOptions:
+    """Settle what is left to the server, and check what the model does not allow.
+
+    ``max_rows`` is the largest forward that is not a prefill, ``max_tail`` that of RunnerOptions.
+    """
+    shape = None if config.expand_to is None else parse_shape(config.expand_to)
+    check_tensor_parallel(grow_config(model, shape or Shape()), config.tp)
+    device = _device(config)
+    return RunnerOptions(
+        directory=directory,
+        dtype=_dtype(config, model, device),
+        device=device,
+        block_size=config.block_size,
+        max_model_len=_max_model_len(config, model),
+        max_num_seqs=config.max_num_seqs,
+        max_forward_tokens=max(config.prefill_chunk, max_rows),
+        num_kv_blocks=config.num_kv_blocks,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        threads=config.threads,
+        expand_to=shape,
+        max_tail=max_tail,
+    )
+
+
+def _device(config: ServiceConfig) -> str:
+    """A CUDA device is looked for without torch: the front process does not load it."""
+    if config.device != "auto":
+        return config.device
+    found = any(Path("/dev").glob("nvidia[0-9]*")) and _visible_devices()
+    return "cuda" if found else "cpu"
+
+
+def _visible_devices() -> bool:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
+
+
+def _dtype(config: ServiceConfig, model: ModelConfig, device: str) -> str:
+    """On CPU float32: exact there means equal tokens, and few CPUs compute bf16 any faster."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device == "cpu":
+        return "float32"
+    return model.dtype if model.dtype in DTYPE_NAMES else "bfloat16"
+
+
+def _max_model_len(config: ServiceConfig, model: ModelConfig) -> int:
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit and not config.allow_long_context:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is beyond the model's {limit} positions; "
+            "--allow-long-context serves it all the same, for timing"
+        )
+    return config.max_model_len

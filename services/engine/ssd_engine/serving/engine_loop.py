@@ -1,0 +1,95 @@
+"""The engine's side of its pipe: read what has come, step, say what came of it."""
+
+import logging
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+
+from ssd_engine.batch import Chunk
+from ssd_engine.errors import ConfigError, ModelError, SSDError
+from ssd_engine.log import setup_logging
+from ssd_engine.processes import exit_with_parent
+from ssd_engine.ranks import RankedRunner
+from ssd_engine.serving.records import Fatal, encode
+
+log = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    @property
+    def has_work(self) -> bool: ...
+
+    def handle(self, record: Any) -> None: ...
+
+    def step(self) -> Any: ...
+
+
+def run_engine(pipe: Connection, role: str, log_level: str, serve: Callable[[], None]) -> None:
+    """Whatever ends ``serve`` is told to the front."""
+    setup_logging(role, log_level, rank=0)
+    exit_with_parent()
+    try:
+        serve()
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # the front is gone, and with it everybody who could be served
+    except Exception as error:
+        if not isinstance(error, SSDError):
+            log.exception("the engine failed")
+        pipe.send_bytes(encode(Fatal(_reason(error), isinstance(error, ConfigError | ModelError))))
+        os._exit(1)
+
+
+def _reason(error: Exception) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return f"out of memory: {text}"
+    return text
+
+
+def warm_up(runner: RankedRunner) -> None:
+    """First calls allocate and choose kernels; a user's request should not pay for it."""
+    runner.forward([Chunk([0, 0], 0, [0], 1)])
+    runner.forward([Chunk([0], 2, [0], 1)])
+
+
+class Inbox(Protocol):
+    """Records of the front, and the way back to it."""
+
+    def poll(self, seconds: float | None) -> bool:
+        """Whether a record is there, or comes within so many seconds; None: wait for one."""
+        ...
+
+    def receive(self) -> Any: ...
+
+    def send(self, data: bytes) -> None: ...
+
+
+class PipeInbox:
+    def __init__(self, pipe: Connection, decode: Callable[[bytes], Any]) -> None:
+        self._pipe = pipe
+        self._decode = decode
+
+    def poll(self, seconds: float | None) -> bool:
+        return self._pipe.poll(seconds)
+
+    def receive(self) -> Any:
+        return self._decode(self._pipe.recv_bytes())
+
+    def send(self, data: bytes) -> None:
+        self._pipe.send_bytes(data)
+
+
+def serve_records(inbox: Inbox, core: Core, check_integrity: Callable[[], None] | None) -> None:
+    changed = False
+    while True:
+        while inbox.poll(0 if core.has_work or changed else None):
+            core.handle(inbox.receive())
+            changed = True
+        # With nothing left to compute, one more output carries the books after what was handled.
+        inbox.send(encode(core.step()))
+        changed = False
+        if check_integrity is not None:
+            check_integrity()

@@ -1,0 +1,59 @@
+"""Prometheus metrics of a service: its own, and those that its engine keeps."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to read the books)
+
+
+class ServiceMetrics:
+    def __init__(self, books: Callable[[], Any]) -> None:
+        """``books`` gives the engine's latest ones, None before the first."""
+        self.registry = CollectorRegistry()
+        self._books = books
+
+    def counter(self, name: str, text: str, labels: Any = ()) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, labels: Any = ()) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, registry=self.registry, buckets=SECONDS)
+
+    def engine_gauges(self, gauges: Reads) -> None:
+        """Read from the engine's latest books whenever somebody looks."""
+        for name, (text, read) in gauges.items():
+            self.gauge(name, text).set_function(self._reader(read))
+
+    def engine_counters(self, counters: Reads) -> None:
+        self.registry.register(_EngineCounters(self._books, counters))
+
+    def _reader(self, read: Callable[[Any], float]) -> Callable[[], float]:
+        return lambda: _value(self._books(), read)
+
+    def listen(self, host: str, port: int) -> int:
+        """Serve on a thread; returns the port."""
+        server, _ = start_http_server(port, addr=host, registry=self.registry)
+        return int(server.server_port)
+
+
+class _EngineCounters:
+    """Counters that the engine keeps and the front only shows."""
+
+    def __init__(self, books: Callable[[], Any], counters: Reads) -> None:
+        self._books = books
+        self._counters = counters
+
+    def collect(self) -> Any:
+        books = self._books()
+        for name, (text, read) in self._counters.items():
+            yield CounterMetricFamily(name, text, value=_value(books, read))
+
+
+def _value(books: Any, read: Callable[[Any], float]) -> float:
+    return 0.0 if books is None else float(read(books))

@@ -1,0 +1,63 @@
+"""A model that was checked against the options, before anything is loaded."""
+
+import hashlib
+from dataclasses import dataclass
+
+from ssd_engine.checkpoint import Checkpoint, open_checkpoint
+from ssd_engine.config import ModelConfig, load_model_config
+from ssd_engine.growth import count_parameters, grow_config
+from ssd_engine.model_store import resolve_model
+from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.serving.config import ServiceConfig, runner_options
+from ssd_engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    name: str
+    model: ModelConfig  # the checkpoint's own shape
+    checkpoint: Checkpoint
+    runner: RunnerOptions
+
+    @property
+    def num_parameters(self) -> int:
+        shape = self.runner.expand_to
+        if shape is None:
+            return self.checkpoint.num_parameters
+        return count_parameters(grow_config(self.model, shape))
+
+    def load_tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.runner.directory, self.model)
+
+    def fingerprint(self, tokenizer: Tokenizer) -> str:
+        """Equal for servers on which one request has one text, up to the order of additions."""
+        parts = (
+            self.checkpoint.fingerprint,
+            tokenizer.text_fingerprint,
+            self.model,
+            self.runner.dtype,
+            self.runner.expand_to,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def describe(self, num_blocks: int) -> str:
+        runner = self.runner
+        return (
+            f"{self}, {runner.dtype} on {runner.device}, "
+            f"{num_blocks} KV blocks of {runner.block_size} tokens"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.num_parameters / 1e6:.1f}M parameters"
+
+
+def plan_model(model: str, config: ServiceConfig, max_rows: int, max_tail: int = 0) -> ModelPlan:
+    """Raise SSDError for whatever can be known to be wrong without loading weights."""
+    directory = resolve_model(model)
+    model_config = load_model_config(directory)
+    return ModelPlan(
+        name=config.name or directory.name,
+        model=model_config,
+        checkpoint=open_checkpoint(directory, model_config),
+        runner=runner_options(config, model_config, directory, max_rows, max_tail),
+    )

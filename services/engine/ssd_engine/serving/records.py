@@ -1,0 +1,28 @@
+"""What the front and the engine of any service say to each other: small binary records."""
+
+from typing import Any
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Ready(Record, frozen=True):
+    num_blocks: int
+    load_seconds: float
+
+
+class Fatal(Record, frozen=True):
+    """The engine cannot go on; the message is for the operator."""
+
+    message: str
+    bad_config: bool  # the operator's options, not an accident
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(record: Any) -> bytes:
+    return _encoder.encode(record)

@@ -1,0 +1,213 @@
+"""The life of a service: listen, load, serve, drain."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ssd_engine.errors import ConfigError
+from ssd_engine.serving.config import ServiceConfig, parse_address
+from ssd_engine.serving.engine_client import EngineProcess
+from ssd_engine.serving.metrics import ServiceMetrics
+from ssd_engine.serving.records import Ready
+
+log = logging.getLogger(__name__)
+
+SPARE_CALLS = 128  # health checks, and calls on their way to being refused
+LIVENESS, READINESS = "liveness", "readiness"
+UP = health_pb2.HealthCheckResponse.SERVING
+DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Servicer(Protocol):
+    """A gRPC service as the life of its process sees it."""
+
+    @property
+    def num_active(self) -> int:
+        """What a drain waits for."""
+
+    def handlers(self) -> grpc.GenericRpcHandler: ...
+
+
+class ServiceServer(ABC):
+    service: str  # full name of the gRPC service
+    active: str  # what the servicer counts, for the log
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        engine: EngineProcess,
+        servicer: Servicer,
+        metrics: ServiceMetrics,
+        max_calls: int,
+    ) -> None:
+        """``max_calls``: live calls that the service has a use for."""
+        self._service_config = config
+        self._engine_process = engine
+        self._service_calls = servicer
+        self._service_metrics = metrics
+        self._max_calls = max_calls
+        self._stop = asyncio.Event()
+        self._drain_timeout = config.drain_timeout
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """What the front loads while the engine loads the model."""
+
+    @abstractmethod
+    def open(self, ready: Ready) -> str:
+        """From now on calls are served; returns what was loaded, for the log."""
+
+    @abstractmethod
+    def refuse_new(self) -> None:
+        """A drain begins."""
+
+    @abstractmethod
+    def cut_off(self) -> None:
+        """The drain's time is over: end what is still active."""
+
+    async def run(self) -> None:
+        """Until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        _remove_port(self._service_config.port_file)  # of an earlier run
+        server = self._make_server()
+        port = self._bind(server)
+        self._listen_metrics()
+        self._engine_process.start()
+        try:
+            await server.start()
+            await self._set_health(READINESS, DOWN)
+            await self._set_health(LIVENESS, UP)
+            _write_port(self._service_config.port_file, port)
+            log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
+            if await self._load():
+                await self._first_of(self._engine_process.gone)
+                await self._drain()
+            if not self._stop.is_set():
+                self._engine_process.raise_if_gone()
+        finally:
+            _remove_port(self._service_config.port_file)
+            await server.stop(grace=0.5)
+            await self._engine_process.stop()
+
+    def _interrupt(self) -> None:
+        """Ctrl-C drains; a second one does not wait for that."""
+        if self._stop.is_set():
+            self._drain_timeout = 0.0
+        self._stop.set()
+
+    def _make_server(self) -> grpc.aio.Server:
+        size = self._service_config.max_message_mib * 1024 * 1024
+        keepalive = int(self._service_config.keepalive_seconds * 1000)
+        server = grpc.aio.server(
+            # Admission refuses politely; this bounds what is held before admission is asked.
+            maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
+            options=[
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                ("grpc.keepalive_time_ms", keepalive),
+                ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
+            ],
+        )
+        server.add_generic_rpc_handlers((self._service_calls.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._make_health(), server)
+        if self._service_config.reflection:
+            from grpc_reflection.v1alpha import reflection
+
+            names = (self.service, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        return server
+
+    def _make_health(self) -> Any:
+        self._health = health.aio.HealthServicer()
+        return self._health
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = self._service_config.listen
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise ConfigError(f"--listen: cannot bind {address} (taken, or not ours)")
+        return int(port)
+
+    def _listen_metrics(self) -> None:
+        if self._service_config.metrics_listen is None:
+            return
+        host, port = parse_address("--metrics-listen", self._service_config.metrics_listen)
+        try:
+            port = self._service_metrics.listen(host, port)
+        except OSError as error:
+            raise ConfigError(f"--metrics-listen: {error}") from None
+        log.info("metrics on http://%s:%d/metrics", host, port)
+
+    async def _load(self) -> bool:
+        """The front's part and the engine's at the same time. False when told to stop meanwhile."""
+        await self.prepare()
+        await self._first_of(self._engine_process.ready)
+        if not self._engine_process.ready.done():
+            return False
+        ready = self._engine_process.ready.result()
+        loaded = self.open(ready)
+        await self._set_health(READINESS, UP)
+        log.info("ready: %s, loaded in %.1f s", loaded, ready.load_seconds)
+        return True
+
+    async def _first_of(self, future: "asyncio.Future[Any]") -> None:
+        """Return when the future is done, the engine is gone, or a signal came."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        waiting: set[asyncio.Future[Any]] = {future, self._engine_process.gone, stop}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+
+    async def _drain(self) -> None:
+        """Refuse what is new, finish what runs, within the time that the operator gives."""
+        self.refuse_new()
+        await self._set_health(READINESS, DOWN)
+        if self._engine_process.gone.done():
+            return
+        active = self._service_calls.num_active
+        log.info("draining: %d %s", active, self.active)
+        begin = time.monotonic()
+        while active and time.monotonic() - begin < self._drain_timeout:
+            if self._engine_process.gone.done():
+                return
+            await asyncio.sleep(0.02)
+            active = self._service_calls.num_active
+        if active:
+            log.warning("drain timeout: %d %s are cut off", active, self.active)
+            self.cut_off()
+        else:
+            log.info("drained")
+
+    async def _set_health(self, name: str, status: int) -> None:
+        """Readiness is also the answer for the service by name and for the server as a whole."""
+        names = (READINESS, self.service, "") if name == READINESS else (name,)
+        for each in names:
+            await self._health.set(each, status)
+
+
+def _remove_port(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def _write_port(path: Path | None, port: int) -> None:
+    """Whole or not at all: a reader never sees half a number."""
+    if path is None:
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(f"{port}\n")
+    partial.replace(path)

@@ -1,0 +1,135 @@
+"""The target's end of a plane."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ssd_engine.tensor_plane.carriers import RowsIn
+from ssd_engine.tensor_plane.connection import Connection, Wake
+from ssd_engine.tensor_plane.end import PlaneEnd
+from ssd_engine.tensor_plane.records import ANNOUNCEMENT_BYTES, Announcement, encode_serial
+from ssd_engine.tensor_plane.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.staging import Staging
+from ssd_engine.tensor_plane.state import PlaneBroken, PlaneEvent, PlaneState
+
+# Rows answer expectations one to one; a draft that sends this many more is flooding the target.
+MAX_UNASKED = 1024
+
+
+@dataclass
+class _Expected:
+    num_rows: int
+    rows: Tensor | None = None
+
+
+class Receiver(PlaneEnd):
+    """Keeps the rows that are expected until they are received, and no others."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[Wake, ExitStack], tuple[Connection, RowsIn]],
+        deadline: float,
+        format_: RowsFormat,
+        staging: Staging,
+        max_expected: int,
+    ) -> None:
+        super().__init__(name, deadline)
+        self._connect = connect
+        self._format = format_
+        self._staging = staging
+        self._max_expected = max_expected
+        self._expected: dict[RowsKey, _Expected] = {}  # oldest first
+        self._asked = 0
+        self.received = 0
+        self.missing = 0
+        self.discarded = 0
+        self._thread.start()
+
+    def expect(self, key: RowsKey, num_rows: int) -> None:
+        """These rows are wanted: keep them when they come. Said at Launch, for each of its keys.
+
+        Rows that come before they are expected are lost. Each expectation ends in one receive;
+        beyond ``max_expected`` of them the oldest is given up.
+        """
+        self._format.check_count(num_rows)
+        with self._news:
+            if self.state in (PlaneState.CONNECTING, PlaneState.UP):
+                self._expect(key, num_rows)
+
+    def receive(self, key: RowsKey, num_rows: int, timeout_s: float) -> Tensor | None:
+        """Rows [num_rows, vocab_size], or None when they are not there in time.
+
+        Either way this key is over: what comes for it later is discarded. Raises PlaneBroken when
+        there is no use in asking again; until the plane is up it returns None at once.
+        """
+        self._format.check_count(num_rows)
+        with self._news:
+            expected = self._expect(key, num_rows)
+            if self.state is PlaneState.UP and timeout_s > 0:
+                self._news.wait_for(
+                    lambda: expected.rows is not None or self._state is not PlaneState.UP, timeout_s
+                )
+            self._expected.pop(key, None)
+            if self._state in (PlaneState.BROKEN, PlaneState.CLOSED):
+                raise PlaneBroken(self._reason or "the plane is closed")
+            if expected.rows is None:
+                self.missing += 1
+                return None
+            self.received += 1
+        return self._staging.hand_out(expected.rows)
+
+    def _expect(self, key: RowsKey, num_rows: int) -> _Expected:
+        known = self._expected.get(key)
+        if known is not None and known.num_rows == num_rows:
+            return known
+        self._asked += 1
+        while len(self._expected) >= self._max_expected:
+            del self._expected[next(iter(self._expected))]
+        expected = self._expected[key] = _Expected(num_rows)
+        return expected
+
+    def _forget_rows(self) -> None:
+        self._expected.clear()
+
+    def _run(self, resources: ExitStack) -> None:
+        connection, inward = self._connect(self._wake, resources)
+        self._advance(PlaneEvent.CONNECTED)
+        serial = 0
+        while self._state is PlaneState.UP:
+            if not connection.wait():
+                continue
+            announcement = Announcement.decode(connection.read(ANNOUNCEMENT_BYTES))
+            self._check(announcement, serial)
+            if self._wants(announcement):
+                self._keep(announcement, inward.take(announcement))
+            else:
+                inward.skip(announcement)
+            connection.write(encode_serial(serial))
+            serial += 1
+
+    def _check(self, announcement: Announcement, serial: int) -> None:
+        if announcement.serial != serial:
+            raise PlaneBroken(f"send {serial} was announced as {announcement.serial}")
+        if not 1 <= announcement.num_rows <= self._format.max_rows:
+            raise PlaneBroken(f"{announcement.num_rows} rows were announced")
+        if serial > self._asked + MAX_UNASKED:
+            raise PlaneBroken("the draft sends what nobody asked for")
+
+    def _wants(self, announcement: Announcement) -> bool:
+        with self._news:
+            expected = self._expected.get(announcement.key)
+            wanted = expected is not None and expected.num_rows == announcement.num_rows
+            self.discarded += not wanted
+            return wanted
+
+    def _keep(self, announcement: Announcement, rows: Tensor) -> None:
+        with self._news:
+            expected = self._expected.get(announcement.key)
+            if expected is None or expected.num_rows != announcement.num_rows:
+                self.discarded += 1  # given up while the rows were on their way
+                return
+            expected.rows = rows
+            self._news.notify_all()

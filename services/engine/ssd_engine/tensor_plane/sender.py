@@ -1,0 +1,92 @@
+"""The draft's end of a plane."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_engine.tensor_plane.carriers import RowsOut
+from ssd_engine.tensor_plane.connection import Connection, Wake
+from ssd_engine.tensor_plane.end import PlaneEnd
+from ssd_engine.tensor_plane.records import SERIAL_BYTES, WINDOW, Announcement, decode_serials
+from ssd_engine.tensor_plane.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.staging import Staging
+from ssd_engine.tensor_plane.state import PlaneBroken, PlaneEvent, PlaneState
+
+
+@dataclass(frozen=True)
+class _Handed:
+    key: RowsKey
+    rows: Tensor
+    mark: torch.cuda.Event | None
+
+
+class Sender(PlaneEnd):
+    """Sends rows, or drops them: the oldest first, when the target does not keep up."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[Wake, ExitStack], tuple[Connection, RowsOut]],
+        deadline: float,
+        format_: RowsFormat,
+        staging: Staging,
+        max_queued: int,
+    ) -> None:
+        super().__init__(name, deadline)
+        self._connect = connect
+        self._format = format_
+        self._staging = staging
+        self._max_queued = max_queued
+        self._queue: deque[_Handed] = deque()
+        self.sent = 0
+        self.dropped = 0
+        self._thread.start()
+
+    def send(self, key: RowsKey, rows: Tensor) -> bool:
+        """Hand over rows [n, vocab_size]; nobody writes to them any more. False: dropped.
+
+        Never waits, and a plane that is not up is no error: the target does without these rows.
+        """
+        self._format.check(rows)
+        with self._news:
+            if self.state is not PlaneState.UP:
+                self.dropped += 1
+                return False
+            if len(self._queue) >= self._max_queued:
+                self._queue.popleft()
+                self.dropped += 1
+            self._queue.append(_Handed(key, rows, self._staging.mark()))
+        self._wake.ring()
+        return True
+
+    def _forget_rows(self) -> None:
+        self.dropped += len(self._queue)
+        self._queue.clear()
+
+    def _run(self, resources: ExitStack) -> None:
+        connection, out = self._connect(self._wake, resources)
+        self._advance(PlaneEvent.CONNECTED)
+        pushed = released = 0
+        while self._state is PlaneState.UP:
+            for serial in decode_serials(connection.pending(SERIAL_BYTES)):
+                if serial != released or released >= pushed:
+                    raise PlaneBroken("the target answers what it was not sent")
+                out.release(serial)
+                released += 1
+            while pushed - released < WINDOW and (handed := self._next()) is not None:
+                announcement = Announcement(pushed, handed.key, len(handed.rows))
+                with self._staging.after(handed.mark):
+                    out.push(announcement, handed.rows)
+                pushed += 1
+            connection.wait()
+
+    def _next(self) -> _Handed | None:
+        with self._news:
+            if not self._queue:
+                return None
+            self.sent += 1
+            return self._queue.popleft()

@@ -1,0 +1,77 @@
+"""What the engine knows of a speculation endpoint: its bounds, its pace, and whether it pays."""
+
+from dataclasses import dataclass, field
+
+from ssd_engine.fan_out import AcceptanceRate
+from ssd_engine.frames import Load, TargetFrame
+from ssd_engine.pace import Average
+from ssd_engine.tensor_plane import Receiver
+from ssd_target.records import LinkUp
+from ssd_target.speculation.payoff import Payoff
+
+BUSY_SECONDS = 1.0  # after a notice that there is no room, before the next try
+EXPLORE = 64  # misses after which a wait is tried again where none seemed worthwhile
+
+
+@dataclass
+class Endpoint:
+    link: int
+    payoff: Payoff
+    named: bool = False  # only for requests that name it
+    epoch: int | None = None  # None: not connected
+    max_sequences: int = 0
+    max_context: int = 0
+    max_depth: int = 0
+    leaving: bool = False
+    busy_until: float = 0.0  # it said that it has no room
+    sequences: set[int] = field(default_factory=set)  # ours, held there
+    elsewhere: int = 0  # sequences of other targets, as the endpoint last said
+    alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
+    delay: Average = field(default_factory=Average)  # from an outcome to its branch
+    unwaited: int = 0  # misses since the last wait
+    unanswered_since: float | None = None  # the oldest launch after the last sign of life
+    outbox: list[TargetFrame] = field(default_factory=list)
+    up_record: LinkUp | None = None
+    receiver: Receiver | None = None  # of the tensor plane
+
+    @property
+    def up(self) -> bool:
+        return self.epoch is not None
+
+    def has_room(self, now: float) -> bool:
+        return (
+            self.up
+            and not self.leaving
+            and now >= self.busy_until
+            and len(self.sequences) < self.max_sequences
+        )
+
+    @property
+    def occupancy(self) -> float:
+        return (len(self.sequences) + self.elsewhere) / max(1, self.max_sequences)
+
+    def connect(self, up: LinkUp) -> None:
+        self.up_record = up
+        self.epoch, self.leaving, self.unanswered_since = up.epoch, False, None
+        self.max_sequences, self.max_context = up.max_sequences, up.max_context
+        self.max_depth = up.max_depth
+        self.elsewhere, self.busy_until = 0, 0.0
+        self.outbox = []
+
+    def disconnect(self) -> None:
+        self.epoch, self.unanswered_since, self.up_record = None, None, None
+        if self.receiver is not None:
+            self.receiver.close()
+            self.receiver = None
+        self.outbox = []
+
+    def heard(self, load: Load | None) -> None:
+        self.unanswered_since = None
+        if load is not None:
+            self.elsewhere = max(0, load.open_sequences - len(self.sequences))
+
+    def usual_delay(self) -> float | None:
+        """None, so as to try, before anything is measured and again from time to time."""
+        if not self.delay.known or self.unwaited >= EXPLORE:
+            return None
+        return self.delay.value()

@@ -1,0 +1,35 @@
+"""The target's end of a link's tensor plane."""
+
+import logging
+
+import torch
+
+from ssd_engine.frames import Plane
+from ssd_engine.rejection import WIRE
+from ssd_engine.tensor_plane import PlaneAnswer, PlaneKind, Receiver, RowsFormat, open_receiver
+from ssd_target.config import EngineOptions
+from ssd_target.records import LinkUp
+
+log = logging.getLogger(__name__)
+
+
+class PlaneOpener:
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+
+    def __call__(self, up: LinkUp, plane: Plane) -> Receiver | None:
+        """A receiver on its way to the endpoint; None for an answer that makes no sense."""
+        options = self._options
+        try:
+            return open_receiver(
+                PlaneAnswer(PlaneKind(plane.kind), plane.address, plane.secret),
+                up.epoch,
+                rows=RowsFormat(
+                    options.model.vocab_size, WIRE, min(options.speculation.depth, up.max_depth)
+                ),
+                device=torch.device(options.runner.device),
+                dial_host=up.host,
+            )
+        except (ValueError, OSError) as error:
+            log.warning("no tensor plane with %s: %s", up.host, error)
+            return None

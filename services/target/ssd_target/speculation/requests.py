@@ -1,0 +1,93 @@
+"""What a request asks of speculation, held against what this server offers, and what it got."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.errors import InputError
+from ssd_engine.frames import Verification
+from ssd_target.speculation.options import Mode, SpeculationRequest
+from ssd_target.speculation.stats import SpeculationStats
+
+MAX_ENDPOINTS = 16
+MAX_ADDRESS = 300  # characters
+
+
+@dataclass(frozen=True)
+class Terms:
+    modes: tuple[Mode, ...]  # the default first
+    depth: int
+    link_of: Callable[[str], int]  # dials what is allowed; InputError for what is not
+
+    def settle(self, options: pb.SpeculationOptions) -> SpeculationRequest:
+        """Raises InputError; what it names is dialled from here on."""
+        mode = self._mode(options)
+        if options.depth > self.depth:
+            raise InputError(
+                "speculation.depth", f"at most {self.depth} (--depth), got {options.depth}"
+            )
+        weight = options.down_weight if options.HasField("down_weight") else 1.0
+        if not 0.0 <= weight <= 1.0:
+            raise InputError("speculation.down_weight", f"must be in [0, 1], got {weight:g}")
+        return SpeculationRequest(
+            mode=mode,
+            verification=_verification(options.verification),
+            depth=options.depth or self.depth,
+            links=self._links(options.endpoints) if mode is Mode.SSD else None,
+            down_weight=weight,
+        )
+
+    def _mode(self, options: pb.SpeculationOptions) -> Mode:
+        if not options.mode:
+            return Mode.SSD if options.endpoints and Mode.SSD in self.modes else self.modes[0]
+        try:
+            mode = Mode(options.mode)
+        except ValueError:
+            raise InputError("speculation.mode", f"{options.mode} is not known") from None
+        if mode not in self.modes:
+            offered = ", ".join(mode.name.lower() for mode in self.modes)
+            raise InputError(
+                "speculation.mode", f"{mode.name.lower()} is not offered here, only {offered}"
+            )
+        return mode
+
+    def _links(self, addresses: Sequence[str]) -> list[int] | None:
+        if len(addresses) > MAX_ENDPOINTS:
+            raise InputError(
+                "speculation.endpoints", f"at most {MAX_ENDPOINTS}, got {len(addresses)}"
+            )
+        for address in addresses:
+            _check_address(address)
+        return [self.link_of(address) for address in addresses] or None
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    plain = address.isascii() and address.isprintable() and len(address) <= MAX_ADDRESS
+    # A scheme such as unix: or dns: would let a name mean something else than what it matches.
+    if not plain or not host or "/" in host or not port.isdecimal() or int(port) > 65535:
+        raise InputError("speculation.endpoints", f"HOST:PORT is needed, got {address[:80]!r}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise InputError("speculation.endpoints", f"HOST:PORT is needed, got {address[:80]!r}")
+
+
+def _verification(value: int) -> Verification:
+    if not value:
+        return Verification.COUPLED
+    try:
+        return Verification(value)
+    except ValueError:
+        raise InputError("speculation.verification", f"{value} is not known") from None
+
+
+def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> pb.SpeculationStats:
+    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    return pb.SpeculationStats(
+        mode=int(request.mode),  # type: ignore[arg-type]
+        verification=(
+            pb.VERIFICATION_MODE_REJECTION
+            if stats.rejection_rounds
+            else pb.VERIFICATION_MODE_COUPLED
+        ),
+        **counts,
+    )

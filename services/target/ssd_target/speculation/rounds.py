@@ -1,0 +1,95 @@
+"""A sequence and its endpoint, round by round: the target's side of the protocol. Pure Python.
+
+An endpoint holds a sequence from an open on, which is sent when a round is launched. Then outcome
+and launch follow each other. Whatever goes wrong leads to *detached*, where the sequence goes on
+without; the next launch may open it again, there or elsewhere.
+"""
+
+from enum import Enum
+
+from ssd_engine.frames import Branches
+from ssd_target.speculation.branches import BranchStore
+
+
+class State(Enum):
+    DETACHED = "detached"  # no endpoint holds the sequence
+    VERIFYING = "verifying"  # the endpoint prepares for the outcomes of the round
+    DECIDED = "decided"  # the outcome is known, the next round is not launched
+
+
+class Event(Enum):
+    OPEN = "open"
+    OUTCOME = "outcome"
+    LAUNCH = "launch"
+    DETACH = "detach"  # lost, refused, moved, or left because it does not pay
+
+
+TRANSITIONS = {
+    (State.DETACHED, Event.OPEN): State.VERIFYING,
+    (State.DETACHED, Event.OUTCOME): State.DETACHED,
+    (State.DETACHED, Event.LAUNCH): State.DETACHED,
+    (State.DETACHED, Event.DETACH): State.DETACHED,
+    (State.VERIFYING, Event.OUTCOME): State.DECIDED,
+    (State.VERIFYING, Event.DETACH): State.DETACHED,
+    (State.DECIDED, Event.LAUNCH): State.VERIFYING,
+    (State.DECIDED, Event.DETACH): State.DETACHED,
+}
+
+
+def transition(state: State, event: Event) -> State:
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise RuntimeError(f"a {state.value} sequence cannot {event.value}") from None
+
+
+class Rounds:
+    """Round 0 is the prefill. ``round`` counts whether an endpoint follows or not."""
+
+    def __init__(self, vocab_size: int, max_depth: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_depth = max_depth
+        self.state = State.DETACHED
+        self.round = -1  # not launched
+        self.link = self.epoch = -1  # of the endpoint, while attached
+        self.decided: tuple[int, int] | None = None  # the outcome, until the next launch
+        self.branches = BranchStore(0, 0, 0)
+
+    @property
+    def attached(self) -> bool:
+        return self.state is not State.DETACHED
+
+    def launch(self, length: int) -> None:
+        """A round with a speculation of this length begins."""
+        self.state = transition(self.state, Event.LAUNCH)
+        self._begin(length)
+
+    def launch_open(self, length: int, link: int, epoch: int) -> None:
+        """The same, and an endpoint is told of the sequence as it stands."""
+        self.state = transition(self.state, Event.OPEN)
+        self.link, self.epoch = link, epoch
+        self._begin(length)
+
+    def _begin(self, length: int) -> None:
+        self.round += 1
+        self.decided = None
+        self.branches = BranchStore(length, self._max_depth, self._vocab_size)
+
+    def outcome(self, accepted: int, token: int) -> None:
+        self.state = transition(self.state, Event.OUTCOME)
+        self.decided = (accepted, token)
+
+    def detach(self) -> None:
+        self.state = transition(self.state, Event.DETACH)
+        self.link = self.epoch = -1
+        self.branches = BranchStore(0, 0, 0)
+
+    def push(self, link: int, epoch: int, frame: Branches) -> int:
+        """Take branches in; returns how many pieces were dropped.
+
+        Branches are named by their round: those of another one are stale, whatever they say.
+        """
+        fits = self.attached and (self.link, self.epoch) == (link, epoch)
+        if not fits or frame.round != self.round:
+            return len(frame.branches)
+        return sum(not self.branches.add(branch) for branch in frame.branches)

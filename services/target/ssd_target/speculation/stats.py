@@ -1,0 +1,78 @@
+"""What speculation did, for one request or for all. Plain counters."""
+
+from enum import Enum
+
+import msgspec
+
+from ssd_engine.frames import Source
+
+
+class LookUp(Enum):
+    """What was found under an outcome."""
+
+    HIT = "hit"  # its branch in full
+    LATE = "late"  # the beginning of it, or nothing at all had come in this round
+    MISS_LENGTH = "miss_length"  # no branch after so many tokens
+    MISS_TOKEN = "miss_token"  # none that begins with this token
+
+
+class SpeculationStats(msgspec.Struct, array_like=True):
+    rounds: int = 0
+    hits: int = 0
+    late: int = 0
+    length_misses: int = 0
+    token_misses: int = 0
+    cache_rounds: int = 0
+    just_in_time_rounds: int = 0
+    ngram_rounds: int = 0
+    sync_rounds: int = 0
+    plain_rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cache_tokens: int = 0  # accepted ones that came from the cache
+    rejected_rounds: int = 0
+    full_rounds: int = 0
+    wait_micros: int = 0
+    rejection_rounds: int = 0
+    fallbacks: dict[str, int] = {}
+
+    def looked_up(self, result: LookUp) -> None:
+        name = _LOOK_UPS[result]
+        setattr(self, name, getattr(self, name) + 1)
+
+    def fell_back(self, reason: str) -> None:
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def ended(self, source: Source, drafted: int, accepted: int) -> None:
+        """A round is over."""
+        name = _ROUNDS[source]
+        setattr(self, name, getattr(self, name) + 1)
+        self.rounds += 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        if source is Source.CACHE:
+            self.cache_tokens += accepted
+        if drafted:
+            self.full_rounds += accepted == drafted
+            self.rejected_rounds += accepted < drafted
+
+    def add(self, other: "SpeculationStats") -> None:
+        for name in self.__struct_fields__[:-1]:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.fallbacks.items():
+            self.fallbacks[reason] = self.fallbacks.get(reason, 0) + count
+
+
+_LOOK_UPS = {
+    LookUp.HIT: "hits",
+    LookUp.LATE: "late",
+    LookUp.MISS_LENGTH: "length_misses",
+    LookUp.MISS_TOKEN: "token_misses",
+}
+_ROUNDS = {
+    Source.NONE: "plain_rounds",
+    Source.CACHE: "cache_rounds",
+    Source.JUST_IN_TIME: "just_in_time_rounds",
+    Source.NGRAM: "ngram_rounds",
+    Source.SYNC: "sync_rounds",
+}

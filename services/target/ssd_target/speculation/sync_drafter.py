@@ -1,0 +1,121 @@
+"""A draft model inside the target's engine: drafts, then the target verifies, in turns.
+
+No hop and no prediction of outcomes: the strong baseline that asynchronous speculation is held
+against.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from ssd_engine.batch import Part
+from ssd_engine.block_pool import BlockPool
+from ssd_engine.cached_path import CachedPath, NoRoom
+from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.sampling import SampleRow
+from ssd_target.sequence import Sequence
+
+FAN_OUT = 3  # likeliest tokens that rejection's down-weighting is applied to
+
+
+class Runner(Protocol):
+    @property
+    def num_blocks(self) -> int: ...
+
+    def forward(self, parts: Rows[Part]) -> Tensor | None: ...
+
+
+@dataclass(slots=True)
+class DraftRow:
+    sequence: Sequence
+    depth: int
+    down_weight: float | None  # of rejection verification; None: coupled
+    tokens: list[int] = field(default_factory=list)
+    wires: list[Tensor] = field(default_factory=list)  # [vocab] each: what tokens were drawn from
+
+
+class SyncDrafter:
+    def __init__(
+        self, runner: Runner, block_size: int, max_context: int, depth: int, prefill_chunk: int
+    ) -> None:
+        self._runner = runner
+        self._pool = BlockPool(runner.num_blocks, block_size)
+        self._max_context = max_context
+        self._depth = depth
+        self._prefill_chunk = prefill_chunk
+        self._paths: dict[int, CachedPath] = {}
+
+    def draft(self, rows: Rows[DraftRow]) -> None:
+        """Fill every row; it stays empty where the draft model has no room for its sequence."""
+        served = [row for row in rows if self._follow(row.sequence)]
+        while unfinished := [row for row in served if len(row.tokens) < row.depth]:
+            self._extend(unfinished)
+
+    def end(self, sequence_id: int) -> None:
+        path = self._paths.pop(sequence_id, None)
+        if path is not None:
+            path.release()
+
+    def check_integrity(self) -> None:
+        self._pool.check_integrity()
+        if self._pool.num_leases != len(self._paths):
+            raise RuntimeError("sync drafter integrity: a lease without a sequence")
+
+    def _follow(self, sequence: Sequence) -> bool:
+        """Bring the path up to what is committed; False when there is no room for it."""
+        if sequence.num_committed + self._depth >= self._max_context:
+            self.end(sequence.id)
+            return False
+        path = self._paths.get(sequence.id)
+        if path is not None:
+            new = sequence.num_committed - len(path.committed)
+            path.commit(sequence.output[len(sequence.output) - new :] if new else ())
+            return True
+        wanted = min(sequence.max_committed + self._depth, self._max_context)
+        try:
+            self._paths[sequence.id] = CachedPath(self._pool, sequence.committed(), wanted)
+        except NoRoom:
+            return False
+        return True
+
+    def _extend(self, rows: Rows[DraftRow]) -> None:
+        """One more guess for each, after as many forwards as its prompt needs."""
+        pending = list(rows)
+        while pending:
+            chunks = [
+                self._paths[row.sequence.id].next_chunk(row.tokens, 1, self._prefill_chunk)
+                for row in pending
+            ]
+            logits = self._runner.forward(chunks)
+            done: list[DraftRow] = []
+            left: list[DraftRow] = []
+            for row, chunk in zip(pending, chunks, strict=True):
+                self._paths[row.sequence.id].wrote(chunk)
+                (done if chunk.num_logits else left).append(row)
+            if logits is not None:
+                _guess(done, logits)
+            pending = left
+
+
+def _guess(rows: Rows[DraftRow], logits: Tensor) -> None:
+    """The next token of each row, from its logits [rows, vocab]."""
+    coupled = [i for i, row in enumerate(rows) if row.down_weight is None]
+    drawing = [i for i, row in enumerate(rows) if row.down_weight is not None]
+    if coupled:
+        guesses = ranked_guesses(logits[coupled], [_sample_row(rows[i]) for i in coupled], 1)
+        for i, guess in zip(coupled, guesses, strict=True):
+            rows[i].tokens.append(guess[0])
+    if drawing:
+        weights = [rows[i].down_weight or 0.0 for i in drawing]
+        samples = [_sample_row(rows[i]) for i in drawing]
+        tokens, wire = drawn_guesses(logits[drawing], samples, [FAN_OUT] * len(drawing), weights)
+        for j, i in enumerate(drawing):
+            rows[i].tokens.append(tokens[j])
+            rows[i].wires.append(wire[j])
+
+
+def _sample_row(row: DraftRow) -> SampleRow:
+    sequence = row.sequence
+    return sample_row(sequence.sampling, sequence.prompt, sequence.output, row.tokens)

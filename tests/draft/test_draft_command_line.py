@@ -1,0 +1,127 @@
+"""``ssd-draft`` at start-up: bad input is one line and exit code 2, before anything is loaded."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from ssd_draft.cli import main, serve
+from ssd_draft.config import DraftConfig, fan_outs
+from ssd_draft.server import plan_draft
+
+
+def check(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and output of ``ssd-draft serve … --check-config``."""
+    result = CliRunner().invoke(main, ["serve", *arguments, "--check-config"], env=env)
+    return result.exit_code, result.output
+
+
+def test_check_config_accepts_a_model_and_none() -> None:
+    code, output = check("stories-draft")
+    assert code == 0
+    assert output.startswith("ok: stories-draft, ")
+    assert check("--speculator", "ngram") == (0, "ok: ngram\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "MODEL is missing: name a draft model, or use --speculator ngram"),
+        (["stories-draft", "--speculator", "ngram"], "takes no MODEL, got 'stories-draft'"),
+        (["no-such-model"], "stories-draft"),
+        (["stories-draft", "--speculator", "magic"], "--speculator"),
+        (["stories-draft", "--listen", "nowhere"], "--listen: HOST:PORT"),
+        (["stories-draft", "--tp", "3"], "--tp 3 must divide"),
+        (["stories-draft", "--max-links", "0"], "--max-links: must be in [1, "),
+        (["stories-draft", "--max-seqs-per-link", "0"], "--max-seqs-per-link: must be in [1, "),
+        (["stories-draft", "--depth", "0"], "--depth: must be in [1, 64], got 0"),
+        (["stories-draft", "--budget", "0"], "--budget: must be in [1, 1024], got 0"),
+        (["stories-draft", "--max-rows", "8"], "--max-rows 8 must be at least --budget 16"),
+        (["stories-draft", "--max-frames", "0"], "--max-frames: must be in [1, "),
+        (["stories-draft", "--link-write-timeout", "nan"], "--link-write-timeout: must be in [1, "),
+        (["stories-draft", "--fan-out", "3,x"], "--fan-out: auto, or a list such as 3,2,1"),
+        (["stories-draft", "--fan-out", ""], "--fan-out: auto, or a list"),
+        (["stories-draft", "--fan-out", "3,-1"], "--fan-out: auto, or a list"),
+        (["stories-draft", "--fan-out", "1,1,1,1", "--depth", "2"], "at most 3 numbers"),
+        (["stories-draft", "--fan-out-miss", "3,2"], "--fan-out-miss: 3,2 makes 19 branches"),
+        (["stories-draft", "--fan-out", "0"], "--fan-out: 0 makes 0 branches"),
+        (["stories-draft", "--expand-to", "layers=1"], "--expand-to: layers=1 is less than"),
+        (["stories-draft", "--max-model-len", "1000000"], "--allow-long-context"),
+        (["stories-draft", "--unknown-flag", "1"], "--unknown-flag"),
+    ],
+)
+def test_a_bad_option_is_one_line_that_names_it(flags: list[str], words: str) -> None:
+    code, output = check(*flags)
+    assert code == 2
+    assert words in output
+    assert len([line for line in output.splitlines() if "rror: " in line]) == 1
+
+
+def test_fan_outs_are_lists_or_left_to_the_draft() -> None:
+    config = DraftConfig(fan_out="3, 2,1", fan_out_miss="auto", budget=13)
+    assert fan_outs(config) == ((3, 2, 1), None)
+
+
+def test_the_runner_has_room_for_every_row_of_a_tree() -> None:
+    plan = plan_draft(DraftConfig(model="stories-draft", depth=5, budget=7, max_rows=1000))
+    assert plan is not None
+    assert plan.runner.max_forward_tokens == 1000
+    assert plan.runner.max_tail >= 5 + 5 * 7
+
+
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ssd_draft", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run_serve("--speculator", "ngram", "--listen", address)
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines()[-1].startswith("error: --listen: cannot bind")
+
+
+def test_what_the_engine_finds_wrong_is_one_line_too() -> None:
+    result = run_serve("stories-draft", "--listen", "127.0.0.1:0", "--num-kv-blocks", "10")
+    assert result.returncode == 2
+    assert "--max-model-len" in result.stderr.strip().splitlines()[-1]
+
+
+class TestEnvironment:
+    def test_every_option_has_a_variable(self) -> None:
+        options = {p.name: p for p in serve.params if p.name not in ("model", "help")}
+        settable = {f for f in DraftConfig.__dataclass_fields__ if f != "model"}
+        assert options.keys() == settable | {"check_config"}
+        for name, option in options.items():
+            assert option.envvar == f"SSD_DRAFT_{name.upper()}"
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "words"),
+        [
+            ("SSD_DRAFT_LISTEN", "nowhere", "--listen: HOST:PORT"),
+            ("SSD_DRAFT_DEPTH", "0", "--depth: must be"),
+            ("SSD_DRAFT_SPECULATOR", "magic", "'--speculator'"),
+            ("SSD_DRAFT_FAN_OUT_MISS", "x", "--fan-out-miss"),
+        ],
+    )
+    def test_a_bad_variable_is_refused_like_its_flag(
+        self, variable: str, value: str, words: str
+    ) -> None:
+        code, output = check("stories-draft", env={variable: value})
+        assert code == 2
+        assert words in output
+
+    def test_the_model_has_one_as_well(self) -> None:
+        assert check(env={"SSD_DRAFT_MODEL": "stories-draft"})[0] == 0
+
+    def test_a_target_s_variables_are_not_a_draft_s(self) -> None:
+        assert check("stories-draft", env={"SSD_TARGET_TP": "3"})[0] == 0

@@ -1,0 +1,237 @@
+"""Two peers fit, or are told why they do not."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status.rpc_status import from_call
+from scripted_draft import (
+    EPOCH,
+    Draft,
+    frames,
+    hello,
+    opening,
+    run,
+    scripted,
+    status,
+    try_write,
+    until,
+)
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd_draft import service
+from ssd_draft.records import LinkUp
+
+Code = grpc.StatusCode
+
+
+async def refusal(draft: Draft, message: pb.SpeculateRequest | bytes) -> tuple[Code, str]:
+    async with draft.stream() as call:
+        await try_write(call, message)
+        return await status(call)
+
+
+def test_a_fitting_target_is_welcomed() -> None:
+    async def work() -> None:
+        async with scripted() as draft, draft.stream() as call:
+            await call.write(hello(max_depth=6, target_name="Ada"))
+            assert (await call.read()).welcome == pb.Welcome(
+                protocol_version=1,
+                epoch=EPOCH,
+                draft_name="scripted",
+                speculator=pb.SPECULATOR_KIND_MODEL,
+                max_sequences=5,
+                max_context=64,
+                max_depth=8,
+                max_branches=16,
+            )
+            (up,) = draft.engine.said
+            assert up == LinkUp(up.link, "Ada", 6)
+            assert draft.sample("ssd_draft_links", state="up") == 1
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        (
+            {"protocol_version": 9, "oldest_protocol_version": 5},
+            "protocol",
+            ["protocol_version", "5 to 9", "1 to 1", "upgrade the draft"],
+        ),
+        (
+            {"protocol_version": 0, "oldest_protocol_version": 0},
+            "protocol",
+            ["protocol_version", "0 to 0", "upgrade the target"],
+        ),
+        (
+            {"tokenizer_fingerprint": "xyz"},
+            "tokenizer",
+            ["tokenizer_fingerprint", "'xyz'", "'abc'", "--speculator ngram"],
+        ),
+        ({"vocab_size": 1001}, "vocabulary", ["vocab_size", "1001", "1000", "--speculator ngram"]),
+        ({"vocab_size": 0}, "vocabulary", ["vocab_size", "0"]),
+        ({"max_depth": 0}, "depth", ["max_depth", "0"]),
+        ({"max_depth": 5000}, "depth", ["max_depth", "5000"]),
+        ({"target_name": "x" * 257}, "name", ["target_name", "257"]),
+    ],
+)
+def test_a_misfit_is_refused_with_field_values_and_fix(
+    changes: dict[str, Any], reason: str, words: list[str]
+) -> None:
+    async def work() -> None:
+        async with scripted() as draft:
+            code, text = await refusal(draft, hello(**changes))
+            assert code == Code.FAILED_PRECONDITION
+            assert all(word in text for word in words), text
+            assert draft.engine.said == []
+            name = "ssd_draft_handshake_failures_total"
+            await until(lambda: draft.sample(name, reason=reason) == 1)
+
+    run(work)
+
+
+def test_versions_meet_at_the_newest_that_both_speak() -> None:
+    async def work() -> None:
+        async with scripted() as draft, draft.stream() as call:
+            await call.write(hello(protocol_version=7, oldest_protocol_version=1))
+            assert (await call.read()).welcome.protocol_version == 1
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        (frames(opening(1)), Code.FAILED_PRECONDITION, "hello: must be the first"),
+        (pb.SpeculateRequest(), Code.FAILED_PRECONDITION, "hello: must be the first"),
+        (b"\xff\xff", Code.INVALID_ARGUMENT, "is not a SpeculateRequest"),
+        (
+            hello(target_name="MARK").SerializeToString().replace(b"MARK", b"M\xffRK"),
+            Code.INVALID_ARGUMENT,
+            "hello.target_name: is not valid UTF-8",
+        ),
+    ],
+)
+def test_what_is_no_hello_is_refused(
+    message: pb.SpeculateRequest | bytes, code: Code, words: str
+) -> None:
+    async def work() -> None:
+        async with scripted() as draft:
+            found, text = await refusal(draft, message)
+            assert found == code
+            assert words in text
+            assert draft.engine.said == []
+
+    run(work)
+
+
+def test_a_stream_that_ends_without_hello_is_refused() -> None:
+    async def work() -> None:
+        async with scripted() as draft, draft.stream() as call:
+            await call.done_writing()
+            assert (await status(call))[0] == Code.FAILED_PRECONDITION
+
+    run(work)
+
+
+def test_a_silent_peer_does_not_hold_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HELLO_SECONDS", 0.2)
+
+    async def work() -> None:
+        async with scripted() as draft, draft.stream() as call:
+            code, text = await status(call)
+            assert code == Code.DEADLINE_EXCEEDED
+            assert "hello" in text
+            await until(lambda: draft.sample("ssd_draft_links", state="greeting") == 0)
+
+    run(work)
+
+
+def test_hello_comes_once() -> None:
+    async def work() -> None:
+        async with scripted() as draft, draft.link() as (call, _):
+            await call.write(hello())
+            code, text = await status(call)
+            assert code == Code.INVALID_ARGUMENT
+            assert text.startswith("hello: comes once")
+
+    run(work)
+
+
+def test_one_link_too_many_is_refused_until_one_ends() -> None:
+    async def work() -> None:
+        async with scripted(max_links=1) as draft:
+            async with draft.link():
+                async with draft.stream() as call:
+                    await try_write(call, hello())
+                    code, text = await status(call)
+                    details = from_call(_as_call(call, await call.trailing_metadata(), code, text))
+                assert code == Code.RESOURCE_EXHAUSTED
+                assert "--max-links" in text
+                retry = error_details_pb2.RetryInfo()
+                assert details.details[0].Unpack(retry)
+                assert retry.retry_delay.ToMilliseconds() > 0
+            await until(lambda: draft.engine.num_up == 0)
+            async with draft.link():
+                pass
+
+    run(work)
+
+
+def _as_call(call: Any, metadata: Any, code: Code, text: str) -> Any:
+    """from_call expects the synchronous kind."""
+
+    class Ended:
+        def trailing_metadata(self) -> Any:
+            return tuple(metadata)
+
+        def code(self) -> Code:
+            return code
+
+        def details(self) -> str:
+            return text
+
+    return Ended()
+
+
+def test_while_loading_nobody_is_served() -> None:
+    async def work() -> None:
+        async with scripted(serving=False) as draft:
+            code, text = await refusal(draft, hello())
+            assert code == Code.UNAVAILABLE
+            assert "loading" in text
+
+    run(work)
+
+
+def test_a_drain_refuses_the_new_and_keeps_the_old() -> None:
+    async def work() -> None:
+        async with scripted() as draft, draft.link() as (call, link):
+            async with draft.stream() as greeting:
+                await until(lambda: draft.sample("ssd_draft_links", state="greeting") == 1)
+                draft.servicer.draining = True
+                draft.engine.drain()
+                assert (await status(greeting))[0] == Code.UNAVAILABLE
+            code, text = await refusal(draft, hello())
+            assert code == Code.UNAVAILABLE
+            assert "draining" in text
+            assert draft.sample("ssd_draft_links", state="leaving") == 1
+            await call.write(frames(opening(1)))
+            await until(lambda: draft.engine.num_frames(link) == 1)
+            assert draft.servicer.num_active == 1
+            await call.done_writing()
+            await until(lambda: draft.servicer.num_active == 0)
+
+    run(work)
+
+
+def test_a_name_is_not_needed() -> None:
+    async def work() -> None:
+        async with scripted() as draft, draft.link(target_name=""):
+            await asyncio.sleep(0)
+
+    run(work)

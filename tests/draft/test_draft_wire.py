@@ -1,0 +1,290 @@
+"""Frames on the wire: what is sound arrives as it was sent, what is not is refused by field."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd.v1 import target_pb2
+from ssd_draft.wire import MAX_FRAMES, Limits, decode_target_frames, encode_draft_frames
+from ssd_engine.errors import InputError
+from ssd_engine.frames import (
+    Branch,
+    Branches,
+    Close,
+    Launch,
+    Load,
+    Notice,
+    NoticeKind,
+    Open,
+    Outcome,
+    Source,
+    Verification,
+)
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.token_ids import pack_tokens, unpack_tokens
+from tests.scale import share
+
+LIMITS = Limits(vocab_size=1000, max_context=64, max_depth=8)
+SEED = 2**64 - 1
+
+
+def sound() -> pb.TargetFrames:
+    """One frame of each kind."""
+    opened = pb.Open(
+        prompt=pack_tokens([1, 2, 999]),
+        output=pack_tokens([4]),
+        speculation=[5, 6],
+        max_tokens=40,
+        sampling=target_pb2.SamplingOptions(
+            temperature=0.5, top_k=9, logit_bias={7: 2.5}, seed=SEED
+        ),
+        verification=target_pb2.VERIFICATION_MODE_REJECTION,
+        down_weight=0.5,
+        depth=8,
+        verify_micros=12_000,
+    )
+    launch = pb.Launch(
+        speculation=[8], source=pb.SPECULATION_SOURCE_CACHE, depth=3, verify_micros=7
+    )
+    return pb.TargetFrames(
+        epoch=3,
+        frames=[
+            pb.TargetFrame(sequence=2**64 - 1, round=7, open=opened),
+            pb.TargetFrame(sequence=1, round=7, outcome=pb.Outcome(accepted=2, token=999)),
+            pb.TargetFrame(sequence=1, round=8, launch=launch),
+            pb.TargetFrame(sequence=1, round=8, close=pb.Close()),
+        ],
+    )
+
+
+def decode(message: pb.TargetFrames) -> list[object]:
+    return list(decode_target_frames(message, LIMITS))
+
+
+def test_every_field_arrives() -> None:
+    assert decode(sound()) == [
+        Open(
+            sequence=2**64 - 1,
+            round=7,
+            prompt=pack_tokens([1, 2, 999]),
+            output=pack_tokens([4]),
+            speculation=[5, 6],
+            max_tokens=40,
+            sampling=SamplingParams(seed=SEED, temperature=0.5, top_k=9, logit_bias=((7, 2.5),)),
+            verification=Verification.REJECTION,
+            down_weight=0.5,
+            depth=8,
+            verify_micros=12_000,
+        ),
+        Outcome(sequence=1, round=7, accepted=2, token=999),
+        Launch(sequence=1, round=8, speculation=[8], source=Source.CACHE, depth=3, verify_micros=7),
+        Close(sequence=1, round=8),
+    ]
+
+
+Change = Callable[[list[pb.TargetFrame]], object]
+ALL_OPEN = pack_tokens([1] * (LIMITS.max_context + LIMITS.max_depth))
+WRONG: dict[str, tuple[str, Change]] = {
+    "no body": ("[3].body", lambda f: f[3].ClearField("close")),
+    "round": ("[1].round", lambda f: setattr(f[1], "round", 2**31)),
+    "odd bytes": ("[0].open.prompt", lambda f: setattr(f[0].open, "prompt", b"\0" * 5)),
+    "empty": ("[0].open.prompt", lambda f: f[0].open.ClearField("prompt")),
+    "too long": ("[0].open.prompt", lambda f: setattr(f[0].open, "prompt", ALL_OPEN + b"\0" * 4)),
+    "both too long": ("[0].open.output", lambda f: setattr(f[0].open, "prompt", ALL_OPEN)),
+    "outside": (
+        "[0].open.output[1]",
+        lambda f: setattr(f[0].open, "output", pack_tokens([1, 1000])),
+    ),
+    "speculation": ("[0].open.speculation[2]", lambda f: f[0].open.speculation.append(1000)),
+    "long speculation": ("[0].open.speculation", lambda f: f[0].open.speculation.extend([1] * 7)),
+    "max_tokens": ("[0].open.max_tokens", lambda f: setattr(f[0].open, "max_tokens", 3)),
+    "no seed": ("[0].open.sampling.seed", lambda f: f[0].open.sampling.ClearField("seed")),
+    "temperature": (
+        "[0].open.sampling.temperature",
+        lambda f: setattr(f[0].open.sampling, "temperature", math.nan),
+    ),
+    "bias": (
+        "[0].open.sampling.logit_bias",
+        lambda f: f[0].open.sampling.logit_bias.update({1000: 1.0}),
+    ),
+    "many biases": (
+        "[0].open.sampling.logit_bias",
+        lambda f: f[0].open.sampling.logit_bias.update(dict.fromkeys(range(2000), 1.0)),
+    ),
+    "verification": ("[0].open.verification", lambda f: f[0].open.ClearField("verification")),
+    "unknown verification": (
+        "[0].open.verification",
+        lambda f: setattr(f[0].open, "verification", 3),
+    ),
+    "down_weight": ("[0].open.down_weight", lambda f: setattr(f[0].open, "down_weight", 1.01)),
+    "nan weight": ("[0].open.down_weight", lambda f: setattr(f[0].open, "down_weight", math.nan)),
+    "open depth": ("[0].open.depth", lambda f: setattr(f[0].open, "depth", 9)),
+    "accepted": ("[1].outcome.accepted", lambda f: setattr(f[1].outcome, "accepted", 9)),
+    "token": ("[1].outcome.token", lambda f: setattr(f[1].outcome, "token", 1000)),
+    "launched": ("[2].launch.speculation[0]", lambda f: f[2].launch.speculation.insert(0, 4000)),
+    "no source": ("[2].launch.source", lambda f: f[2].launch.ClearField("source")),
+    "private source": ("[2].launch.source", lambda f: setattr(f[2].launch, "source", 5)),
+    "launch depth": ("[2].launch.depth", lambda f: setattr(f[2].launch, "depth", 2**32 - 1)),
+}
+
+
+@pytest.mark.parametrize(("field", "change"), WRONG.values(), ids=WRONG)
+def test_a_wrong_field_is_refused_by_name(field: str, change: Change) -> None:
+    message = sound()
+    frames = list(message.frames)
+    change(frames)
+    changed = pb.TargetFrames(epoch=3, frames=frames)
+    with pytest.raises(InputError) as error:
+        decode(changed)
+    assert error.value.field == f"frames.frames{field}"
+
+
+def test_the_longest_open_is_allowed() -> None:
+    message = sound()
+    message.frames[0].open.prompt = ALL_OPEN
+    message.frames[0].open.output = b""
+    message.frames[0].open.max_tokens = 100
+    assert len(decode(message)) == 4
+
+
+def test_a_message_has_a_largest_number_of_frames() -> None:
+    frames = [pb.TargetFrame(sequence=i, close=pb.Close()) for i in range(MAX_FRAMES)]
+    assert len(decode(pb.TargetFrames(frames=frames))) == MAX_FRAMES
+    with pytest.raises(InputError, match=f"at most {MAX_FRAMES}"):
+        decode(pb.TargetFrames(frames=[*frames, frames[0]]))
+
+
+numbers = st.one_of(st.integers(0, 12), st.sampled_from([999, 1000, 2**31, 2**32 - 1]))
+floats = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.5, -1.0, math.nan, math.inf]), st.floats(0, 1))
+packed = st.lists(st.integers(0, 1005), max_size=40).map(pack_tokens) | st.binary(max_size=9)
+samplings = st.builds(
+    target_pb2.SamplingOptions,
+    temperature=floats.filter(lambda x: x < 3e38 or math.isnan(x)),
+    top_k=numbers,
+    seed=st.integers(0, SEED) | st.none(),
+    logit_bias=st.dictionaries(numbers, floats, max_size=2),
+)
+opens = st.builds(
+    pb.Open,
+    prompt=packed,
+    output=packed,
+    speculation=st.lists(numbers, max_size=10),
+    max_tokens=numbers,
+    sampling=samplings,
+    verification=st.integers(0, 3),
+    down_weight=floats,
+    depth=numbers,
+    verify_micros=numbers,
+)
+launches = st.builds(
+    pb.Launch,
+    speculation=st.lists(numbers, max_size=10),
+    source=st.integers(0, 6),
+    depth=numbers,
+    verify_micros=numbers,
+)
+frames = st.one_of(
+    st.builds(pb.TargetFrame, sequence=st.integers(0, SEED), round=numbers, open=opens),
+    st.builds(pb.TargetFrame, sequence=numbers, round=numbers, launch=launches),
+    st.builds(
+        pb.TargetFrame,
+        round=numbers,
+        outcome=st.builds(pb.Outcome, accepted=numbers, token=numbers),
+    ),
+    st.builds(pb.TargetFrame, round=numbers, close=st.just(pb.Close())),
+    st.builds(pb.TargetFrame, sequence=numbers),
+)
+
+
+def hold(message: pb.TargetFrames) -> bool:
+    """Decoded within the limits, or refused for users; nothing else. True: decoded."""
+    try:
+        decoded = decode_target_frames(message, LIMITS)
+    except InputError:
+        return False
+    assert len(decoded) == len(message.frames)
+    for frame in decoded:
+        match frame:
+            case Open():
+                committed = unpack_tokens(frame.prompt) + unpack_tokens(frame.output)
+                assert 1 <= len(committed) <= min(72, frame.max_tokens)
+                assert max([*committed, *frame.speculation]) < 1000
+                assert len(frame.speculation) <= 8
+                assert 0 <= frame.down_weight <= 1
+                assert frame.depth <= 8
+            case Launch():
+                assert len(frame.speculation) <= 8
+                assert max(frame.speculation, default=0) < 1000
+                assert frame.source is not Source.SYNC
+            case Outcome():
+                assert frame.accepted <= 8
+                assert frame.token < 1000
+    return True
+
+
+def test_any_frames_are_decoded_within_limits_or_refused() -> None:
+    met = {True: 0, False: 0}
+
+    @given(st.lists(frames, max_size=3))
+    @settings(max_examples=share(5000), derandomize=True, deadline=None)
+    def check(parts: list[pb.TargetFrame]) -> None:
+        met[hold(pb.TargetFrames(epoch=1, frames=parts))] += 1
+
+    check()
+    assert min(met.values()) > share(5000) // 50, met
+
+
+@given(st.data())
+@settings(max_examples=share(5000), derandomize=True, deadline=None)
+def test_damaged_frames_are_decoded_within_limits_or_refused(data: st.DataObject) -> None:
+    raw = bytearray(sound().SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        message = pb.TargetFrames.FromString(bytes(raw))
+    except DecodeError:
+        return
+    hold(message)
+
+
+def test_what_the_draft_says_arrives() -> None:
+    said = encode_draft_frames(
+        9,
+        [
+            Branches(4, 2, [Branch(1, 30, 0, [7, 8]), Branch(0, 31, 2, [])]),
+            Notice(5, 0, NoticeKind.LEAVING, "drains"),
+        ],
+        Load(step_micros=2**40, just_in_time_micros=3, open_sequences=4),
+    )
+    heard = pb.SpeculateResponse.FromString(said.SerializeToString()).frames
+    assert heard.epoch == 9
+    assert heard.load == pb.DraftLoad(
+        step_micros=2**32 - 1, just_in_time_micros=3, open_sequences=4
+    )
+    first, second = heard.frames
+    assert (first.sequence, first.round) == (4, 2)
+    assert list(first.branches.branches) == [
+        pb.Branch(accepted=1, token=30, start=0, tokens=[7, 8]),
+        pb.Branch(accepted=0, token=31, start=2),
+    ]
+    assert second.notice == pb.Notice(kind=pb.NOTICE_KIND_LEAVING, reason="drains")
+
+
+@pytest.mark.parametrize("kind", NoticeKind)
+def test_notices_have_the_same_numbers_on_the_wire(kind: NoticeKind) -> None:
+    assert pb.NoticeKind.Value(f"NOTICE_KIND_{kind.name}") == kind
+
+
+@pytest.mark.parametrize("source", [s for s in Source if s is not Source.SYNC])
+def test_sources_have_the_same_numbers_on_the_wire(source: Source) -> None:
+    assert pb.SpeculationSource.Value(f"SPECULATION_SOURCE_{source.name}") == source
+
+
+@pytest.mark.parametrize("mode", Verification)
+def test_verifications_have_the_same_numbers_on_the_wire(mode: Verification) -> None:
+    assert target_pb2.VerificationMode.Value(f"VERIFICATION_MODE_{mode.name}") == mode

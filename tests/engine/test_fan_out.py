@@ -1,0 +1,228 @@
+"""Fan-out, depth and the rates behind them."""
+
+import math
+import random
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd_engine.fan_out import (
+    AcceptanceRate,
+    MissExponent,
+    choose_depth,
+    expected_tokens,
+    fan_out,
+    theorem7,
+    uniform,
+)
+from tests.scale import share
+
+DEPTH = st.integers(0, 12)
+BUDGET = st.integers(0, 500)
+RATE = st.floats(0.0, 1.0)
+
+
+# Fan-out
+
+
+def real_fan_out(depth: int, alpha: float, r: float, budget: int) -> list[float]:
+    """Theorem 12 as it is printed, in real numbers."""
+    f = [alpha ** (j / (1 + r)) for j in range(depth)]
+    f.append(alpha ** (depth / (1 + r)) * (1 - alpha) ** (-1 / (1 + r)))
+    return [budget * x / sum(f) for x in f]
+
+
+def test_fan_out_of_a_worked_example() -> None:
+    # alpha = 1/4, r = 1: weights 1, 1/2, 1/4, 1/8 * (3/4)^(-1/2) = 0.144; F_0 = 20 / 1.894 = 10.56
+    assert fan_out(3, 0.25, 1.0, 20) == [11, 5, 3, 1]
+
+
+@given(DEPTH, RATE, st.floats(0.0, 5.0), BUDGET)
+@settings(max_examples=share(3000), derandomize=True, deadline=None)
+def test_the_budget_is_spent_in_proportion_to_theorem_12(
+    depth: int, alpha: float, r: float, budget: int
+) -> None:
+    counts = fan_out(depth, alpha, r, budget)
+    assert len(counts) == depth + 1
+    assert sum(counts) == budget
+    inner = min(max(alpha, 1e-3), 1 - 1e-3)
+    for count, share_ in zip(counts, real_fan_out(depth, inner, r, budget), strict=True):
+        assert math.floor(share_ - 1e-9) <= count <= math.ceil(share_ + 1e-9)
+    assert counts[:-1] == sorted(counts[:-1], reverse=True)
+
+
+def miss_rate(counts: tuple[float, ...], alpha: float, r: float) -> float:
+    """Of a round: the chance of each outcome times F^-r."""
+    *inner, last = counts
+    misses = sum(alpha**j * (1 - alpha) * f**-r for j, f in enumerate(inner))
+    return misses + alpha ** len(inner) * last**-r
+
+
+@pytest.mark.parametrize(("alpha", "r"), [*product((0.3, 0.6, 0.9), (0.5, 1.0, 2.0))])
+def test_no_other_split_of_the_budget_misses_less(alpha: float, r: float) -> None:
+    best = real_fan_out(4, alpha, r, 60)
+    least = miss_rate(tuple(best), alpha, r)
+    for a, b in product(range(5), repeat=2):
+        moved = list(best)
+        moved[a] += 0.01
+        moved[b] -= 0.01
+        assert miss_rate(tuple(moved), alpha, r) >= least - 1e-12
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0, 2.0])
+def test_a_rate_at_the_edge_or_beyond_still_gives_a_fan_out(alpha: float) -> None:
+    counts = fan_out(4, alpha, 1.0, 40)
+    assert sum(counts) == 40
+    assert counts.index(max(counts)) == (0 if alpha <= 0 else 4)
+
+
+def test_without_speculated_tokens_there_is_one_outcome() -> None:
+    assert fan_out(0, 0.7, 1.0, 9) == [9]
+    assert uniform(0, 9) == [9]
+
+
+@given(DEPTH, BUDGET)
+@settings(max_examples=200, derandomize=True)
+def test_a_uniform_fan_out_differs_by_one_at_most(depth: int, budget: int) -> None:
+    counts = uniform(depth, budget)
+    assert len(counts) == depth + 1
+    assert sum(counts) == budget
+    assert counts[0] - counts[-1] <= 1
+    assert counts == sorted(counts, reverse=True)
+
+
+# Rates
+
+
+def run_round(rng: random.Random, alpha: float, depth: int) -> int:
+    accepted = 0
+    while accepted < depth and rng.random() < alpha:
+        accepted += 1
+    return accepted
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.6, 0.95])
+@pytest.mark.parametrize("depth", [1, 4, 8])
+def test_the_acceptance_rate_is_found_whatever_the_depth(alpha: float, depth: int) -> None:
+    rng, rate = random.Random(1), AcceptanceRate(half_life=4000)
+    for _ in range(20_000):
+        rate.observe(run_round(rng, alpha, depth), depth)
+    assert rate.value == pytest.approx(alpha, abs=0.02)
+
+
+def test_the_acceptance_rate_starts_at_its_prior_and_forgets() -> None:
+    rate = AcceptanceRate(prior=0.4, prior_tokens=10, half_life=50)
+    assert rate.value == pytest.approx(0.4)
+    rate.observe(0, 0)  # nothing was tried
+    assert rate.value == pytest.approx(0.4)
+    rate.observe(4, 4)
+    assert rate.value == pytest.approx((4 + 4) / (10 + 4))
+    for _ in range(200):
+        rate.observe(4, 4)
+    assert rate.value > 0.9
+    for _ in range(200):
+        rate.observe(0, 4)
+    assert rate.value < 0.15  # the prior stays
+
+
+def test_a_half_life_halves_what_was_seen() -> None:
+    rate = AcceptanceRate(prior=0.5, prior_tokens=1e-9, half_life=3)
+    rate.observe(3, 3)
+    rate.observe(0, 1)
+    rate.observe(0, 1)
+    rate.observe(0, 1)
+    later = sum(0.5 ** (i / 3) for i in range(3))
+    assert rate.value == pytest.approx(3 / 2 / (3 / 2 + later))
+
+
+def ranks(rng: random.Random, r: float, n: int) -> list[int]:
+    """Ranks, from 0, with P(rank >= F) = F^-r for F >= 1."""
+    return [int((1 - rng.random()) ** (-1 / r)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("r", [0.4, 1.0, 2.0])
+@pytest.mark.parametrize("ranked", [4, 16, 10**6])
+def test_the_exponent_is_found_however_many_candidates_were_ranked(r: float, ranked: int) -> None:
+    estimate = MissExponent(half_life=5000)
+    for rank in ranks(random.Random(2), r, 30_000):
+        estimate.observe(rank if rank < ranked else None, ranked)
+    assert estimate.value == pytest.approx(r, rel=0.06)
+
+
+def test_the_exponent_is_found_when_the_number_of_ranked_candidates_varies() -> None:
+    rng, estimate = random.Random(3), MissExponent(half_life=5000)
+    for rank in ranks(rng, 0.7, 30_000):
+        ranked = rng.choice([1, 2, 5, 20])
+        estimate.observe(rank if rank < ranked else None, ranked)
+    assert estimate.value == pytest.approx(0.7, rel=0.06)
+
+
+def test_the_exponent_starts_at_its_prior_forgets_and_stays_in_bounds() -> None:
+    estimate = MissExponent(prior=0.8, half_life=50)
+    assert estimate.value == pytest.approx(0.8)
+    estimate.observe(None, 1)  # says nothing of more candidates
+    assert estimate.value == pytest.approx(0.8)
+    for _ in range(500):
+        estimate.observe(0, 256)
+    high = estimate.value
+    assert 0.8 < high <= MissExponent.HIGHEST
+    for _ in range(500):
+        estimate.observe(None, 256)
+    assert MissExponent.LOWEST <= estimate.value < 0.2
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 300), st.integers(0, 300)), max_size=60))
+@settings(max_examples=share(1000), derandomize=True, deadline=None)
+def test_the_exponent_is_always_within_bounds(observed: list[tuple[int | None, int]]) -> None:
+    estimate = MissExponent(prior_ranks=1.0, half_life=5)
+    for rank, ranked in observed:
+        estimate.observe(rank, ranked)
+    assert MissExponent.LOWEST <= estimate.value <= MissExponent.HIGHEST
+
+
+# Depth and speed
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_expected_tokens_are_those_of_the_rounds(alpha: float, depth: int) -> None:
+    rng = random.Random(4)
+    n = 20_000
+    mean = sum(run_round(rng, alpha, depth) + 1 for _ in range(n)) / n
+    assert expected_tokens(alpha, depth) == pytest.approx(mean, rel=0.02)
+    if alpha < 1:
+        closed = (1 - alpha ** (depth + 1)) / (1 - alpha)
+        assert expected_tokens(alpha, depth) == pytest.approx(closed)
+
+
+def test_the_depth_is_the_fastest_one() -> None:
+    # alpha = 1/2: 1, 1.5, 1.75, 1.875 tokens for 1, 1.2, 1.4, 1.6 seconds: 1, 1.25, 1.25, 1.17
+    assert choose_depth(0.5, lambda k: 1 + 0.2 * k, 3) == 1
+    assert choose_depth(0.9, lambda k: 1.0, 8) == 8  # depth costs nothing
+    assert choose_depth(0.0, lambda k: 1 + 0.01 * k, 8) == 0  # and brings nothing
+    assert choose_depth(0.9, lambda k: 1.0 if k < 4 else 3.0, 8) == 3  # a step in the cost
+    assert choose_depth(0.9, lambda k: 1.0, 0) == 0
+
+
+def test_theorem_7() -> None:
+    # All hits, the tree hidden: a round costs one verification.
+    assert theorem7(1.0, 4.0, 2.0, 0.02, 0.7, 0.5) == pytest.approx(4 / 0.02)
+    # The tree takes longer than the verification.
+    assert theorem7(1.0, 4.0, 2.0, 0.02, 1.5, 0.5) == pytest.approx(4 / 0.03)
+    # All misses: the backup comes on top.
+    assert theorem7(0.0, 4.0, 2.0, 0.02, 0.7, 0.5) == pytest.approx(2 / 0.03)
+    half = (0.5 * 4 + 0.5 * 2) / (0.02 * (0.5 * 1 + 0.5 * 1.5))
+    assert theorem7(0.5, 4.0, 2.0, 0.02, 0.7, 0.5) == pytest.approx(half)
+
+
+def test_theorem_7_is_the_speed_of_a_simulated_clock() -> None:
+    rng = random.Random(5)
+    tokens = seconds = 0.0
+    for _ in range(50_000):
+        hit = rng.random() < 0.8
+        tokens += run_round(rng, 0.7, 4 if hit else 2) + 1
+        seconds += 0.01 * max(1.0, 1.2) if hit else 0.01 * (1 + 0.3)
+    law = theorem7(0.8, expected_tokens(0.7, 4), expected_tokens(0.7, 2), 0.01, 1.2, 0.3)
+    assert tokens / seconds == pytest.approx(law, rel=0.01)

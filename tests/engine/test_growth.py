@@ -1,0 +1,367 @@
+"""A grown model is the same function as its checkpoint, and costs what its shape costs."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_engine.batch import Chunk
+from ssd_engine.config import ModelConfig, load_model_config, parse_model_config
+from ssd_engine.errors import ConfigError
+from ssd_engine.growth import SHAPES, Shape, count_parameters, grow_config, parse_shape
+from ssd_engine.model_store import resolve_model
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.tensor_parallel import SingleRank, TensorParallel
+from ssd_engine.tokenizer import Tokenizer
+from tests.harness import Request, make_core, make_runner, run
+from tests.random_models import FAMILIES, make_model
+
+SHIPPED = "stories-target"
+NUM_BLOCKS = 128
+RELATIVE_ERROR = 1e-5
+# Much larger than any model's: were it handled wrongly, that could not be overlooked.
+EPS = 0.05
+
+
+def make_checkpoint(family: str, directory: Path) -> Path:
+    make_model(family, directory)
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": EPS}))
+    return directory
+
+
+def grow(
+    runner: ModelRunner,
+    shape: Shape,
+    tp: TensorParallel | None = None,
+    **changes: Any,
+) -> ModelRunner:
+    """The checkpoint of this runner in another shape."""
+    options = replace(runner.options, expand_to=shape, **changes)
+    return ModelRunner(load_model_config(options.directory), options, tp or SingleRank())
+
+
+@pytest.fixture(scope="module", params=[SHIPPED, *FAMILIES])
+def original(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ModelRunner:
+    if request.param == SHIPPED:
+        return make_runner(resolve_model(SHIPPED), NUM_BLOCKS)
+    return make_runner(make_checkpoint(request.param, tmp_path_factory.mktemp("model")), NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def expected(original: ModelRunner) -> torch.Tensor:
+    return logits(original)
+
+
+def everything(config: ModelConfig) -> Shape:
+    """No dimension is a multiple of the old one but head_dim; groups grow from g to g + 1."""
+    group, kv_heads = config.num_heads // config.num_kv_heads, config.num_kv_heads + 3
+    return Shape(
+        hidden=config.hidden_size + 36,
+        layers=config.num_layers + 2,
+        heads=(group + 1) * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=2 * config.head_dim,
+        ff=config.intermediate_size + 100,
+        vocab=config.vocab_size + 77,
+    )
+
+
+def larger_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every dimension alone, and all together."""
+    return {
+        "hidden": Shape(hidden=config.hidden_size + 36),
+        "layers": Shape(layers=config.num_layers + 2),
+        "heads": Shape(heads=3 * config.num_heads),
+        "kv_heads": Shape(heads=2 * config.num_heads, kv_heads=2 * config.num_kv_heads),
+        "head_dim": Shape(head_dim=3 * config.head_dim),
+        "ff": Shape(ff=config.intermediate_size + 100),
+        "vocab": Shape(vocab=config.vocab_size + 77),
+        "everything": everything(config),
+    }
+
+
+def logits(runner: ModelRunner) -> torch.Tensor:
+    """Of a text that is prefilled in two pieces, then decoded, in scattered blocks."""
+    tokens = torch.randint(
+        3, runner.config.vocab_size, (100,), generator=torch.Generator().manual_seed(1)
+    ).tolist()
+    blocks = [5, 2, 9, 0, 11, 3, 8]
+    pieces = [(0, 37), (37, 95), *((i, i + 1) for i in range(95, 100))]
+    rows = []
+    for begin, end in pieces:
+        out = runner.forward([Chunk(tokens[begin:end], begin, blocks, end - begin)])
+        assert out is not None
+        rows.append(out)
+    return torch.cat(rows).cpu()
+
+
+def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((ours - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("dimension", larger_shapes(load_model_config(resolve_model(SHIPPED))))
+def test_growth_keeps_the_logits(
+    original: ModelRunner, expected: torch.Tensor, dimension: str
+) -> None:
+    shape, vocab = larger_shapes(original.config)[dimension], original.config.vocab_size
+    ours = logits(grow(original, shape))
+    assert ours.shape[1] == (shape.vocab or vocab)
+    assert relative_error(ours[:, :vocab], expected) < RELATIVE_ERROR
+    assert (ours[:, vocab:] == float("-inf")).all()
+
+
+def test_growth_keeps_the_text(original: ModelRunner) -> None:
+    grown = grow(original, everything(original.config))
+    sampled = SamplingParams(seed=7, temperature=1.0)
+    filtered = SamplingParams(seed=8, temperature=0.8, top_p=0.9)
+    requests = [Request(list(range(3 + i, 20 + 9 * i)), max_tokens=16) for i in range(3)]
+    requests += [replace(requests[0], sampling=s) for s in (sampled, filtered)]
+    ours, expected = (run(make_core(runner), requests) for runner in (grown, original))
+    assert [r.tokens for r in ours] == [r.tokens for r in expected]
+
+
+def test_a_story_stays_the_same() -> None:
+    original = make_runner(resolve_model(SHIPPED), NUM_BLOCKS)
+    tokenizer = Tokenizer(original.options.directory, original.config)
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "Tell me about a shy lamb."}])
+    grown = grow(original, parse_shape("hidden=320,layers=9,heads=16,head_dim=64,vocab=5000"))
+    ours, expected = (
+        run(make_core(runner), [Request(prompt, max_tokens=32)])[0].tokens
+        for runner in (grown, original)
+    )
+    assert ours == expected
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # falls back, on CPUs without fp16
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_follows_float32(tmp_path: Path, dtype: str) -> None:
+    original = make_runner(make_checkpoint("qwen3", tmp_path), NUM_BLOCKS)
+    rough = grow(original, everything(original.config), dtype=dtype)
+    chunk = [Chunk(list(range(3, 35)), 0, [0, 1], 32)]
+    ours, expected = rough.forward(chunk), original.forward(chunk)
+    assert ours is not None
+    assert expected is not None
+    error = ours[:, : original.config.vocab_size] - expected
+    assert (error.norm() / expected.norm()).item() < 0.05
+
+
+class _ThreadGroup:
+    """Tensor-parallel ranks that are threads of this process."""
+
+    def __init__(self, rank: int, parts: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        self.rank = rank
+        self.size = len(parts)
+        self._parts = parts
+        self._barrier = barrier
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self._parts[self.rank] = x
+        self._barrier.wait(timeout=60)
+        parts = list(self._parts)
+        self._barrier.wait(timeout=60)
+        return parts
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange(x)).sum(0)
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
+        parts = self._exchange(x)
+        return torch.cat(parts, dim=-1) if self.rank == 0 else None
+
+    def minimum(self, value: int) -> int:
+        return value
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("family", ["llama3-tied", "llama-biases", "qwen3"])
+def test_ranks_grow_together(tmp_path: Path, family: str, ranks: int) -> None:
+    """With 8 ranks each of the 4 KV heads is on two; 515 rows of the head do not divide."""
+    original = make_runner(make_checkpoint(family, tmp_path), NUM_BLOCKS)
+    head_dim = 2 * original.config.head_dim
+    shape = Shape(hidden=100, layers=4, heads=24, kv_heads=4, head_dim=head_dim, ff=256, vocab=515)
+    parts, barrier = [torch.empty(0)] * ranks, threading.Barrier(ranks)
+    chunk = [Chunk(list(range(3, 60)), 0, [4, 1, 3, 0], 57)]
+
+    def one_rank(rank: int) -> torch.Tensor | None:
+        return grow(original, shape, _ThreadGroup(rank, parts, barrier)).forward(chunk)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        ours, *others = pool.map(one_rank, range(ranks))
+    expected = original.forward(chunk)
+    assert ours is not None
+    assert expected is not None
+    assert ours.shape[1] == 515
+    assert relative_error(ours[:, :512], expected) < RELATIVE_ERROR
+    assert all(other is None for other in others)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_growth_on_a_device_keeps_the_logits(original: ModelRunner, expected: torch.Tensor) -> None:
+    ours = logits(grow(original, everything(original.config), device="cuda"))
+    assert relative_error(ours[:, : original.config.vocab_size], expected) < 1e-3
+
+
+@pytest.fixture(scope="module", params=["llama-biases", "qwen3"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ModelRunner, ModelRunner]:
+    """A checkpoint's own model, and one grown in everything."""
+    directory = make_checkpoint(request.param, tmp_path_factory.mktemp("model"))
+    original = make_runner(directory, NUM_BLOCKS)
+    return original, grow(original, everything(original.config))
+
+
+class TestFiller:
+    """It is wherever it may be: weights that are zero might cost less than real ones."""
+
+    def test_head_and_embedding_are_full_but_for_new_columns_of_the_embedding(
+        self, pair: tuple[ModelRunner, ModelRunner]
+    ) -> None:
+        original, grown = pair
+        weights, d = grown.model.weights, original.config.hidden_size
+        assert weights.head.all()
+        assert weights.norm.all()
+        assert weights.embedding[:, :d].all()
+        assert not weights.embedding[:, d:].any()
+
+    def test_layers_are_full_but_for_new_dimensions_of_old_heads(
+        self, pair: tuple[ModelRunner, ModelRunner]
+    ) -> None:
+        original, grown = pair
+        old = original.config
+        silent_rows = (old.num_heads + old.num_kv_heads) * (grown.config.head_dim - old.head_dim)
+        for i, layer in enumerate(grown.model.weights.layers):
+            rows = silent_rows if i < old.num_layers else 0
+            assert (layer.qkv == 0).sum().item() == rows * old.hidden_size
+            assert layer.qkv_bias is None or (layer.qkv_bias == 0).sum().item() == rows
+            full = (layer.gate_up, layer.gate_up_bias, layer.input_norm, layer.post_norm)
+            assert all(weight is None or weight.all() for weight in (*full, layer.qk_norm))
+
+    def test_only_the_checkpoint_writes_to_the_hidden_state(
+        self, pair: tuple[ModelRunner, ModelRunner]
+    ) -> None:
+        original, grown = pair
+        layers = grown.model.weights.layers
+        for old, new in zip(original.model.weights.layers, layers, strict=False):
+            for name in ("o", "o_bias", "down", "down_bias"):
+                before, after = getattr(old, name), getattr(new, name)
+                assert (before is None) == (after is None)
+                assert before is None or before.count_nonzero() == after.count_nonzero()
+        for new in layers[original.config.num_layers :]:
+            assert not new.o.any()
+            assert not new.down.any()
+
+    def test_it_is_small_and_the_same_every_time(
+        self, pair: tuple[ModelRunner, ModelRunner]
+    ) -> None:
+        original, grown = pair
+        again = grow(original, everything(original.config))
+        first, second = (runner.model.weights.layers[-1] for runner in (grown, again))
+        assert torch.equal(first.gate_up, second.gate_up)
+        assert 0.015 < first.gate_up.std().item() < 0.025
+
+
+class TestShapes:
+    @pytest.mark.parametrize("name", SHAPES)
+    def test_a_name_is_a_shape(self, name: str) -> None:
+        assert parse_shape(f" {name} ") == SHAPES[name]
+
+    def test_dimensions_are_a_shape(self) -> None:
+        text = "hidden=1024,layers=12, heads=16,kv_heads=8,head_dim=64,ff=4096,vocab=32000"
+        assert parse_shape(text) == Shape(1024, 12, 16, 8, 64, 4096, 32000)
+        assert parse_shape("ff=4096") == Shape(ff=4096)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "'' is no known shape: give one of llama-3.1-8b"),
+            ("llama-9", "'llama-9' is no known shape: give one of llama-3.1-8b"),
+            ("width=3", "'width' is no dimension: use hidden, layers"),
+            ("hidden=512,", "'' is no dimension: use hidden, layers"),
+            ("hidden=512,hidden=1024", "hidden is given twice"),
+            ("hidden=0", "hidden: a positive integer is needed, got '0'"),
+            ("hidden=-1", "hidden: a positive integer is needed, got '-1'"),
+            ("hidden=1e3", "hidden: a positive integer is needed, got '1e3'"),
+            ("hidden=²", "hidden: a positive integer is needed, got '²'"),
+        ],
+    )
+    def test_what_is_no_shape_is_refused(self, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=r"^--expand-to: ") as caught:
+            parse_shape(text)
+        assert message in str(caught.value)
+
+
+def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelConfig:
+    raw = dict(
+        architectures=[architecture],
+        vocab_size=100,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-6,
+    )
+    return parse_model_config({**raw, **changes})
+
+
+class TestGrownConfig:
+    @pytest.mark.parametrize(
+        ("name", "architecture", "tied", "parameters"),
+        [
+            ("llama-3.1-8b", "LlamaForCausalLM", False, 8_030_261_248),
+            ("llama-3.1-70b", "LlamaForCausalLM", False, 70_553_706_496),
+            ("llama-3.2-1b", "LlamaForCausalLM", True, 1_235_814_400),
+            ("qwen3-32b", "Qwen3ForCausalLM", False, 32_762_123_264),
+            ("qwen3-0.6b", "Qwen3ForCausalLM", True, 596_049_920),
+        ],
+    )
+    def test_a_name_gives_the_size_of_that_model(
+        self, name: str, architecture: str, tied: bool, parameters: int
+    ) -> None:
+        config = tiny_config(architecture, tie_word_embeddings=tied)
+        assert count_parameters(grow_config(config, SHAPES[name])) == parameters
+
+    @pytest.mark.parametrize("name", SHAPES)
+    @pytest.mark.parametrize("model", ["stories-target", "stories-draft"])
+    def test_the_shipped_pair_grows_to_every_name(self, model: str, name: str) -> None:
+        config = load_model_config(resolve_model(model))
+        grown = grow_config(config, SHAPES[name])
+        assert grown.vocab_size == config.vocab_size
+        assert (grown.rope, grown.max_position_embeddings) == (
+            config.rope,
+            config.max_position_embeddings,
+        )
+
+    @pytest.mark.parametrize("hidden", [48, 100, 3584, 5120, 12345])
+    def test_an_empty_shape_changes_nothing(self, hidden: int) -> None:
+        config = tiny_config(hidden_size=hidden)
+        assert grow_config(config, Shape()) == config
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("hidden=47", "hidden=47 is less than the checkpoint's 48"),
+            ("layers=1", "layers=1 is less than the checkpoint's 2"),
+            ("vocab=99", "vocab=99 is less than the checkpoint's 100"),
+            ("head_dim=24", "head_dim=24 must be a multiple of the checkpoint's 16"),
+            ("heads=6,kv_heads=4", "kv_heads=4 must divide heads=6"),
+            ("kv_heads=4", "with kv_heads=4, heads must be at least 8, not 4"),
+        ],
+    )
+    def test_what_growth_cannot_reach_is_refused(self, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=r"^--expand-to: ") as caught:
+            grow_config(tiny_config(), parse_shape(text))
+        assert message in str(caught.value)

@@ -1,0 +1,239 @@
+"""Target and drafts in one process, joined by links that the test controls: real engines, real
+models, real frames, a clock of its own. Time passes only here, so a schedule can be repeated."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ssd_draft.core import DraftCore
+from ssd_draft.plan import Planner
+from ssd_draft.records import LinkDown as DraftLinkDown
+from ssd_draft.records import LinkFrames as DraftLinkFrames
+from ssd_draft.records import LinkUp as DraftLinkUp
+from ssd_draft.speculators import ModelSpeculator, NgramSpeculator
+from ssd_engine.batch import Part
+from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind
+from ssd_engine.runner import ModelRunner
+from ssd_target.core import EngineCore
+from ssd_target.records import LinkDown, LinkFrames, LinkUp
+from ssd_target.speculation.options import SpeculationOptions
+from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.sync_drafter import SyncDrafter
+from tests.harness import BLOCK, make_core
+
+VERIFY_SECONDS, STEP_SECONDS = 0.010, 0.001
+DRAFT_DEPTH, DRAFT_BUDGET = 8, 16
+
+
+@dataclass
+class Faults:
+    """What may happen in a step of the target, each with its probability."""
+
+    drop_link: float = 0.0  # frames in flight are lost, the next epoch comes later
+    crash: float = 0.0  # the draft forgets everything
+    freeze: float = 0.0  # the draft does nothing for a while
+    duplicate: float = 0.0  # its pushes arrive twice
+    hostile: float = 0.0  # frames that nobody asked for
+    lost: float = 0.0  # it announces that it has dropped a sequence
+
+
+@dataclass
+class SimulatedDraft:
+    link: int
+    make: Callable[[], DraftCore]
+    core: DraftCore
+    epoch: int = 1
+    up: bool = False
+    frozen: int = 0  # steps
+    down_for: int = 0  # steps of the target
+    to_draft: deque[list[object]] = field(default_factory=deque)
+    to_target: deque[LinkFrames] = field(default_factory=deque)
+    seen: set[int] = field(default_factory=set)  # sequences
+
+
+class Simulation:
+    """The draft makes ``draft_steps`` steps (drawn for each forward) while the target verifies."""
+
+    def __init__(
+        self,
+        target: ModelRunner,
+        draft: ModelRunner | None,
+        options: SpeculationOptions,
+        seed: int = 0,
+        draft_steps: tuple[int, int] = (8, 8),
+        num_drafts: int = 1,
+        faults: Faults | None = None,
+        sync: bool = False,
+        fan_out: tuple[int, ...] | None = None,
+        budget: int = DRAFT_BUDGET,
+        token_bytes: list[bytes] | None = None,
+        max_num_seqs: int = 64,
+    ) -> None:
+        self.now = 0.0
+        self.rng = random.Random(seed)
+        self.faults = faults or Faults()
+        self._draft_steps = draft_steps
+        self._target = target
+        self.config, self.num_blocks = target.config, target.num_blocks
+        self.vocab_size = target.config.vocab_size
+        drafter = None
+        if sync and draft is not None:
+            drafter = SyncDrafter(draft, BLOCK, 2048, options.depth, 128)
+        self.speculator = Speculator(
+            options,
+            self.vocab_size,
+            send=self._send,
+            receive=self._receive,
+            stalled=lambda link, epoch, reason: self._lose(self.drafts[link]),
+            drafter=drafter,
+            clock=lambda: self.now,
+        )
+        self.core: EngineCore = make_core(
+            self,  # type: ignore[arg-type]
+            token_bytes or [b""] * self.vocab_size,
+            speculator=self.speculator,
+            max_num_seqs=max_num_seqs,
+        )
+
+        def make() -> DraftCore:
+            speculator = (
+                NgramSpeculator()
+                if draft is None
+                else ModelSpeculator(draft, BLOCK, 2048, DRAFT_DEPTH, budget)
+            )
+            return DraftCore(
+                speculator,
+                lambda depth: Planner(DRAFT_DEPTH, budget, fan_out, fan_out),
+                64,
+                None,
+                256,
+                128,
+                clock=lambda: self.now,
+            )
+
+        self.drafts = [SimulatedDraft(i, make, make()) for i in range(num_drafts)]
+        for each in self.drafts:
+            self._connect(each)
+
+    # The target's runner
+
+    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
+        launched()
+        for draft in self.drafts:
+            for _ in range(self.rng.randint(*self._draft_steps)):
+                self._step(draft)
+        self.now += VERIFY_SECONDS
+        self._deliver()
+        self._misbehave()
+        return self._target.forward(parts)
+
+    # Links
+
+    def _send(self, link: int, epoch: int, frames: list[object]) -> None:
+        draft = self.drafts[link]
+        if draft.up and draft.epoch == epoch:
+            draft.to_draft.append(frames)
+            draft.seen.update(frame.sequence for frame in frames)  # type: ignore[attr-defined]
+
+    def _receive(self, seconds: float) -> bool:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += STEP_SECONDS
+            for draft in self.drafts:
+                self._step(draft)
+            if self._deliver():
+                return True
+        return False
+
+    def _step(self, draft: SimulatedDraft) -> None:
+        if draft.frozen:
+            draft.frozen -= 1
+            return
+        while draft.to_draft:
+            draft.core.handle(DraftLinkFrames(draft.epoch, draft.to_draft.popleft()))  # type: ignore[arg-type]
+        output = draft.core.step()
+        draft.core.check_integrity()
+        for link in output.links:
+            if draft.up and link.link == draft.epoch and link.frames:
+                draft.to_target.append(
+                    LinkFrames(draft.link, draft.epoch, link.frames, output.load)
+                )
+
+    def _deliver(self) -> bool:
+        """Frames of different drafts, and of one in repetition, in any order that links allow."""
+        delivered = False
+        for draft in self.drafts:
+            while draft.to_target:
+                frames = draft.to_target.popleft()
+                self.core.handle_link(frames)
+                if self.rng.random() < self.faults.duplicate:
+                    self.core.handle_link(frames)
+                delivered = True
+        return delivered
+
+    def _connect(self, draft: SimulatedDraft) -> None:
+        draft.up = True
+        draft.core.handle(DraftLinkUp(draft.epoch, "target", DRAFT_DEPTH))
+        self.core.handle_link(LinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH))
+
+    def _lose(self, draft: SimulatedDraft) -> None:
+        if not draft.up:
+            return
+        draft.up = False
+        draft.down_for = self.rng.randint(0, 3)
+        draft.to_draft.clear()
+        draft.to_target.clear()
+        draft.core.handle(DraftLinkDown(draft.epoch))
+        self.core.handle_link(LinkDown(draft.link, draft.epoch))
+
+    # Faults
+
+    def _misbehave(self) -> None:
+        for draft in self.drafts:
+            if not draft.up:
+                self._reconnect(draft)
+                continue
+            if self._happens(self.faults.crash):
+                self._lose(draft)
+                draft.core = draft.make()
+            elif self._happens(self.faults.drop_link):
+                self._lose(draft)
+            elif self._happens(self.faults.freeze):
+                draft.frozen = self.rng.randint(1, 30)
+            if draft.up and self._happens(self.faults.lost) and draft.seen:
+                sequence = self.rng.choice(sorted(draft.seen))
+                self._inject(draft, Notice(sequence, 0, NoticeKind.LOST, "a test"))
+            if draft.up and self._happens(self.faults.hostile):
+                self._inject(draft, self._hostile_frame(draft))
+
+    def _reconnect(self, draft: SimulatedDraft) -> None:
+        draft.down_for -= 1
+        if draft.down_for <= 0:
+            draft.epoch += 1
+            self._connect(draft)
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability
+
+    def _inject(self, draft: SimulatedDraft, frame: DraftFrame) -> None:
+        epoch = draft.epoch - self.rng.randint(0, 1)
+        self.core.handle_link(LinkFrames(draft.link, epoch, [frame], None))
+
+    def _hostile_frame(self, draft: SimulatedDraft) -> DraftFrame:
+        rng = self.rng
+        sequence = rng.choice([*sorted(draft.seen), 10**6])
+        speculated = self.speculator._sequences.get(sequence)
+        current = speculated.rounds.round if speculated else 0
+        branches = [
+            Branch(
+                rng.randint(0, 6),
+                rng.randint(0, 2 * self.vocab_size),
+                rng.choice([0, 0, 1, 5]),
+                [rng.randint(0, int(1.2 * self.vocab_size)) for _ in range(rng.randint(0, 12))],
+            )
+            for _ in range(rng.randint(1, 40))
+        ]
+        return Branches(sequence, max(0, current + rng.choice([-1, 0, 0, 1])), branches)
