@@ -13,10 +13,12 @@ from ssd_draft.plan import Planner
 from ssd_draft.records import LinkDown as DraftLinkDown
 from ssd_draft.records import LinkFrames as DraftLinkFrames
 from ssd_draft.records import LinkUp as DraftLinkUp
+from ssd_draft.records import Offer as PlaneOffer
 from ssd_draft.speculators import ModelSpeculator, NgramSpeculator
 from ssd_engine.batch import Part
-from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind
+from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
 from ssd_engine.runner import ModelRunner
+from ssd_engine.tensor_plane import RowsKey
 from ssd_target.core import EngineCore
 from ssd_target.records import LinkDown, LinkFrames, LinkUp
 from ssd_target.speculation.options import SpeculationOptions
@@ -38,6 +40,7 @@ class Faults:
     duplicate: float = 0.0  # its pushes arrive twice
     hostile: float = 0.0  # frames that nobody asked for
     lost: float = 0.0  # it announces that it has dropped a sequence
+    lose_rows: float = 0.0  # distributions of a round do not arrive (of each send)
 
 
 @dataclass
@@ -52,6 +55,39 @@ class SimulatedDraft:
     to_draft: deque[list[object]] = field(default_factory=deque)
     to_target: deque[LinkFrames] = field(default_factory=deque)
     seen: set[int] = field(default_factory=set)  # sequences
+
+
+@dataclass
+class SimulatedPlane:
+    """Both ends of a tensor plane. Rows are kept when they are expected, as a real one does."""
+
+    loses: Callable[[], bool]
+    expected: dict[RowsKey, int] = field(default_factory=dict)
+    rows: dict[RowsKey, Tensor] = field(default_factory=dict)
+    received: int = 0
+    missing: int = 0
+    discarded: int = 0
+
+    def send(self, key: RowsKey, rows: Tensor) -> bool:
+        if self.expected.get(key) != len(rows) or self.loses():
+            self.discarded += 1
+            return False
+        self.rows[key] = rows.clone()
+        return True
+
+    def expect(self, key: RowsKey, num_rows: int) -> None:
+        self.expected[key] = num_rows
+
+    def receive(self, key: RowsKey, num_rows: int, seconds: float) -> Tensor | None:
+        self.expected.pop(key, None)
+        rows = self.rows.pop(key, None)
+        self.missing += rows is None
+        self.received += rows is not None
+        return rows
+
+    def close(self) -> None:
+        self.expected.clear()
+        self.rows.clear()
 
 
 class Simulation:
@@ -71,8 +107,12 @@ class Simulation:
         budget: int = DRAFT_BUDGET,
         token_bytes: list[bytes] | None = None,
         max_num_seqs: int = 64,
+        trusted: bool = False,
     ) -> None:
+        """``trusted``: the drafts', with rejection verification; a plane joins each of them."""
         self.now = 0.0
+        self.trusted = trusted
+        self.planes: list[SimulatedPlane] = []
         self.rng = random.Random(seed)
         self.faults = faults or Faults()
         self._draft_steps = draft_steps
@@ -89,6 +129,7 @@ class Simulation:
             receive=self._receive,
             stalled=lambda link, epoch, reason: self._lose(self.drafts[link]),
             drafter=drafter,
+            open_plane=lambda up, plane: self.planes[int(plane.address)],  # type: ignore[arg-type, return-value]
             clock=lambda: self.now,
         )
         self.core: EngineCore = make_core(
@@ -111,6 +152,7 @@ class Simulation:
                 None,
                 256,
                 128,
+                open_plane=self._open_plane,  # type: ignore[arg-type]
                 clock=lambda: self.now,
             )
 
@@ -122,10 +164,13 @@ class Simulation:
 
     def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
         launched()
+        begin = self.now
         for draft in self.drafts:
-            for _ in range(self.rng.randint(*self._draft_steps)):
+            steps = self.rng.randint(*self._draft_steps)
+            for i in range(steps):
+                self.now = begin + VERIFY_SECONDS * i / steps
                 self._step(draft)
-        self.now += VERIFY_SECONDS
+        self.now = begin + VERIFY_SECONDS
         self._deliver()
         self._misbehave()
         return self._target.forward(parts)
@@ -176,8 +221,17 @@ class Simulation:
 
     def _connect(self, draft: SimulatedDraft) -> None:
         draft.up = True
-        draft.core.handle(DraftLinkUp(draft.epoch, "target", DRAFT_DEPTH))
-        self.core.handle_link(LinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH))
+        offer = PlaneOffer(["simulated"], "", "") if self.trusted else None
+        draft.core.handle(DraftLinkUp(draft.epoch, "target", DRAFT_DEPTH, draft.epoch, offer))
+        up = LinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
+        self.core.handle_link(up)
+        if self.trusted:  # what is opened before the plane is known is opened coupled
+            self._step(draft)
+            self._deliver()
+
+    def _open_plane(self, up: DraftLinkUp) -> tuple[SimulatedPlane, Plane]:
+        self.planes.append(SimulatedPlane(lambda: self._happens(self.faults.lose_rows)))
+        return self.planes[-1], Plane(0, 0, "simulated", str(len(self.planes) - 1), b"")
 
     def _lose(self, draft: SimulatedDraft) -> None:
         if not draft.up:

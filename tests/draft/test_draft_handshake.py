@@ -48,7 +48,8 @@ def test_a_fitting_target_is_welcomed() -> None:
                 max_branches=16,
             )
             (up,) = draft.engine.said
-            assert up == LinkUp(up.link, "Ada", 6)
+            assert isinstance(up, LinkUp)
+            assert (up.name, up.max_depth) == ("Ada", 6)
             assert draft.sample("ssd_draft_links", state="up") == 1
 
     run(work)

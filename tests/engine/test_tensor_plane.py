@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -284,7 +284,7 @@ def test_a_key_fits_its_record(key: tuple[int, int, int]) -> None:
 
 def test_until_it_is_up_nothing_is_sent_and_nothing_is_there() -> None:
     sender, answer = open_sender(
-        PlaneKind.TCP, 1, bind_host=LOOPBACK, rows=FORMAT, device=CPU, connect_timeout_s=0.3
+        PlaneKind.TCP, 1, bind_host=LOOPBACK, rows=FORMAT, device=CPU, connect_timeout_s=1.5
     )
     assert not sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
     with socket.socket() as silent:  # accepts, and says nothing
@@ -296,11 +296,11 @@ def test_until_it_is_up_nothing_is_sent_and_nothing_is_there() -> None:
             1,
             rows=FORMAT,
             device=CPU,
-            connect_timeout_s=0.3,
+            connect_timeout_s=1.5,
         )
         began = time.monotonic()
         assert receiver.receive(RowsKey(1, 1, 0), 1, 5.0) is None
-        assert time.monotonic() - began < 0.25
+        assert time.monotonic() - began < 1.0
         expect_break(receiver, "too long")
     wait_until(lambda: sender.state is PlaneState.BROKEN)
     assert not sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
@@ -311,7 +311,8 @@ def test_until_it_is_up_nothing_is_sent_and_nothing_is_there() -> None:
 @every_kind
 def test_a_sender_that_is_killed_in_the_middle_breaks_the_plane_alone(kind: PlaneKind) -> None:
     with peer() as draft:
-        receiver = open_receiver(draft.call("open_sender", kind, 1), 1, rows=FORMAT, device=CPU)
+        answer = draft.call("open_sender", kind, 1, max_queued=1000)
+        receiver = open_receiver(answer, 1, rows=FORMAT, device=CPU)
         wait_for(receiver, PlaneState.UP)
         draft.call("wait_up")
         for round_ in range(200):
@@ -319,14 +320,12 @@ def test_a_sender_that_is_killed_in_the_middle_breaks_the_plane_alone(kind: Plan
         draft.call("send_for_ever")
         assert same_bits(receiver.receive(RowsKey(1, 5, 0), 6, SOON), make_rows(5, 6))
         draft.kill()
-        began = time.monotonic()
+        wait_until(lambda: receiver.state is PlaneState.BROKEN, 5.0)
         with pytest.raises(PlaneBroken):
-            for round_ in range(6, 200):
-                receiver.receive(RowsKey(1, round_, 0), 6, SOON)
-        assert time.monotonic() - began < 5.0
+            receiver.receive(RowsKey(1, 199, 0), 6, SOON)
         assert receiver.join(SOON)
         receiver.close()
-    assert not names_left()
+    assert not left_behind([answer.address])
 
 
 @every_kind
@@ -344,7 +343,7 @@ def test_a_receiver_that_is_killed_in_the_middle_breaks_the_plane_alone(kind: Pl
         assert sender.state is PlaneState.BROKEN
         assert sender.join(SOON)
         sender.close()
-    assert not names_left()
+    assert not left_behind([answer.address])
 
 
 @every_kind
@@ -497,14 +496,14 @@ def test_half_a_header_is_a_broken_plane_and_no_hang(
 def test_rows_that_are_announced_and_do_not_come_break_the_plane(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ssd_engine.tensor_plane.connection.STALL_SECONDS", 0.5)
+    monkeypatch.setattr("ssd_engine.tensor_plane.connection.STALL_SECONDS", 1.0)
     with lying_draft(PlaneKind.TCP) as (receiver, connection):
         wait_for(receiver, PlaneState.UP)
         receiver.expect(RowsKey(1, 1, 0), 6)
         connection.write(announcement(num_rows=6) + b"\0" * 100)
         began = time.monotonic()
         assert receiver.receive(RowsKey(1, 1, 0), 6, 0.05) is None
-        assert time.monotonic() - began < 0.4
+        assert time.monotonic() - began < 0.8
         expect_break(receiver, "too long")
 
 
@@ -713,9 +712,17 @@ def test_an_address_that_is_none_is_refused(kind: PlaneKind, address: str) -> No
 
 
 @pytest.mark.parametrize("kind", [PlaneKind.TCP, PlaneKind.GLOO])
-def test_the_target_dials_the_host_that_it_was_told(kind: PlaneKind) -> None:
-    sender, answer = open_sender(kind, 1, bind_host="0.0.0.0", rows=FORMAT, device=CPU)
-    receiver = open_receiver(answer, 1, rows=FORMAT, device=CPU, dial_host=LOOPBACK)
+@pytest.mark.parametrize(
+    ("bind_host", "dial_host"), [("0.0.0.0", LOOPBACK), ("::1", None), ("::", "::1")]
+)
+def test_the_target_dials_the_host_that_it_was_told(
+    kind: PlaneKind, bind_host: str, dial_host: str | None
+) -> None:
+    try:
+        sender, answer = open_sender(kind, 1, bind_host=bind_host, rows=FORMAT, device=CPU)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    receiver = open_receiver(answer, 1, rows=FORMAT, device=CPU, dial_host=dial_host)
     wait_for(receiver, PlaneState.UP)
     receiver.close()
     assert receiver.join(SOON)
@@ -725,10 +732,10 @@ def test_the_target_dials_the_host_that_it_was_told(kind: PlaneKind) -> None:
 # --- again and again ------------------------------------------------------------------------------
 
 
-def names_left() -> list[str]:
-    """Sockets and segments with a plane's name, of any process."""
+def left_behind(addresses: Collection[str]) -> set[str]:
+    """Those of these planes' names that the system still knows, as a socket or as a segment."""
     sockets = re.findall(r"ssd-plane-\S+", Path("/proc/net/unix").read_text())
-    return sockets + [name for name in os.listdir("/dev/shm") if "plane" in name]
+    return {*sockets, *os.listdir("/dev/shm")} & set(addresses)
 
 
 def held() -> tuple[int, int]:
@@ -740,10 +747,9 @@ def held() -> tuple[int, int]:
 def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
     with plane(kind, 1):
         pass
-    wait_until(lambda: not names_left())
-    before = held()
+    before, addresses = held(), []
     for epoch in range(2, 22):
-        early = epoch % 5 == 0
+        early = epoch % 5 == 0  # before it is up
         seconds = 0.3 if early else SOON
         sender, answer = open_sender(
             kind,
@@ -754,6 +760,7 @@ def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
             connect_timeout_s=seconds,
         )
         receiver = open_receiver(answer, epoch, rows=FORMAT, device=CPU, connect_timeout_s=seconds)
+        addresses.append(answer.address)
         if early:
             (sender if epoch % 2 else receiver).abort("while it connects")
         else:
@@ -770,7 +777,8 @@ def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
             assert end.join(SOON)
             assert end.state is PlaneState.BROKEN
             end.close()
-    assert not names_left()
+    assert len(set(addresses)) == 20
+    assert not left_behind(addresses)
     wait_until(lambda: held()[0] <= before[0] + 1 and held()[1] <= before[1] + 1)
 
 
@@ -803,7 +811,7 @@ def test_a_process_ends_well_with_its_planes_open() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0, done.stderr
 
 
 # --- devices --------------------------------------------------------------------------------------

@@ -48,7 +48,21 @@ def test_the_scheduler_knows_no_tensors(module: str) -> None:
     assert "torch" not in imports(ROOT / f"services/target/ssd_target/{module}.py")
 
 
-@pytest.mark.parametrize("module", ["block_pool", "text", "completion", "sampling_params"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "block_pool",
+        "cached_path",
+        "completion",
+        "fan_out",
+        "frames",
+        "growth",
+        "ngram",
+        "pace",
+        "sampling_params",
+        "text",
+    ],
+)
 def test_the_books_know_no_tensors(module: str) -> None:
     assert "torch" not in imports(ROOT / f"services/engine/ssd_engine/{module}.py")
 

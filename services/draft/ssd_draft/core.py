@@ -86,7 +86,9 @@ class DraftCore:
         self._max_num_seqs = max_num_seqs
         self._max_seqs_per_link = max_seqs_per_link or max_num_seqs
         self._max_rows = max_rows
-        self._prefill_chunk = prefill_chunk
+        # A long prompt leaves room for others, and never overflows a forward.
+        self._chunk = max(1, min(prefill_chunk, max_rows // 2))
+        self._turn = 0
         self._open_plane = open_plane
         self._now = clock
         self._links: dict[int, Link] = {}
@@ -285,32 +287,37 @@ class DraftCore:
         return any(not sequence.complete for sequence in link.sequences.values())
 
     def _choose(self) -> list[DraftSequence]:
-        """Sequences of the next forward: each link gets an equal share of its rows.
+        """Sequences of the next forward, within its rows: each link gets an equal share of them.
 
-        What a target waits for comes first, then what has waited longest.
+        Of a link, what its target waits for comes first, then what has waited longest. The first
+        of each link may be larger than its share; links take turns to be the first of all.
         """
         active = [link for link in self._links.values() if self._active(link)]
+        self._turn += 1
         chosen: list[DraftSequence] = []
-        for link in active:
-            room = self._max_rows // len(active)
-            waiting = [s for s in link.sequences.values() if not s.complete]
-            waiting.sort(key=lambda s: (s.phase is not Phase.DECIDED, s.changed_at))
-            for i, sequence in enumerate(waiting):
-                rows = self._speculator.rows(sequence, self._prefill_chunk)
-                if rows <= room or i == 0:
+        left = self._max_rows
+        for i in range(len(active)):
+            link = active[(self._turn + i) % len(active)]
+            share = min(left, self._max_rows // len(active))
+            for first, sequence in _by_urgency(link):
+                rows = self._rows(sequence)
+                if rows <= share or (first and rows <= left):
                     chosen.append(sequence)
-                    room -= rows
+                    share, left = share - rows, left - rows
         return chosen
 
+    def _rows(self, sequence: DraftSequence) -> int:
+        return self._speculator.rows(sequence, self._chunk)
+
     def _speculate(self, chosen: list[DraftSequence]) -> None:
-        rows_of = [self._speculator.rows(s, self._prefill_chunk) for s in chosen]
+        rows_of = [self._rows(s) for s in chosen]
         plans = [
             self._links[s.link].planner.plan(s, self._step_clock, sum(rows_of) - rows)
             for s, rows in zip(chosen, rows_of, strict=True)
         ]
         before = [_num_tokens(s) for s in chosen]
         begin = self._now()
-        rows = self._speculator.step(chosen, self._prefill_chunk, plans)
+        rows = self._speculator.step(chosen, self._chunk, plans)
         now = self._now()
         self._step_clock.observe(rows, now - begin)
         self.counters.steps += 1
@@ -415,6 +422,13 @@ def make_core(options: DraftEngineOptions, runner: Runner | None) -> DraftCore:
         options.prefill_chunk,
         PlaneOpener(options),
     )
+
+
+def _by_urgency(link: Link) -> list[tuple[bool, DraftSequence]]:
+    """Sequences with something to do, each with whether it is the first."""
+    waiting = [s for s in link.sequences.values() if not s.complete]
+    waiting.sort(key=lambda s: (s.phase is not Phase.DECIDED, s.changed_at))
+    return [(i == 0, sequence) for i, sequence in enumerate(waiting)]
 
 
 def _num_tokens(sequence: DraftSequence) -> int:

@@ -10,6 +10,7 @@ from enum import IntEnum
 import msgspec
 
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.verification import Verification
 
 PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1
@@ -23,11 +24,6 @@ class Source(IntEnum):
     JUST_IN_TIME = 3  # a branch that the target waited for
     NGRAM = 4  # the target's own look-up
     SYNC = 5  # a draft model inside the target; never on the wire
-
-
-class Verification(IntEnum):
-    COUPLED = 1
-    REJECTION = 2
 
 
 class NoticeKind(IntEnum):

@@ -37,8 +37,7 @@ def ranked_guesses(
     logits = adjust_logits(logits, rows)
     if not coupled or all(row.params.greedy for row in rows):
         if count == 1:
-            greedy: list[list[int]] = logits.argmax(dim=-1, keepdim=True).tolist()
-            return greedy
+            return [[token] for token in _argmax(logits)]
         best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
         return best
     warped = warp_logits(logits, [row.params for row in rows])
@@ -47,6 +46,15 @@ def ranked_guesses(
     order = scores.topk(min(count, scores.shape[1])).indices
     guesses: list[list[int]] = tokens.gather(1, order).tolist()
     return guesses
+
+
+def _argmax(logits: Tensor) -> list[int]:
+    """On a CPU numpy's is ten times as fast as torch's."""
+    if logits.device.type == "cpu":
+        best: list[int] = logits.numpy().argmax(axis=1).tolist()
+        return best
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    return tokens
 
 
 def drawn_guesses(

@@ -55,14 +55,20 @@ class ModelRunner:
     def _agree_on_blocks(self) -> int:
         """The minimum over ranks, so that a block id is valid on each of them."""
         blocks = self.tp.minimum(self.options.num_kv_blocks or self._blocks_that_fit())
-        needed = -(-self.options.max_model_len // self.options.block_size)
+        needed = self._blocks_per_sequence()
         if blocks < needed:
+            shorter = blocks * self.options.block_size - self.options.max_tail
             raise ConfigError(
                 f"the KV cache has room for {blocks} blocks, one sequence of --max-model-len "
                 f"{self.options.max_model_len} needs {needed}: lower --max-model-len to "
-                f"{blocks * self.options.block_size} or give more memory"
+                f"{max(0, shorter)} or give more memory"
             )
         return blocks
+
+    def _blocks_per_sequence(self) -> int:
+        """Of the longest sequence, a tree after it included."""
+        size = self.options.block_size
+        return -(-self.options.max_model_len // size) - (-self.options.max_tail // size)
 
     def _blocks_that_fit(self) -> int:
         """As many as memory allows, and no more than all sequences together can use."""
@@ -71,9 +77,7 @@ class ModelRunner:
             budget = free - (1 - self.options.gpu_memory_utilization) * total
         else:
             budget = CPU_CACHE_SHARE * available_memory() / self.tp.size
-        useful = self.options.max_num_seqs * -(
-            -self.options.max_model_len // self.options.block_size
-        )
+        useful = self.options.max_num_seqs * self._blocks_per_sequence()
         return max(0, min(int(budget) // self.spec.bytes_per_block, useful))
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ from ssd_target.records import (
     EndpointStats,
     LinkDown,
     LinkFrames,
+    LinkGone,
     LinkRecord,
     LinkUp,
     Stats,
@@ -78,6 +79,8 @@ class EngineCore:
                 self.speculator.connected(record)
             case LinkDown():
                 self.speculator.disconnected(record.link, record.epoch)
+            case LinkGone():
+                self.speculator.gone(record.link)
             case LinkFrames():
                 self.speculator.follow(record.link, record.epoch, record.frames, record.load)
 

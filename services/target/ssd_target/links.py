@@ -1,16 +1,19 @@
 """Links to speculation endpoints: one stream each, made again whenever it breaks.
 
 Nothing here can hold a generation up. Frames to an endpoint are put into a bounded queue; a full
-one ends the epoch, as does an endpoint that breaks the protocol or floods. What fails is logged
-once.
+one ends the epoch, as does an endpoint that breaks the protocol or takes too much of our time. What
+fails is counted by reason and logged once.
 """
 
 import asyncio
 import contextlib
 import fnmatch
+import ipaddress
+import itertools
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,24 +21,36 @@ from typing import Any
 import grpc
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd.v1 import speculation_pb2_grpc as rpc
 from ssd_engine.errors import InputError
-from ssd_engine.frames import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, TargetFrame
+from ssd_engine.frames import (
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Notice,
+    NoticeKind,
+    TargetFrame,
+)
+from ssd_engine.serving.messages import decode_message
 from ssd_target.link_state import LinkEvent, LinkState, transition
-from ssd_target.records import LinkDown, LinkFrames, LinkUp, PlaneAbility
+from ssd_target.records import LinkDown, LinkFrames, LinkGone, LinkUp, PlaneAbility
 from ssd_target.wire import decode_draft_frames, encode_target_frames
 
 log = logging.getLogger(__name__)
 
+SPECULATE = "/ssd.v1.SpeculationService/Speculate"
 HANDSHAKE_SECONDS = 3.0
 BACK_OFF = (0.1, 2.0)  # first and longest pause between tries, in seconds
 MISFIT_PAUSE = 30.0
+STEADY_SECONDS = 5.0  # up for so long, a link's earlier failures are forgotten
+MAX_LOGGED = 8  # failures, until then
 OUTBOX = 1024  # messages that wait for the wire
+MAX_FRAMES = 512  # of a message to an endpoint
 MAX_BYTES = 4 * 1024 * 1024  # of a message from an endpoint
-RATE = 2 * 1024 * 1024  # bytes per second that an endpoint may send, on average
-BURST = 8 * 1024 * 1024
+SHARE = 0.25  # of this process's time that an endpoint may take, on average
+BURST = 1.0  # seconds
+MESSAGE_SECONDS = 2e-4  # what a message takes, whatever it says
 CALM = 256  # records that may wait for the engine before a link is read more slowly
 MAX_NAMED = 64  # endpoints beyond the operator's own that requests may add
+FORGET_SECONDS = 60.0  # after which one that is down and not named again makes room
 
 
 @dataclass(frozen=True)
@@ -50,23 +65,27 @@ class Identity:
 
 
 class LinkBroken(Exception):
-    """The epoch is over; says why."""
+    """The epoch is over; says why. ``reason`` is one of a few words, for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Misfit(LinkBroken):
-    """The two peers do not fit: trying again soon is of no use."""
+    """The two peers do not fit, or the other one misbehaves: trying again soon is of no use."""
 
 
 class Allowance:
-    """Bytes that an endpoint may send: a bucket that fills with time."""
+    """Time that an endpoint may cost this process: a bucket that fills as time goes by."""
 
     def __init__(self) -> None:
-        self._left = float(BURST)
+        self._left = BURST
         self._at = time.monotonic()
 
-    def spend(self, size: int) -> bool:
+    def spend(self, seconds: float) -> bool:
         now = time.monotonic()
-        self._left = min(BURST, self._left + RATE * (now - self._at)) - size
+        self._left = min(BURST, self._left + SHARE * (now - self._at)) - seconds
         self._at = now
         return self._left >= 0
 
@@ -89,16 +108,18 @@ class Link:
         self.state = LinkState.CONNECTING
         self.reason = "not tried yet"  # why it is not up
         self.draft_name = ""
-        self.failures = 0
+        self.failures: Counter[str] = Counter()  # epochs that failed, by reason
         self.epoch = 0
         self.last_named = time.monotonic()
         self._identity = identity
         self._to_engine = to_engine
         self._backlog = backlog
         self._outbox: asyncio.Queue[list[TargetFrame]] = asyncio.Queue(OUTBOX)
-        self._broken: asyncio.Future[str] | None = None
+        self._broken: asyncio.Future[LinkBroken] | None = None
         self._pause = BACK_OFF[0]
-        self._logged = ""
+        self._steady = True  # it has not failed lately
+        self._said_up = False  # since it failed
+        self._logged: set[str] = set()  # failures since it was steady
 
     def send(self, epoch: int, frames: list[TargetFrame]) -> None:
         """A put; never waits."""
@@ -107,17 +128,17 @@ class Link:
         try:
             self._outbox.put_nowait(frames)
         except asyncio.QueueFull:
-            self.break_off(epoch, "the endpoint reads too slowly")
+            self.break_off(epoch, LinkBroken("slow", "the endpoint reads too slowly"))
 
-    def break_off(self, epoch: int, reason: str) -> None:
+    def break_off(self, epoch: int, why: LinkBroken) -> None:
         """End this epoch."""
         if epoch == self.epoch and self._broken is not None and not self._broken.done():
-            self._broken.set_result(reason)
+            self._broken.set_result(why)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled; without a use for it, until it fails."""
         try:
-            while True:
+            while not self._is_forgotten:
                 event = await self._one_epoch()
                 self.state = transition(self.state, event)
                 pause = MISFIT_PAUSE if event is LinkEvent.MISFIT else self._pause
@@ -127,6 +148,10 @@ class Link:
         finally:
             self.state = transition(self.state, LinkEvent.CLOSE)
 
+    @property
+    def _is_forgotten(self) -> bool:
+        return self.named and time.monotonic() - self.last_named > FORGET_SECONDS
+
     async def _one_epoch(self) -> LinkEvent:
         """Connect and follow the stream to its end."""
         self.epoch += 1
@@ -134,16 +159,22 @@ class Link:
         self._broken = asyncio.get_running_loop().create_future()
         try:
             async with self._channel() as channel:
-                await self._follow(rpc.SpeculationServiceStub(channel).Speculate())
+                # Messages come as bytes: one that does not parse is the endpoint's fault, not ours.
+                speculate = channel.stream_stream(
+                    SPECULATE, request_serializer=pb.SpeculateRequest.SerializeToString
+                )
+                await self._follow(speculate())
         except Misfit as error:
-            self._failed(str(error))
+            self._failed(error.reason, str(error))
             return LinkEvent.MISFIT
         except LinkBroken as error:
-            self._failed(str(error))
+            self._failed(error.reason, str(error))
         except grpc.aio.AioRpcError as error:
-            self._failed(f"{error.code().name}: {error.details()}")
+            self._failed(_reason(error.code()), f"{error.code().name}: {error.details()}")
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return LinkEvent.MISFIT
+        except asyncio.InvalidStateError:
+            self._failed("ended", "the stream ended")  # while a frame was on its way
         finally:
             if self.state is LinkState.UP:
                 self._to_engine(LinkDown(self.number, self.epoch))
@@ -151,7 +182,7 @@ class Link:
 
     def _channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(
-            self.address,
+            f"dns:///{self.address}",  # whatever the host is called, it is no other scheme
             options=[
                 ("grpc.max_receive_message_length", MAX_BYTES),
                 ("grpc.max_send_message_length", -1),
@@ -169,11 +200,15 @@ class Link:
                 first = await call.read()
         except TimeoutError:
             call.cancel()
-            raise LinkBroken("no answer to hello") from None
+            raise LinkBroken("silent", "no answer to hello") from None
         if first is grpc.aio.EOF:
             await _raise_status(call)
-        self._welcomed(_welcome(first, self.epoch))
-        await self._first_end(call)
+        self._welcomed(_welcome(_parse(first), self.epoch))
+        proof = asyncio.get_running_loop().call_later(STEADY_SECONDS, self._has_proved_steady)
+        try:
+            await self._first_end(call)
+        finally:
+            proof.cancel()
 
     def _hello(self) -> pb.SpeculateRequest:
         identity = self._identity
@@ -193,10 +228,11 @@ class Link:
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
         self.state = transition(self.state, LinkEvent.WELCOME)
-        self.reason, self._logged = "", ""
-        self.draft_name = welcome.draft_name[:256]
-        self._pause = BACK_OFF[0]
-        log.info("link to %s (%s) is up", self.address, self.draft_name)
+        self.reason = ""
+        self.draft_name = _printable(welcome.draft_name, 256)
+        if self._steady:
+            self._say_up()
+        self._steady = False
         self._to_engine(
             LinkUp(
                 self.number,
@@ -210,6 +246,18 @@ class Link:
             )
         )
 
+    def _has_proved_steady(self) -> None:
+        """Up for a while. One that comes up only to fail again is no news, and is tried less."""
+        self._pause = BACK_OFF[0]
+        self._steady = True
+        self._logged.clear()
+        if not self._said_up:
+            self._say_up()
+
+    def _say_up(self) -> None:
+        self._said_up = True
+        log.info("link to %s (%s) is up", self.address, self.draft_name)
+
     async def _first_end(self, call: Any) -> None:
         """Read and write until one of them ends or the epoch is broken off."""
         reader = asyncio.create_task(self._read(call))
@@ -221,7 +269,7 @@ class Link:
             ends: set[asyncio.Future[Any]] = {reader, writer, broken}
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if broken in done:
-                raise LinkBroken(broken.result())
+                raise broken.result()
             for task in done:
                 await task
         finally:
@@ -234,39 +282,59 @@ class Link:
     async def _read(self, call: Any) -> None:
         allowance = Allowance()
         while True:
-            message = await call.read()
-            if message is grpc.aio.EOF:
+            data = await call.read()
+            if data is grpc.aio.EOF:
                 await _raise_status(call)
-            if not allowance.spend(message.ByteSize()):
-                raise LinkBroken("the endpoint floods")
-            if message.WhichOneof("message") != "frames":
-                raise LinkBroken("the endpoint sent a message that is no frames")
-            if message.frames.epoch == self.epoch:
-                self._deliver(message.frames)
+            begin = time.thread_time()
+            self._deliver(_parse(data))
+            if not allowance.spend(MESSAGE_SECONDS + time.thread_time() - begin):
+                raise Misfit("flood", "the endpoint floods")
             while self._backlog() > CALM:
                 await asyncio.sleep(0.002)
 
-    def _deliver(self, message: pb.DraftFrames) -> None:
+    def _deliver(self, message: pb.SpeculateResponse) -> None:
+        if message.WhichOneof("message") != "frames":
+            raise Misfit("protocol", "the endpoint sent a message that is no frames")
+        if message.frames.epoch != self.epoch:
+            return
         try:
-            frames, load = decode_draft_frames(message)
+            frames, load = decode_draft_frames(message.frames)
         except InputError as error:
-            raise LinkBroken(f"the endpoint broke the protocol: {error}") from None
+            raise Misfit("protocol", f"the endpoint broke the protocol: {error}") from None
         self._to_engine(LinkFrames(self.number, self.epoch, frames, load))
+        if any(isinstance(f, Notice) and f.kind is NoticeKind.LEAVING for f in frames):
+            # The engine moves its sequences; the endpoint waits for nothing but our farewell.
+            raise LinkBroken("leaving", "the endpoint leaves")
 
     async def _write(self, call: Any) -> None:
         while True:
             frames = await self._outbox.get()
             while not self._outbox.empty():
                 frames += self._outbox.get_nowait()
-            await call.write(encode_target_frames(self.epoch, frames))
+            for begin in range(0, len(frames), MAX_FRAMES):
+                part = frames[begin : begin + MAX_FRAMES]
+                await call.write(encode_target_frames(self.epoch, part))
 
-    def _failed(self, reason: str) -> None:
-        """Once for each reason: an endpoint that stays away is no news."""
-        self.reason = reason.splitlines()[0][:300] if reason else "unknown"
-        self.failures += 1
-        if self.reason != self._logged:
+    def _failed(self, reason: str, message: str) -> None:
+        """Said once: an endpoint that stays away is no news."""
+        self.reason = _printable(message, 300)
+        self.failures[reason] += 1
+        self._said_up = False
+        if self.reason not in self._logged and len(self._logged) < MAX_LOGGED:
             log.warning("link to %s is down: %s", self.address, self.reason)
-            self._logged = self.reason
+            self._logged.add(self.reason)
+
+
+def _printable(text: str, length: int) -> str:
+    """What an endpoint says, fit for a log."""
+    return "".join(c if c.isprintable() else " " for c in text[:length])
+
+
+def _parse(data: bytes) -> pb.SpeculateResponse:
+    try:
+        return decode_message(pb.SpeculateResponse, data)
+    except InputError as error:
+        raise Misfit("protocol", f"the endpoint broke the protocol: {error}") from None
 
 
 def _offer(ability: PlaneAbility | None) -> pb.TensorPlaneOffer | None:
@@ -282,29 +350,51 @@ def _offer(ability: PlaneAbility | None) -> pb.TensorPlaneOffer | None:
 
 def _welcome(message: pb.SpeculateResponse, epoch: int) -> pb.Welcome:
     if message.WhichOneof("message") != "welcome":
-        raise LinkBroken("the endpoint did not begin with welcome")
+        raise Misfit("protocol", "the endpoint did not begin with welcome")
     welcome = message.welcome
     version = welcome.protocol_version
     if not OLDEST_PROTOCOL_VERSION <= version <= PROTOCOL_VERSION:
-        raise Misfit(f"protocol version {version} is not known here")
+        raise Misfit("misfit", f"protocol version {version} is not known here")
     if welcome.epoch != epoch:
-        raise LinkBroken("the endpoint welcomed another epoch")
+        raise Misfit("protocol", "the endpoint welcomed another epoch")
     if not welcome.max_sequences or not welcome.max_depth:
-        raise Misfit("the endpoint offers no sequences or no depth")
+        raise Misfit("misfit", "the endpoint offers no sequences or no depth")
     return welcome
 
 
+def _reason(code: grpc.StatusCode) -> str:
+    return "misfit" if code is grpc.StatusCode.FAILED_PRECONDITION else code.name.lower()
+
+
 async def _raise_status(call: Any) -> None:
+    """The stream is over."""
     code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        raise Misfit(details)
-    raise LinkBroken(
-        "the stream ended" if code is grpc.StatusCode.OK else f"{code.name}: {details}"
-    )
+    if code is grpc.StatusCode.OK:
+        raise LinkBroken("ended", "the stream ended")
+    kind = Misfit if code is grpc.StatusCode.FAILED_PRECONDITION else LinkBroken
+    raise kind(_reason(code), f"{code.name}: {details}")
 
 
 def _matches(address: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(address, pattern) for pattern in patterns)
+    """A pattern of digits, such as 10.0.*:7420, means addresses, not the name 10.0.example.org."""
+    return any(
+        fnmatch.fnmatchcase(address, pattern)
+        and (_is_numeric(address) or not _wants_numeric(pattern))
+        for pattern in patterns
+    )
+
+
+def _wants_numeric(pattern: str) -> bool:
+    host = pattern.rpartition(":")[0]
+    return any(map(str.isdecimal, host)) and not any(map(str.isalpha, host))
+
+
+def _is_numeric(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 class Links:
@@ -326,7 +416,9 @@ class Links:
         self._identity: Identity | None = None
         self.links: dict[int, Link] = {}
         self._by_address: dict[str, int] = {}
+        self._numbers = itertools.count()  # never used again
         self._tasks: set[asyncio.Task[None]] = set()
+        self._past_failures: Counter[str] = Counter()
 
     def start(self, identity: Identity) -> None:
         self._identity = identity
@@ -336,7 +428,7 @@ class Links:
     def number_of(self, address: str) -> int:
         """The link to an endpoint that a request names; dialled only if the operator allows it."""
         known = self._by_address.get(address)
-        if known is not None:
+        if known is not None and self.links[known].state is not LinkState.CLOSED:
             self.links[known].last_named = time.monotonic()
             return known
         if not _matches(address, self._allowed):
@@ -352,21 +444,37 @@ class Links:
     def _dial(self, address: str, named: bool) -> int:
         if self._identity is None:
             raise RuntimeError("links are dialled once the tokenizer is loaded")
-        number = len(self.links)
+        number = next(self._numbers)
         trusted = _matches(address, self._trusted)
         link = Link(number, address, named, trusted, self._identity, self._to_engine, self._backlog)
         self.links[number] = link
         self._by_address[address] = number
         task = asyncio.create_task(link.run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._forget(done, link))
         return number
 
-    def send(self, link: int, epoch: int, frames: list[TargetFrame]) -> None:
-        self.links[link].send(epoch, frames)
+    def _forget(self, task: "asyncio.Task[None]", link: Link) -> None:
+        self._tasks.discard(task)
+        self._past_failures += link.failures
+        del self.links[link.number]
+        if self._by_address[link.address] == link.number:
+            del self._by_address[link.address]
+        self._to_engine(LinkGone(link.number))
 
-    def stalled(self, link: int, epoch: int, reason: str) -> None:
-        self.links[link].break_off(epoch, reason)
+    def failures(self) -> Counter[str]:
+        """Epochs that failed, by reason, of all links that there ever were."""
+        return sum((link.failures for link in self.links.values()), self._past_failures)
+
+    def send(self, number: int, epoch: int, frames: list[TargetFrame]) -> None:
+        link = self.links.get(number)
+        if link is not None:
+            link.send(epoch, frames)
+
+    def stalled(self, number: int, epoch: int, reason: str) -> None:
+        link = self.links.get(number)
+        if link is not None:
+            link.break_off(epoch, LinkBroken("stalled", reason))
 
     async def stop(self) -> None:
         for task in self._tasks:

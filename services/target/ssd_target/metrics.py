@@ -138,10 +138,14 @@ class SpeculationCollector:
             count = sum(link.state is state for link in self._links.links.values())
             states.add_metric([state.value], count)
         yield states
-        failures = sum(link.failures for link in self._links.links.values())
-        yield CounterMetricFamily(
-            "ssd_link_failures", "Epochs of links that ended in a failure.", value=failures
+        failures = CounterMetricFamily(
+            "ssd_link_failures",
+            "Connections to endpoints that failed, or were broken off, by reason.",
+            labels=["reason"],
         )
+        for reason, count in self._links.failures().items():
+            failures.add_metric([reason], count)
+        yield failures
 
 
 def _drafts(totals: SpeculationStats) -> int:

@@ -48,6 +48,12 @@ class LinkDown(Record, frozen=True):
     epoch: int
 
 
+class LinkGone(Record, frozen=True):
+    """Nobody will hear of this link again."""
+
+    link: int
+
+
 class LinkFrames(Record, frozen=True):
     """What an endpoint says."""
 
@@ -119,7 +125,7 @@ class StepOutput(Record, frozen=True):
     stats: Stats
 
 
-LinkRecord = LinkUp | LinkDown | LinkFrames
+LinkRecord = LinkUp | LinkDown | LinkGone | LinkFrames
 ToEngine = Vocabulary | Submit | Cancel | LinkRecord
 ToFront = Ready | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
 

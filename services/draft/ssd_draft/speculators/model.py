@@ -158,10 +158,9 @@ class ModelSpeculator:
         state: _State = sequence.state
         if state.tree is not None:
             return len(state.tree.offers)
+        logits = 1 + (len(sequence.speculation) if sequence.phase is Phase.VERIFYING else 0)
         new = sequence.num_committed - state.path.num_known
-        if sequence.phase is Phase.VERIFYING:
-            new += len(sequence.speculation)
-        return min(limit, max(1, new))
+        return max(logits, min(limit, new + logits - 1))
 
     def step(
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]

@@ -45,6 +45,23 @@ class _TreeGroup:
     mask: Tensor  # additive [runs, 1, group * length, tail]
 
 
+def _part_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention over a part of the keys, and the log of its total weight [runs, heads, rows].
+
+    What scaled_dot_product_attention calls on a CPU; only this form of it returns the weight.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, weight = flash(q, k, v, 0.0, False, attn_mask=mask)
+    return out, weight
+
+
+def _part_anywhere(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
+    scores = scores.float() if mask is None else scores.float() + mask
+    weight = scores.logsumexp(dim=-1)
+    return torch.exp(scores - weight[..., None]).to(q.dtype) @ v, weight
+
+
 class SdpaBackend:
     def __init__(
         self,
@@ -59,6 +76,7 @@ class SdpaBackend:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
+        self._attend_part = _part_on_cpu if device.type == "cpu" else _part_anywhere
         if device.type == "cuda":
             # cuDNN plans anew for every context length, which costs tens of milliseconds a step.
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -174,13 +192,14 @@ class SdpaBackend:
     def _attend_tree(self, q: Tensor, cache: LayerCache, group: _TreeGroup) -> Tensor:
         k, v = (self._gather(pages, group) for pages in (cache.key, cache.value))
         tail_k, tail_v = (self._gather_tail(pages, group) for pages in (cache.key, cache.value))
-        q = q * (1 / math.sqrt(q.shape[-1]))
-        shared = q @ k.transpose(-1, -2)  # [runs, kv_heads, group * length, context]
-        if group.beyond is not None:
-            shared = shared + group.beyond
-        own = q @ tail_k.transpose(-1, -2) + group.mask
-        weights = torch.cat((shared, own), dim=-1).float().softmax(dim=-1).to(q.dtype)
-        return weights[..., : group.context] @ v + weights[..., group.context :] @ tail_v
+        beyond = group.beyond
+        if beyond is not None:
+            beyond = beyond.expand(-1, -1, q.shape[2], -1)
+        shared, shared_weight = self._attend_part(q, k, v, beyond)
+        own, own_weight = self._attend_part(q, tail_k, tail_v, group.mask)
+        # Both parts are normalised by themselves: under one softmax each has its share.
+        share = torch.sigmoid(shared_weight - own_weight)[..., None].to(q.dtype)
+        return torch.lerp(own, shared, share)
 
     def _gather_tail(self, pages: Tensor, group: _TreeGroup) -> Tensor:
         """[runs, kv_heads, tail, dim]"""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.records import Fatal, encode
 
 log = logging.getLogger(__name__)
+
+HANDLE_SECONDS = 0.01  # of records, between two steps
 
 
 class Core(Protocol):
@@ -85,9 +88,12 @@ class PipeInbox:
 def serve_records(inbox: Inbox, core: Core, check_integrity: Callable[[], None] | None) -> None:
     changed = False
     while True:
+        begin = time.monotonic()
         while inbox.poll(0 if core.has_work or changed else None):
             core.handle(inbox.receive())
             changed = True
+            if core.has_work and time.monotonic() - begin > HANDLE_SECONDS:
+                break  # whoever sends without end holds up no step
         # With nothing left to compute, one more output carries the books after what was handled.
         inbox.send(encode(core.step()))
         changed = False

@@ -7,7 +7,7 @@ the link makes another at its next epoch.
     draft    sender, answer = open_sender(choose_kind(offer, ours), epoch, …)
              sender.send(key, rows)             after a Launch
     target   receiver = open_receiver(answer, epoch, …)
-             receiver.expect(key, n)            at the Launch
+             receiver.expect(key, n)            before the Launch leaves
              receiver.receive(key, n, timeout)  when the forward has ended
 """
 

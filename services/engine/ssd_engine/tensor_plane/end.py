@@ -66,16 +66,22 @@ class PlaneEnd:
         raise NotImplementedError
 
     def _main(self) -> None:
-        with ExitStack() as resources:
-            resources.callback(atexit.unregister, self._leave)
-            resources.callback(self._wake.close)
-            try:
-                self._run(resources)
-            except Stopped:
-                pass
-            except Exception as error:
-                # Whatever a peer or a library does ends this plane and nothing else.
-                self._advance(PlaneEvent.FAILED, str(error) or type(error).__name__)
+        try:
+            with ExitStack() as resources:
+                resources.callback(atexit.unregister, self._leave)
+                resources.callback(self._wake.close)
+                self._run_to_the_end(resources)
+        except Exception:
+            log.exception("%s left something behind", self._name)
+
+    def _run_to_the_end(self, resources: ExitStack) -> None:
+        try:
+            self._run(resources)
+        except Stopped:
+            pass
+        except Exception as error:
+            # Whatever a peer or a library does ends this plane and nothing else.
+            self._advance(PlaneEvent.FAILED, str(error) or type(error).__name__)
 
     def _leave(self) -> None:
         self.close()

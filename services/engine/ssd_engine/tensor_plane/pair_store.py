@@ -21,7 +21,11 @@ _ENTRY = struct.Struct("<II")
 
 
 class PairStore(dist.Store):
-    """What either rank sets, both can get. Used by one thread, until the group is made."""
+    """What either rank sets, both can get, while the group is made.
+
+    It is kept as long as the group: NCCL's heartbeat goes on looking for a key in it, from a thread
+    of its own, and finds none.
+    """
 
     def __init__(self, connection: Connection, deadline: float) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ from ssd_engine.tensor_plane.state import PlaneBroken
 
 DRAFT, TARGET = 0, 1
 POLL_SECONDS = 100e-6
+GLOO_ATTEMPTS = 5  # gloo connects to a peer that is gone so often, each with its timeout
 _FOREVER = timedelta(days=10_000)
 
 
@@ -59,7 +60,7 @@ class GlooGroup:
         gloo: Any = dist.ProcessGroupGloo  # the stubs do not know its options
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
-        options._timeout = timeout
+        options._timeout = timeout / GLOO_ATTEMPTS
         options._threads = 1
         self._peer = 1 - rank
         self._group = gloo(store, rank, 2, options)
@@ -93,31 +94,40 @@ class NcclGroup:
         self._peer = 1 - rank
         self._stopped = stopped
         self._group = nccl(store, rank, size, options)
-        self._group.eager_connect_single_device(device)
+        try:
+            self._group.eager_connect_single_device(device)
+        except BaseException:
+            self.abort()
+            raise
 
     def send(self, data: Tensor) -> object:
         return self._group.send([data], self._peer, 0), data
 
     def receive(self, data: Tensor) -> None:
-        work = self._group.recv([data], self._peer, 0)
+        self._group.recv([data], self._peer, 0).wait()  # the stream waits, not this thread
+        # A work that failed counts as completed; an event passes only when the rows are there.
+        landed = torch.cuda.Event()
+        landed.record()
         deadline = time.monotonic() + STALL_SECONDS
-        while not work.is_completed():
+        while not landed.query():
             if self._stopped():
                 raise Stopped
             if time.monotonic() > deadline:
                 raise PlaneBroken("rows were announced and did not come")
             time.sleep(POLL_SECONDS)
-        work.wait()  # raises what went wrong, if something did
 
     def abort(self) -> None:
-        self._group.abort()
+        if self._group is not None:
+            self._group.abort()  # ends a kernel that waits for the peer
+            self._group = None
 
 
 class ProcessGroupOut:
     def __init__(self, meeting: Meeting, make: MakeGroup) -> None:
         self._connection = meeting.connection
         self._staging = meeting.staging
-        self._group = _join(meeting, make, DRAFT)
+        self._store = PairStore(meeting.connection, meeting.deadline)
+        self._group = _join(meeting, self._store, make, DRAFT)
         self._on_their_way: dict[int, object] = {}
 
     def push(self, announcement: Announcement, rows: Tensor) -> None:
@@ -138,7 +148,8 @@ class ProcessGroupIn:
     def __init__(self, meeting: Meeting, make: MakeGroup) -> None:
         self._format = meeting.format
         self._staging = meeting.staging
-        self._group = _join(meeting, make, TARGET)
+        self._store = PairStore(meeting.connection, meeting.deadline)
+        self._group = _join(meeting, self._store, make, TARGET)
 
     def take(self, announcement: Announcement) -> Tensor:
         device = self._group.device
@@ -164,9 +175,8 @@ def make_nccl(meeting: Meeting, store: dist.Store, rank: int) -> Group:
     return NcclGroup(store, rank, meeting.staging.device, lambda: wake.stopped)
 
 
-def _join(meeting: Meeting, make: MakeGroup, rank: int) -> Group:
+def _join(meeting: Meeting, store: PairStore, make: MakeGroup, rank: int) -> Group:
     """A group over which a first byte has gone: what is made on first use is made now."""
-    store = PairStore(meeting.connection, meeting.deadline)
     group = make(meeting, dist.PrefixStore(meeting.name, store), rank)
     try:
         with meeting.staging.after(None):

@@ -49,7 +49,7 @@ class Receiver(PlaneEnd):
         self._thread.start()
 
     def expect(self, key: RowsKey, num_rows: int) -> None:
-        """These rows are wanted: keep them when they come. Said at Launch, for each of its keys.
+        """These rows are wanted: keep them when they come. Said before their Launch leaves.
 
         Rows that come before they are expected are lost. Each expectation ends in one receive;
         beyond ``max_expected`` of them the oldest is given up.

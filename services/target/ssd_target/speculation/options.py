@@ -1,10 +1,9 @@
 """How a target speculates. Plain data, no torch."""
 
+from dataclasses import dataclass
 from enum import IntEnum
 
-import msgspec
-
-from ssd_engine.frames import Verification
+from ssd_engine.verification import Verification
 
 
 class Mode(IntEnum):
@@ -22,7 +21,8 @@ class Backup(IntEnum):
     AUTO = 3  # waits where that is measured to pay, else looks up
 
 
-class SpeculationOptions(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
     """An operator's."""
 
     mode: Mode = Mode.OFF  # of requests that do not name one
@@ -34,7 +34,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True, array_like=True):
     link_timeout: float = 2.0  # seconds without an answer after which a link counts as stalled
 
 
-class SpeculationRequest(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class SpeculationRequest:
     """A request's."""
 
     mode: Mode = Mode.OFF

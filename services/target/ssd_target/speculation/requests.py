@@ -1,5 +1,6 @@
 """What a request asks of speculation, held against what this server offers, and what it got."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from ssd_target.speculation.stats import SpeculationStats
 
 MAX_ENDPOINTS = 16
 MAX_ADDRESS = 300  # characters
+ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,12 @@ class Terms:
         )
 
     def _mode(self, options: pb.SpeculationOptions) -> Mode:
+        if not options.mode and not options.endpoints:
+            return self.modes[0]
         if not options.mode:
-            return Mode.SSD if options.endpoints and Mode.SSD in self.modes else self.modes[0]
+            if Mode.SSD not in self.modes:
+                raise InputError("speculation.endpoints", "none is allowed here")
+            return Mode.SSD
         try:
             mode = Mode(options.mode)
         except ValueError:
@@ -62,12 +68,9 @@ class Terms:
 
 
 def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    plain = address.isascii() and address.isprintable() and len(address) <= MAX_ADDRESS
-    # A scheme such as unix: or dns: would let a name mean something else than what it matches.
-    if not plain or not host or "/" in host or not port.isdecimal() or int(port) > 65535:
-        raise InputError("speculation.endpoints", f"HOST:PORT is needed, got {address[:80]!r}")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    """Nothing but HOST:PORT: a scheme, a path or an escape could mean other than it matches."""
+    found = ADDRESS.fullmatch(address) if len(address) <= MAX_ADDRESS else None
+    if found is None or int(found["port"]) > 65535:
         raise InputError("speculation.endpoints", f"HOST:PORT is needed, got {address[:80]!r}")
 
 

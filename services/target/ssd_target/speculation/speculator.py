@@ -61,6 +61,7 @@ class Speculated:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     source: Source = Source.NONE  # of the round in flight
     drafted: int = 0
+    ended_at: float = 0.0  # of the round before
     attached_before: bool = False  # the endpoint followed before the round in flight
     outcome_sent: bool = True
     ngrams: NgramIndex | None = None
@@ -132,6 +133,10 @@ class Speculator:
             self._detach(self._sequences[key], reason)
         endpoint.disconnect()
 
+    def gone(self, link: int) -> None:
+        """The link was down, and will not come up again."""
+        self.endpoints.pop(link, None)
+
     def follow(self, link: int, epoch: int, frames: Rows[DraftFrame], load: Load | None) -> None:
         """What an endpoint says; of another epoch it says nothing."""
         endpoint = self.endpoints.get(link)
@@ -165,7 +170,7 @@ class Speculator:
         if notice.kind is NoticeKind.LEAVING:
             endpoint.leaving = True
             for key in list(endpoint.sequences):
-                self._detach(self._sequences[key], "leaving")
+                self._leave(self._sequences[key], "leaving")
             return
         if notice.sequence not in endpoint.sequences:
             self.dropped += 1
@@ -175,11 +180,14 @@ class Speculator:
             endpoint.busy_until = self._now() + BUSY_SECONDS
         elif notice.kind is NoticeKind.REFUSED:
             speculated.refused_by.add(endpoint.link)
-        self._detach(speculated, notice.kind.name.lower())
+        # The endpoint may hold it for all that: the notice may have crossed with a new open.
+        self._leave(speculated, notice.kind.name.lower())
 
     def _detach(self, speculated: Speculated, reason: str) -> None:
         endpoint = self.endpoints[speculated.rounds.link]
         endpoint.sequences.discard(speculated.sequence.id)
+        if not endpoint.sequences:
+            endpoint.unanswered_since = None  # it has nothing to answer
         speculated.rounds.detach()
         speculated.why_detached = reason
         speculated.outcome_sent = True
@@ -250,11 +258,12 @@ class Speculator:
 
     def ended(self, sequence: Sequence, accepted: int, token: int, committed: int) -> None:
         """A round has ended in (accepted, token); so many tokens of it were committed."""
-        speculated = self._sequences[sequence.id]
+        speculated, now = self._sequences[sequence.id], self._now()
         rounds = speculated.rounds
         if rounds.round > 0:
-            right = min(accepted, committed)
-            speculated.stats.ended(speculated.source, speculated.drafted, right)
+            right, seconds = min(accepted, committed), now - speculated.ended_at
+            speculated.stats.ended(speculated.source, speculated.drafted, right, seconds)
+        speculated.ended_at = now
         self._learn(speculated, accepted)
         rounds.outcome(accepted, token)
         speculated.outcome_sent = not rounds.attached

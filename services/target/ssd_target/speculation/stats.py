@@ -34,6 +34,8 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     full_rounds: int = 0
     wait_micros: int = 0
     rejection_rounds: int = 0
+    cache_round_micros: int = 0
+    other_round_micros: int = 0
     fallbacks: dict[str, int] = {}
 
     def looked_up(self, result: LookUp) -> None:
@@ -43,8 +45,8 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     def fell_back(self, reason: str) -> None:
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
 
-    def ended(self, source: Source, drafted: int, accepted: int) -> None:
-        """A round is over."""
+    def ended(self, source: Source, drafted: int, accepted: int, seconds: float) -> None:
+        """A round is over; it has taken so long."""
         name = _ROUNDS[source]
         setattr(self, name, getattr(self, name) + 1)
         self.rounds += 1
@@ -52,6 +54,9 @@ class SpeculationStats(msgspec.Struct, array_like=True):
         self.accepted_tokens += accepted
         if source is Source.CACHE:
             self.cache_tokens += accepted
+            self.cache_round_micros += int(seconds * 1e6)
+        else:
+            self.other_round_micros += int(seconds * 1e6)
         if drafted:
             self.full_rounds += accepted == drafted
             self.rejected_rounds += accepted < drafted

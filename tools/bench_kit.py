@@ -1,0 +1,204 @@
+"""What the benchmarks of speculation share: pinned services, requests, a delay proxy, intervals."""
+
+import asyncio
+import contextlib
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+
+MODES = {
+    "off": pb.SPECULATION_MODE_OFF,
+    "sync": pb.SPECULATION_MODE_SYNC,
+    "ssd": pb.SPECULATION_MODE_SSD,
+}
+HEROES = (
+    "a shy lamb", "a brave fox", "a little girl", "an old bear", "two friends", "a tiny dragon",
+    "a curious boy", "a rabbit", "a lonely robot", "a kind queen", "a sleepy cat", "a small boat",
+)  # fmt: skip
+DEEDS = (
+    "who learns to sing", "who crosses the river", "who finds a lost kitten", "who bakes bread",
+    "who is afraid of the dark", "who plants a magic seed", "who wants to see the moon",
+    "who helps a bird", "who gets lost in the forest", "who shares a big cake",
+)  # fmt: skip
+
+
+def story_prompts(count: int, seed: int) -> list[str]:
+    """Different prompts for different seeds, as far as there are enough of them."""
+    pairs = [f"Tell me a story about {hero} {deed}." for hero in HEROES for deed in DEEDS]
+    return random.Random(seed).sample(pairs, count)
+
+
+@contextlib.contextmanager
+def service(module: str, *flags: str, core: int | None = None) -> Iterator[str]:
+    """``ssd_target`` or ``ssd_draft`` on a free port, pinned to a core; its address once ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        port_file, log_file = Path(folder) / "port", Path(folder) / "log"
+        command = [sys.executable, "-m", module, "serve", *flags]
+        command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
+        pin = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=pin)
+        try:
+            _wait(process, log_file, port_file.exists)
+            address = f"127.0.0.1:{int(port_file.read_text())}"
+            _wait(process, log_file, lambda: _is_ready(address))
+            yield address
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            process.kill()
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path, done: Callable[[], bool]) -> None:
+    while not done():
+        if process.poll() is not None:
+            raise SystemExit(f"a service ended: {log.read_text()}")
+        time.sleep(0.05)
+
+
+def _is_ready(address: str) -> bool:
+    request = health_pb2.HealthCheckRequest(service="readiness")
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@dataclass(frozen=True)
+class Generated:
+    tokens: list[int]
+    seconds: float  # from the first token to the last
+    stats: pb.SpeculationStats
+
+    @property
+    def rate(self) -> float:
+        return (len(self.tokens) - 1) / self.seconds
+
+
+class Client:
+    """Requests to one target."""
+
+    def __init__(self, address: str) -> None:
+        self._stub = rpc.TargetServiceStub(grpc.insecure_channel(address))
+
+    def wait_for_links(self, count: int) -> None:
+        while True:
+            info = self._stub.GetModelInfo(pb.GetModelInfoRequest())
+            if sum(e.state == "up" for e in info.speculation_endpoints) >= count:
+                return
+            time.sleep(0.05)
+
+    def generate(
+        self,
+        prompt: str,
+        mode: str,
+        tokens: int,
+        depth: int = 0,
+        temperature: float = 0.0,
+        seed: int = 0,
+        endpoints: Sequence[str] = (),
+    ) -> Generated:
+        request = pb.GenerateRequest(
+            sampling=pb.SamplingOptions(temperature=temperature, seed=seed),
+            stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
+            speculation=pb.SpeculationOptions(
+                mode=MODES[mode], depth=depth, endpoints=list(endpoints)
+            ),
+        )
+        request.chat.messages.add(role="user", content=prompt)
+        received: list[int] = []
+        first = last = 0.0
+        stats = pb.SpeculationStats()
+        for response in self._stub.Generate(request):
+            if response.tokens.token_ids:
+                last = time.perf_counter()
+                # Tokens of one message come at one time: the clock starts with the first message.
+                first = first or last
+                received += response.tokens.token_ids
+            if response.WhichOneof("event") == "finish":
+                stats = response.finish.speculation
+        return Generated(received, last - first, stats)
+
+    def together(self, prompts: Sequence[str], mode: str, tokens: int) -> list[Generated]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.generate(prompt, mode, tokens), prompts))
+
+
+class DelayProxy:
+    """Forwards bytes both ways, each piece after ``delay`` seconds; order is kept."""
+
+    def __init__(self, upstream: str) -> None:
+        host, _, port = upstream.rpartition(":")
+        self._upstream = (host, int(port))
+        self.delay = 0.0
+        self.address = ""
+        ready = threading.Event()
+        threading.Thread(target=self._run, args=(ready,), daemon=True).start()
+        ready.wait()
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.run(self._serve(ready))
+
+    async def _serve(self, ready: threading.Event) -> None:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        ready.set()
+        await server.serve_forever()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(*self._upstream)
+        await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(65536):
+            if self.delay:
+                loop.call_later(self.delay, writer.write, data)
+            else:
+                writer.write(data)
+        writer.close()
+
+
+def median_and_range(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+
+
+def bootstrap(
+    values: Sequence[float],
+    statistic: Callable[[Sequence[float]], float] = statistics.median,
+    rounds: int = 2000,
+) -> tuple[float, float]:
+    """95 % interval of a statistic."""
+    rng = random.Random(0)
+    drawn = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(rounds))
+    return drawn[int(0.025 * rounds)], drawn[int(0.975 * rounds)]
+
+
+def setting() -> str:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return (
+        f"{' '.join(sys.orig_argv[1:])}\n{platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, commit {commit or '?'}"
+    )

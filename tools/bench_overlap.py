@@ -1,0 +1,326 @@
+"""Overlap: plain, synchronous and asynchronous speculation in one run, held against theorem 7.
+
+    python -m tools.bench_overlap [--repeats 5] [--tokens 128]
+
+Target on one core, draft on the other. The target is grown until K draft steps cost about half
+of one verify. Times of each side are measured alone, before the services start; hit rate and
+tokens per round on other prompts than the timed ones; each mode runs at its own best K.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ssd.v1 import target_pb2 as pb
+from ssd_draft.core import DraftCore
+from ssd_draft.plan import Planner
+from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.speculators import ModelSpeculator
+from ssd_engine.batch import Chunk
+from ssd_engine.config import load_model_config
+from ssd_engine.fan_out import theorem7
+from ssd_engine.frames import Launch, Open, Outcome, Source
+from ssd_engine.growth import parse_shape
+from ssd_engine.model_store import resolve_model
+from ssd_engine.runner import ModelRunner
+from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.token_ids import pack_tokens
+from ssd_engine.verification import Verification
+from tools.bench_kit import Client, Generated, bootstrap, service, setting, story_prompts
+
+CONTEXT = 160  # tokens before a round, about the middle of a timed generation
+BLOCK = 16
+TIMES = 25
+
+
+@dataclass(frozen=True)
+class DraftTimes:
+    """Milliseconds of the draft alone."""
+
+    step: float  # one token of one chain
+    tree: float  # from a launch to the last depth of its branches
+    backup: float  # from an outcome to K tokens that continue it
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--depth", type=int, default=8, help="K of ssd, at which times are taken")
+    parser.add_argument("--budget", type=int, default=12, help="branches of a round")
+    parser.add_argument("--shape", help="do not calibrate: the target's shape")
+    parser.add_argument("--alone", choices=("target", "draft"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        print(json.dumps(time_target(args) if args.alone == "target" else time_draft(args)))
+        return
+    print(setting())
+    draft = DraftTimes(**alone("draft", args, core=1))
+    shape, verify = calibrate(args, draft)
+    print(
+        f"alone: draft step {draft.step:.2f} ms, tree of {args.depth} depths {draft.tree:.1f} ms,"
+    )
+    print(f"backup {draft.backup:.1f} ms; target grown to {shape}: verify of {args.depth + 1} rows")
+    steps = args.depth * draft.step
+    print(f"{verify:.1f} ms; {args.depth} draft steps are {steps / verify:.2f} of a verify\n")
+    with contextlib.ExitStack() as stack:
+        client = start(stack, args, shape)
+        run(client, args, draft, verify)
+
+
+# Each side alone
+
+
+def alone(side: str, args: argparse.Namespace, core: int, shape: str | None = None) -> dict:
+    """In a process of its own, pinned to the core that the service will have."""
+    command = [sys.executable, "-m", "tools.bench_overlap", "--alone", side]
+    command += ["--depth", str(args.depth), "--budget", str(args.budget)]
+    command += ["--shape", shape] if shape else []
+    result = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    times: dict = json.loads(result.stdout)
+    return times
+
+
+def make_runner(model: str, shape: str | None) -> ModelRunner:
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)
+    directory = resolve_model(model)
+    options = RunnerOptions(
+        directory=directory,
+        dtype="float32",
+        device="cpu",
+        block_size=BLOCK,
+        max_model_len=2048,
+        max_num_seqs=8,
+        max_forward_tokens=2048,
+        num_kv_blocks=256,
+        expand_to=None if shape is None else parse_shape(shape),
+    )
+    return ModelRunner(load_model_config(directory), options, SingleRank())
+
+
+def clock(work: Callable[[], object]) -> float:
+    """Median milliseconds."""
+    times = []
+    for _ in range(TIMES + 3):
+        begin = time.perf_counter()
+        work()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times[3:])
+
+
+def time_target(args: argparse.Namespace) -> dict[str, float]:
+    runner = make_runner("stories-target", args.shape)
+    blocks, prompt = list(range(32)), list(range(300, 300 + CONTEXT))
+    runner.forward([Chunk(prompt, 0, blocks, 1)])
+    rows = [500 + i for i in range(args.depth + 1)]
+
+    def verify() -> None:
+        logits = runner.forward([Chunk(rows, CONTEXT, blocks, len(rows))])
+        if logits is not None:
+            logits.argmax(dim=-1).tolist()
+
+    return {"verify": clock(verify)}
+
+
+class DraftAlone:
+    """A draft's engine that is told rounds, without a target."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        runner = make_runner("stories-draft", None)
+        speculator = ModelSpeculator(runner, BLOCK, 2048, args.depth, args.budget)
+        self.core = DraftCore(
+            speculator, lambda depth: Planner(args.depth, args.budget), 8, None, 256, 512
+        )
+        self.depth, self.round = args.depth, 0
+        self.speculation = [600 + i for i in range(args.depth)]
+        self.core.handle(LinkUp(1, "alone", args.depth))
+        prompt, greedy = list(range(300, 300 + CONTEXT)), SamplingParams(seed=0, temperature=0.0)
+        opened = Open(
+            1, 0, pack_tokens(prompt), b"", [], 2000, greedy, Verification.COUPLED, 1.0,
+            args.depth, 0,
+        )  # fmt: skip
+        self.tell(opened)
+
+    def tell(self, *frames: object) -> None:
+        """And let the draft work until it has nothing left to do."""
+        self.core.handle(LinkFrames(1, list(frames)))  # type: ignore[arg-type]
+        while self.core.has_work:
+            self.core.step()
+
+    def outcome(self) -> Outcome:
+        # A rejection at once: the sequence grows slowly.
+        return Outcome(1, self.round, 0, 700)
+
+    def launch(self) -> Launch:
+        self.round += 1
+        return Launch(1, self.round, self.speculation, Source.CACHE, self.depth, 0)
+
+
+def time_draft(args: argparse.Namespace) -> dict[str, float]:
+    draft = DraftAlone(args)
+    trees, backups = [], []
+    for _ in range(TIMES):
+        begin = time.perf_counter()
+        draft.tell(draft.outcome())
+        decided = time.perf_counter()
+        draft.tell(draft.launch())
+        backups.append(1e3 * (decided - begin))
+        trees.append(1e3 * (time.perf_counter() - decided))
+    backup = statistics.median(backups[3:])
+    runner = make_runner("stories-draft", None)
+    blocks = list(range(32))
+    runner.forward([Chunk(list(range(300, 300 + CONTEXT)), 0, blocks, 1)])
+
+    def step() -> None:
+        logits = runner.forward([Chunk([500], CONTEXT, blocks, 1)])
+        if logits is not None:
+            logits.argmax(dim=-1).tolist()
+
+    return {"step": clock(step), "tree": statistics.median(trees[3:]), "backup": backup}
+
+
+def calibrate(args: argparse.Namespace, draft: DraftTimes) -> tuple[str, float]:
+    """The shape whose verify is closest to twice K draft steps."""
+    if args.shape:
+        return args.shape, alone("target", args, 0, args.shape)["verify"]
+    best = ("", float("inf"))
+    for width in (320, 384, 448, 512):
+        shape = f"hidden={width},ff={4 * width},layers=8"
+        verify = alone("target", args, 0, shape)["verify"]
+        wanted = max(2 * args.depth * draft.step, draft.tree)
+        if abs(verify - wanted) < abs(best[1] - wanted):
+            best = (shape, verify)
+        if verify > wanted:
+            break
+    return best
+
+
+# The services
+
+
+def start(stack: contextlib.ExitStack, args: argparse.Namespace, shape: str) -> Client:
+    depth = str(max(DEPTHS))
+    draft = service(
+        "ssd_draft", "stories-draft", "--threads", "1", "--depth", depth, "--budget",
+        str(args.budget), core=1,
+    )  # fmt: skip
+    address = stack.enter_context(draft)
+    target = service(
+        "ssd_target", "stories-target", "--threads", "1", "--depth", depth, "--expand-to", shape,
+        "--draft", address, "--draft-model", "stories-draft", "--no-adapt-depth",
+        "--no-auto-off", "--backup", "jit", core=0,
+    )  # fmt: skip
+    client = Client(stack.enter_context(target))
+    client.wait_for_links(1)
+    return client
+
+
+DEPTHS = (3, 4, 5, 6, 8, 10)
+
+
+def run(client: Client, args: argparse.Namespace, draft: DraftTimes, verify: float) -> None:
+    other = story_prompts(4, seed=11)
+    client.generate(other[0], "ssd", 32)
+    client.generate(other[0], "sync", 32)
+    best = {mode: best_depth(client, mode, other[:2], args) for mode in ("sync", "ssd")}
+    best["off"] = 0
+    learnt = [client.generate(p, "ssd", args.tokens, best["ssd"]) for p in other]
+    timed = [p for p in story_prompts(20, seed=12) if p not in other][: args.prompts]
+    rates: dict[str, list[float]] = defaultdict(list)
+    details: dict[str, list[Generated]] = defaultdict(list)
+    for _ in range(args.repeats):
+        for mode in ("off", "sync", "ssd"):
+            done = [client.generate(p, mode, args.tokens, best[mode]) for p in timed]
+            rates[mode].append(statistics.mean(g.rate for g in done))
+            details[mode] += done
+    check_texts(details)
+    report(rates, details, best)
+    compare(learnt, rates["ssd"], draft, verify)
+
+
+def best_depth(client: Client, mode: str, prompts: Sequence[str], args: argparse.Namespace) -> int:
+    rates = {
+        depth: statistics.mean(client.generate(p, mode, args.tokens, depth).rate for p in prompts)
+        for depth in DEPTHS
+    }
+    shown = ", ".join(f"{depth}: {rate:.1f}" for depth, rate in rates.items())
+    print(f"{mode}: tokens/s by K: {shown}")
+    return max(rates, key=lambda depth: rates[depth])
+
+
+def check_texts(details: dict[str, list[Generated]]) -> None:
+    plain = [g.tokens for g in details["off"]]
+    for mode in ("sync", "ssd"):
+        if [g.tokens for g in details[mode]] != plain:
+            raise SystemExit(f"{mode} changed the text")
+
+
+def report(
+    rates: dict[str, list[float]], details: dict[str, list[Generated]], best: dict[str, int]
+) -> None:
+    print("\nmode  K   tokens/s  95 % interval     tokens/round  from cache  hit rate")
+    for mode, values in rates.items():
+        low, high = bootstrap(values)
+        stats = [g.stats for g in details[mode]]
+        rounds = sum(s.rounds for s in stats)
+        per_round = sum(s.accepted_tokens for s in stats) / max(1, rounds) + 1
+        cached = sum(s.cache_tokens for s in stats) / sum(len(g.tokens) for g in details[mode])
+        hits = sum(s.cache_rounds for s in stats) / max(1, rounds)
+        print(
+            f"{mode:4s}  {best[mode]:2d}  {statistics.median(values):7.1f}   {low:6.1f} to {high:5.1f}"
+            f"     {per_round:5.2f}        {cached:5.0%}      {hits:5.0%}"
+        )
+    for one, over in (("ssd", "sync"), ("ssd", "off"), ("sync", "off")):
+        ratios = [a / b for a, b in zip(rates[one], rates[over], strict=True)]
+        low, high = bootstrap(ratios)
+        print(f"{one} / {over}: {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})")
+
+
+def compare(
+    learnt: Sequence[Generated], measured: list[float], draft: DraftTimes, verify: float
+) -> None:
+    stats = [g.stats for g in learnt]
+    p, e_hit, e_miss = rates_of(stats)
+    predicted = theorem7(p, e_hit, e_miss, verify / 1e3, draft.tree / verify, draft.backup / verify)
+    found = statistics.median(measured)
+    print(
+        f"\ntheorem 7 with p = {p:.2f}, E_hit = {e_hit:.2f}, E_miss = {e_miss:.2f} (other prompts),"
+    )
+    print(
+        f"T_v = {verify:.1f} ms, T_p = {draft.tree / verify:.2f}, T_b = {draft.backup / verify:.2f}:"
+    )
+    print(
+        f"{predicted:.1f} tokens/s predicted, {found:.1f} measured ({found / predicted - 1:+.1%})"
+    )
+
+
+def rates_of(stats: Sequence[pb.SpeculationStats]) -> tuple[float, float, float]:
+    """Hit rate, tokens of a round that hit, and of one that missed."""
+    rounds, hits = sum(s.rounds for s in stats), sum(s.cache_rounds for s in stats)
+    right, cached = sum(s.accepted_tokens for s in stats), sum(s.cache_tokens for s in stats)
+    misses = max(1, rounds - hits)
+    return hits / rounds, 1 + cached / max(1, hits), 1 + (right - cached) / misses
+
+
+if __name__ == "__main__":
+    main()
