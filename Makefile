@@ -4,13 +4,20 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench protos clean
+.PHONY: help demo test test-full lint bench bench-overlap bench-delay bench-backup bench-guessing \
+	bench-useless bench-fairness protos clean
 
 help:
 	@echo "make demo       stream a story from the shipped model"
 	@echo "make test       lint, types and tests (long checks: a tenth)"
 	@echo "make test-full  the same with every check in full"
-	@echo "make bench      speed against transformers' generate"
+	@echo "make bench      speed of plain decoding against transformers' generate"
+	@echo "make bench-overlap    off, sync and ssd side by side, and theorem 7"
+	@echo "make bench-delay      ssd and a blocking exchange over a slow link"
+	@echo "make bench-backup     what a row does that missed, at batch 1 and 8"
+	@echo "make bench-guessing   acceptance and hit rates of the shipped pair"
+	@echo "make bench-useless    endpoints that guess wrong or answer late"
+	@echo "make bench-fairness   an honest target beside a flooding one"
 	@echo "make protos     generate the Python code of protos/"
 
 $(VENV)/pyvenv.cfg:
@@ -41,6 +48,9 @@ test-full: lint
 
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py
+
+bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness: $(VENV)/.dev
+	$(BIN)/python -m tools.$(subst -,_,$@)
 
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py

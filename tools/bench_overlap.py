@@ -287,8 +287,8 @@ def report(
         cached = sum(s.cache_tokens for s in stats) / sum(len(g.tokens) for g in details[mode])
         hits = sum(s.cache_rounds for s in stats) / max(1, rounds)
         print(
-            f"{mode:4s}  {best[mode]:2d}  {statistics.median(values):7.1f}   {low:6.1f} to {high:5.1f}"
-            f"     {per_round:5.2f}        {cached:5.0%}      {hits:5.0%}"
+            f"{mode:4s}  {best[mode]:2d}  {statistics.median(values):7.1f}   "
+            f"{low:6.1f} to {high:5.1f}     {per_round:5.2f}        {cached:5.0%}      {hits:5.0%}"
         )
     for one, over in (("ssd", "sync"), ("ssd", "off"), ("sync", "off")):
         ratios = [a / b for a, b in zip(rates[one], rates[over], strict=True)]
@@ -303,12 +303,9 @@ def compare(
     p, e_hit, e_miss = rates_of(stats)
     predicted = theorem7(p, e_hit, e_miss, verify / 1e3, draft.tree / verify, draft.backup / verify)
     found = statistics.median(measured)
-    print(
-        f"\ntheorem 7 with p = {p:.2f}, E_hit = {e_hit:.2f}, E_miss = {e_miss:.2f} (other prompts),"
-    )
-    print(
-        f"T_v = {verify:.1f} ms, T_p = {draft.tree / verify:.2f}, T_b = {draft.backup / verify:.2f}:"
-    )
+    t_p, t_b = draft.tree / verify, draft.backup / verify
+    print(f"\ntheorem 7 with p = {p:.2f}, E_hit = {e_hit:.2f}, E_miss = {e_miss:.2f} elsewhere,")
+    print(f"T_v = {verify:.1f} ms, T_p = {t_p:.2f}, T_b = {t_b:.2f}: ", end="")
     print(
         f"{predicted:.1f} tokens/s predicted, {found:.1f} measured ({found / predicted - 1:+.1%})"
     )

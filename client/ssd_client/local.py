@@ -111,7 +111,7 @@ class LocalTarget:
         if self._draft:
             draft = LocalService("ssd_draft", self._draft, name=f"draft {self._draft}")
             services.append(stack.enter_context(draft))
-            flags += ["--draft", draft.address]
+            flags += ["--draft", draft.address, "--trust-draft", draft.address]
         target = LocalService("ssd_target", self._model, flags)
         services.append(stack.enter_context(target))
         for each in services:

@@ -42,6 +42,9 @@ class SpeculationStats:
     rejected_rounds: int = 0
     full_rounds: int = 0
     wait_micros: int = 0
+    rejection_rounds: int = 0
+    cache_round_micros: int = 0
+    other_round_micros: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, later: SpeculationStats) -> SpeculationStats:

@@ -26,7 +26,6 @@ from ssd_client.endpoints import check_address
 from ssd_client.errors import BadInputError
 from ssd_client.local import LocalFlags, LocalPlan, plan_local
 from ssd_client.prompt import LOCAL_DEFAULT
-from ssd_target.cli import serve
 
 SERVICES = ("ssd_target", "ssd_draft")
 
@@ -446,13 +445,6 @@ class RealPair:
             return False
 
 
-real = pytest.mark.skipif(
-    not any("--draft" in option.opts for option in serve.params),
-    reason="needs a target that takes --draft",
-)
-
-
-@real
 def test_the_real_pair_gives_the_text_of_plain_decoding():
     pair = RealPair()
     results = {mode: pair.generate("--mode", mode) for mode in ("off", "sync", "ssd")}
@@ -465,7 +457,6 @@ def test_the_real_pair_gives_the_text_of_plain_decoding():
     assert pair.left_behind() == []
 
 
-@real
 def test_a_real_pair_goes_with_a_killed_client():
     pair = RealPair()
     process = pair.start("--max-tokens", "1000", "--ignore-eos")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from ssd_target.cli import serve
-from tests.processes import TargetProcess, target
+from tests.processes import TargetProcess, draft, target
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+SERVERS = ("ssd-target serve ", "ssd-draft serve ")
 ELSEWHERE = {
     "make test": "the command that runs this very test, called by .ci/run",
     'pip install ".[serve]"': "test_packaging.py installs the package; make test this extra",
@@ -34,9 +35,14 @@ def run(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[TargetProcess]]:
-    """Stand where the README says 127.0.0.1:7410 and :7420, on ports that are free."""
-    with target(tmp_path_factory.mktemp("a")) as one, target(tmp_path_factory.mktemp("b")) as two:
-        yield [one, two]
+    """Stand where the README says 127.0.0.1:7410 and :7430, on ports that are free."""
+    with draft(tmp_path_factory.mktemp("d")) as endpoint:
+        flags = ("--draft", endpoint.address, "--draft-model", "stories-draft")
+        with (
+            target(tmp_path_factory.mktemp("a"), *flags) as one,
+            target(tmp_path_factory.mktemp("b")) as two,
+        ):
+            yield [one, two]
 
 
 def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
@@ -51,7 +57,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 def test_every_command_is_known() -> None:
     for command in commands():
         known = command in ELSEWHERE or command in ("make demo", "make bench")
-        assert known or command.startswith(("ssd-client ", "ssd-target serve ")), command
+        assert known or command.startswith(("ssd-client ", *SERVERS)), command
 
 
 def test_the_demo_prints_a_story_and_its_statistics() -> None:
@@ -59,6 +65,7 @@ def test_the_demo_prints_a_story_and_its_statistics() -> None:
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.split()) > 50
     assert re.search(r"\d+ tokens · first after .* tokens/s · stop · seed \d+", result.stderr)
+    assert re.search(r"speculation: \d+ rounds · .* tokens from the cache", result.stderr)
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("ssd-client")])
@@ -66,14 +73,14 @@ def test_a_client_command_works_as_printed(command: str, servers: list[TargetPro
     words = shlex.split(command)
     if "--target" not in words and "--local" not in words:
         words += ["--target", "127.0.0.1:7410"]
-    addresses = {"127.0.0.1:7410": servers[0].address, "127.0.0.1:7420": servers[1].address}
+    addresses = {"127.0.0.1:7410": servers[0].address, "127.0.0.1:7430": servers[1].address}
     words = [addresses.get(word, word) for word in words]
     result = run(str(BIN / words[0]), *words[1:])
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("ssd-target")])
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith(SERVERS)])
 def test_a_server_command_is_valid_as_printed(command: str) -> None:
     words = shlex.split(command)
     result = run(str(BIN / words[0]), *words[1:], "--check-config")

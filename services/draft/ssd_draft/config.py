@@ -110,5 +110,5 @@ def _parse_fan_out(flag: str, text: str, config: DraftConfig) -> tuple[int, ...]
 
 def scratch_tokens(config: DraftConfig) -> int:
     """Room for the branches of one sequence, in whole blocks."""
-    blocks = -(-config.depth * config.budget // config.block_size)
+    blocks = -(-(config.depth + 1) * config.budget // config.block_size)
     return blocks * config.block_size

@@ -350,7 +350,7 @@ class DraftCore:
 
         While the target is far from the end of its forward, pieces are gathered.
         """
-        if sequence.phase is Phase.DECIDED or sequence.complete:
+        if sequence.phase is Phase.DECIDED or sequence.ready or sequence.complete:
             return True
         return now - sequence.pushed_at >= PUSH_SHARE * sequence.verify_seconds
 

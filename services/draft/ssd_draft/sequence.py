@@ -40,6 +40,8 @@ class Offer:
     accepted: int
     token: int
     tokens: list[int] = field(default_factory=list)
+    # Guesses of each token, best first, where the speculator ranks them as it goes.
+    rankings: list[list[int]] = field(default_factory=list)
     num_pushed: int = 0
 
     def push(self) -> Branch | None:
@@ -69,6 +71,7 @@ class DraftSequence:
         self.offers: dict[tuple[int, int], Offer] = {}
         self.decided: tuple[int, int] | None = None
         self.changed_at = self.pushed_at = now
+        self.ready = False  # all offers are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
         self.answered = False  # something was pushed in this phase
         self.state: Any = None  # the speculator's own
@@ -111,7 +114,7 @@ class DraftSequence:
 
     def _moved(self, now: float) -> None:
         self.changed_at = self.pushed_at = now
-        self.complete = self.answered = False
+        self.ready = self.complete = self.answered = False
 
     def close(self) -> None:
         self.phase = transition(self.phase, Event.CLOSE) or self.phase

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssd_engine.noise import STREAM_DRAFT, gumbel, signed64
 from ssd_engine.rejection import draft_distribution, draw_from, sigma_of
-from ssd_engine.sampling import SampleRow, adjust_logits, warp_logits
+from ssd_engine.sampling import SampleRow, adjust_logits, argmax, warp_logits
 from ssd_engine.sampling_params import SamplingParams
 
 NOISY_TOKENS = 64  # likeliest tokens that are given noise
@@ -37,7 +37,7 @@ def ranked_guesses(
     logits = adjust_logits(logits, rows)
     if not coupled or all(row.params.greedy for row in rows):
         if count == 1:
-            return [[token] for token in _argmax(logits)]
+            return [[token] for token in argmax(logits)]
         best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
         return best
     warped = warp_logits(logits, [row.params for row in rows])
@@ -46,15 +46,6 @@ def ranked_guesses(
     order = scores.topk(min(count, scores.shape[1])).indices
     guesses: list[list[int]] = tokens.gather(1, order).tolist()
     return guesses
-
-
-def _argmax(logits: Tensor) -> list[int]:
-    """On a CPU numpy's is ten times as fast as torch's."""
-    if logits.device.type == "cpu":
-        best: list[int] = logits.numpy().argmax(axis=1).tolist()
-        return best
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    return tokens
 
 
 def drawn_guesses(

@@ -33,7 +33,15 @@ class SampleRow:
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """One token for each row of logits [n, vocab] float32."""
-    tokens: list[int] = perturbed_scores(logits, rows).argmax(dim=-1).tolist()
+    return argmax(perturbed_scores(logits, rows))
+
+
+def argmax(scores: Tensor) -> list[int]:
+    """Of each row [n, vocab]; on a CPU numpy's is ten times as fast as torch's."""
+    if scores.device.type == "cpu":
+        best: list[int] = scores.numpy().argmax(axis=1).tolist()
+        return best
+    tokens: list[int] = scores.argmax(dim=-1).tolist()
     return tokens
 
 

@@ -3,8 +3,11 @@
 A round that is being verified begins with one forward over the chain, committed tokens that are
 new included: it gives the guesses of the token after each length. Then one forward per depth
 extends all branches together. A decided round goes straight on from its outcome: a chain of plain
-decode steps. The KV of the branch that was taken is recomputed in the first forward of the next
-round.
+decode steps.
+
+Branches are drafted one depth beyond their use, and their guesses are remembered. So when one of
+them is taken the guesses after each of its tokens are known, and the next round begins with its
+first depth at once; the KV of the taken tokens is recomputed in that same forward.
 """
 
 from collections.abc import Sequence
@@ -26,6 +29,8 @@ from ssd_engine.frames import Verification
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
 from ssd_engine.sampling import SampleRow
 
+LOOK_AHEAD = 1  # depths beyond what is of use
+
 
 class Runner(Protocol):
     @property
@@ -41,6 +46,8 @@ class _State:
     tree: Tree | None = None
     # Guesses after each length of the chain, best first; what the outcome is held against.
     rankings: list[list[int]] = field(default_factory=list)
+    decided: Offer | None = None  # the branch that the outcome named, as far as it was drafted
+    foreseen: list[list[int]] | None = None  # the rankings of a chain that was drafted here
     # Rejection: what the tokens of each depth were drawn from, one row for each branch of the
     # tree, or one for the branch that the outcome named. [branches, vocab]
     wires: list[Tensor] = field(default_factory=list)
@@ -66,7 +73,15 @@ class _Wanted:
     @property
     def depth(self) -> int:
         """Tokens that the branches have already."""
-        return len(next(iter(self.sequence.offers.values())).tokens)
+        return len(self.offers[0].tokens)
+
+    @property
+    def offers(self) -> list[Offer]:
+        """The branches that the rows extend, in their order."""
+        if self.sequence.phase is Phase.DECIDED:
+            return [_decided(self.sequence)]
+        offers: list[Offer] = self.sequence.state.tree.offers
+        return offers
 
 
 class ModelSpeculator:
@@ -88,7 +103,8 @@ class ModelSpeculator:
         self._block_size = block_size
         self._max_context = max_context
         self._depth = depth
-        self._scratch_tokens = depth * budget
+        self._scratch_tokens = (depth + LOOK_AHEAD) * budget
+        self._budget = budget
 
     @property
     def pool(self) -> BlockPool:
@@ -113,9 +129,10 @@ class ModelSpeculator:
         new = sequence.num_committed - len(state.path.committed)
         state.path.commit(sequence.output[len(sequence.output) - new :] if new else ())
         if sequence.phase is Phase.DECIDED:
-            state.rankings = []
+            state.rankings, state.decided = [], _decided(sequence)
             self._keep_wires(sequence)
         else:
+            state.foreseen = _foreseen(sequence.speculation, state.decided)
             state.wires = []
         state.tree = None
         self._check_context(sequence)
@@ -160,33 +177,48 @@ class ModelSpeculator:
             return len(state.tree.offers)
         logits = 1 + (len(sequence.speculation) if sequence.phase is Phase.VERIFYING else 0)
         new = sequence.num_committed - state.path.num_known
-        return max(logits, min(limit, new + logits - 1))
+        rows = max(logits, min(limit, new + logits - 1))
+        return rows + self._budget if self._begins_at_once(sequence, limit) else rows
+
+    def _begins_at_once(self, sequence: DraftSequence, limit: int) -> bool:
+        state: _State = sequence.state
+        new = sequence.num_committed + len(sequence.speculation) - state.path.num_known
+        return sequence.phase is Phase.VERIFYING and state.foreseen is not None and 0 < new <= limit
 
     def step(
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
     ) -> int:
-        parts = [self._part(sequence, limit) for sequence in sequences]
-        logits = self._runner.forward(parts)
-        begin = 0
+        parts: list[Part] = []
         wanted: list[_Wanted] = []
-        for sequence, part, plan in zip(sequences, parts, plans, strict=True):
-            if isinstance(part, Chunk):
-                sequence.state.path.wrote(part)
-            if part.num_logits:
-                wanted.append(_Wanted(sequence, part, plan, begin))
-            begin += part.num_logits
+        begin = 0
+        for sequence, plan in zip(sequences, plans, strict=True):
+            for part in self._parts(sequence, limit, plan):
+                parts.append(part)
+                if part.num_logits:
+                    wanted.append(_Wanted(sequence, part, plan, begin))
+                if isinstance(part, Chunk):
+                    sequence.state.path.wrote(part)  # it will be, before anybody asks
+                begin += part.num_logits
+        logits = self._runner.forward(parts)
         if logits is not None:
             self._use(logits, wanted)
         return sum(len(part.tokens) for part in parts)
 
-    def _part(self, sequence: DraftSequence, limit: int) -> Part:
+    def _parts(self, sequence: DraftSequence, limit: int, plan: RoundPlan) -> list[Part]:
         state: _State = sequence.state
         if state.tree is not None:
-            return state.tree.rows()
+            return [state.tree.rows()]
         if sequence.phase is Phase.DECIDED:
-            return state.path.next_chunk(_decided(sequence).tokens, 1, limit)
+            return [state.path.next_chunk(_decided(sequence).tokens, 1, limit)]
         chain = sequence.speculation
-        return state.path.next_chunk(chain, len(chain) + 1, limit)
+        if state.foreseen is None or not self._begins_at_once(sequence, limit):
+            return [state.path.next_chunk(chain, len(chain) + 1, limit)]
+        written = state.path.next_chunk(chain, 0, limit)
+        self._plant(sequence, plan, state.foreseen)
+        if state.tree is None:
+            sequence.complete = True
+            return [written]
+        return [written, state.tree.rows()]
 
     def _use(self, logits: Tensor, wanted: list[_Wanted]) -> None:
         """Chains need ranked guesses after each of their tokens, all others one token."""
@@ -211,9 +243,13 @@ class ModelSpeculator:
     def _guess(self, others: list[_Wanted], logits: Tensor) -> None:
         if not others:
             return
-        guesses = iter(ranked_guesses(_select(logits, others), _sample_rows(others), 1))
+        count = max(w.plan.ranks for w in others)
+        guesses = iter(ranked_guesses(_select(logits, others), _sample_rows(others), count))
         for w in others:
-            self._extend(w, [next(guesses)[0] for _ in range(w.part.num_logits)])
+            rankings = list(islice(guesses, w.part.num_logits))
+            for offer, ranking in zip(w.offers, rankings, strict=True):
+                offer.rankings.append(ranking)
+            self._extend(w, [ranking[0] for ranking in rankings])
 
     def _draw(self, others: list[_Wanted], logits: Tensor) -> None:
         if not others:
@@ -240,6 +276,7 @@ class ModelSpeculator:
         """Begin a branch for each likely outcome."""
         state: _State = sequence.state
         chain = sequence.speculation
+        state.foreseen = None
         state.rankings = [
             [token for token in ranking if token != wrong]
             for ranking, wrong in zip(guesses, [*chain, None], strict=True)
@@ -267,7 +304,9 @@ class ModelSpeculator:
             has_room = sequence.num_committed + depth < sequence.state.path.max_tokens
         else:
             depth, has_room = 0, False
-        sequence.complete = depth >= plan.depth or not has_room
+        sequence.ready = depth >= plan.depth or not has_room
+        beyond = LOOK_AHEAD if sequence.verification is Verification.COUPLED else 0
+        sequence.complete = depth >= plan.depth + beyond or not has_room
 
     def close(self, sequence: DraftSequence) -> None:
         sequence.state.path.release()
@@ -284,6 +323,14 @@ def _decided(sequence: DraftSequence) -> Offer:
     if sequence.decided is None:
         raise RuntimeError("the round is not decided")
     return sequence.offers[sequence.decided]
+
+
+def _foreseen(chain: Sequence[int], drafted: Offer | None) -> list[list[int]] | None:
+    """The guesses after each length of the chain, if it was drafted here and one token further."""
+    if drafted is None or drafted.tokens[: len(chain)] != list(chain):
+        return None
+    rankings = drafted.rankings[: len(chain) + 1]
+    return rankings if len(rankings) == len(chain) + 1 else None
 
 
 def _slots(lease: BlockLease, block_size: int) -> list[int]:
