@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from ssd_target.speculation.sync_drafter import SyncDrafter
 from tests.harness import BLOCK, make_core
 
 VERIFY_SECONDS, STEP_SECONDS = 0.010, 0.001
-DRAFT_DEPTH, DRAFT_BUDGET = 8, 16
+DRAFT_DEPTH, DRAFT_BUDGET, DRAFT_ROWS = 8, 16, 256
 
 
 @dataclass
@@ -96,20 +97,27 @@ class Simulation:
     def __init__(
         self,
         target: ModelRunner,
-        draft: ModelRunner | None,
+        draft: ModelRunner | None | Sequence[ModelRunner | None],
         options: SpeculationOptions,
         seed: int = 0,
         draft_steps: tuple[int, int] = (8, 8),
         num_drafts: int = 1,
         faults: Faults | None = None,
-        sync: bool = False,
+        sync: bool | ModelRunner = False,
         fan_out: tuple[int, ...] | None = None,
         budget: int = DRAFT_BUDGET,
         token_bytes: list[bytes] | None = None,
         max_num_seqs: int = 64,
         trusted: bool = False,
+        make_planner: Callable[[], Planner] | None = None,
     ) -> None:
-        """``trusted``: the drafts', with rejection verification; a plane joins each of them."""
+        """``draft``: of all links, or of each; None looks up. Those that share one spoil each
+        other's cache. ``sync``: the target has a draft model as well, the first one or its own.
+
+        ``trusted``: the drafts', with rejection verification; a plane joins each of them.
+        """
+        runners = [*draft] if isinstance(draft, Sequence) else [draft] * num_drafts
+        own = sync if isinstance(sync, ModelRunner) else runners[0]
         self.now = 0.0
         self.trusted = trusted
         self.planes: list[SimulatedPlane] = []
@@ -120,8 +128,8 @@ class Simulation:
         self.config, self.num_blocks = target.config, target.num_blocks
         self.vocab_size = target.config.vocab_size
         drafter = None
-        if sync and draft is not None:
-            drafter = SyncDrafter(draft, BLOCK, 2048, options.depth, 128)
+        if sync and own is not None:
+            drafter = SyncDrafter(own, BLOCK, 2048, options.depth, 128)
         self.speculator = Speculator(
             options,
             self.vocab_size,
@@ -139,24 +147,30 @@ class Simulation:
             max_num_seqs=max_num_seqs,
         )
 
-        def make() -> DraftCore:
+        def planner() -> Planner:
+            return Planner(DRAFT_DEPTH, budget, fan_out, fan_out)
+
+        def make(runner: ModelRunner | None) -> DraftCore:
             speculator = (
                 NgramSpeculator()
-                if draft is None
-                else ModelSpeculator(draft, BLOCK, 2048, DRAFT_DEPTH, budget)
+                if runner is None
+                else ModelSpeculator(runner, BLOCK, 2048, DRAFT_DEPTH, budget)
             )
             return DraftCore(
                 speculator,
-                lambda depth: Planner(DRAFT_DEPTH, budget, fan_out, fan_out),
+                lambda depth: (make_planner or planner)(),
                 64,
                 None,
-                256,
+                DRAFT_ROWS,
                 128,
                 open_plane=self._open_plane,  # type: ignore[arg-type]
                 clock=lambda: self.now,
             )
 
-        self.drafts = [SimulatedDraft(i, make, make()) for i in range(num_drafts)]
+        self.drafts = [
+            SimulatedDraft(i, partial(make, runner), make(runner))
+            for i, runner in enumerate(runners)
+        ]
         for each in self.drafts:
             self._connect(each)
 

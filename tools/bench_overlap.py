@@ -25,11 +25,12 @@ from ssd.v1 import target_pb2 as pb
 from ssd_draft.core import DraftCore
 from ssd_draft.plan import Planner
 from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.sequence import DraftSequence
 from ssd_draft.speculators import ModelSpeculator
 from ssd_engine.batch import Chunk
 from ssd_engine.config import load_model_config
 from ssd_engine.fan_out import theorem7
-from ssd_engine.frames import Launch, Open, Outcome, Source
+from ssd_engine.frames import Launch, Open, Outcome, Source, TargetFrame
 from ssd_engine.growth import parse_shape
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
@@ -59,8 +60,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--depth", type=int, default=8, help="K of ssd, at which times are taken")
-    parser.add_argument("--budget", type=int, default=12, help="branches of a round")
+    parser.add_argument("--depth", type=int, default=4, help="K at which the target is grown")
+    parser.add_argument("--budget", type=int, default=10, help="branches of a round")
     parser.add_argument("--shape", help="do not calibrate: the target's shape")
     parser.add_argument("--alone", choices=("target", "draft"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -68,26 +69,21 @@ def main() -> None:
         print(json.dumps(time_target(args) if args.alone == "target" else time_draft(args)))
         return
     print(setting())
-    draft = DraftTimes(**alone("draft", args, core=1))
-    shape, verify = calibrate(args, draft)
-    print(
-        f"alone: draft step {draft.step:.2f} ms, tree of {args.depth} depths {draft.tree:.1f} ms,"
-    )
-    print(f"backup {draft.backup:.1f} ms; target grown to {shape}: verify of {args.depth + 1} rows")
-    steps = args.depth * draft.step
-    print(f"{verify:.1f} ms; {args.depth} draft steps are {steps / verify:.2f} of a verify\n")
+    shape = args.shape or calibrate(args)
     with contextlib.ExitStack() as stack:
         client = start(stack, args, shape)
-        run(client, args, draft, verify)
+        run(client, args, shape)
 
 
 # Each side alone
 
 
-def alone(side: str, args: argparse.Namespace, core: int, shape: str | None = None) -> dict:
-    """In a process of its own, pinned to the core that the service will have."""
+def alone(
+    side: str, args: argparse.Namespace, core: int, depth: int, shape: str | None = None
+) -> dict[str, float]:
+    """In a process of its own, pinned to the core that the service has."""
     command = [sys.executable, "-m", "tools.bench_overlap", "--alone", side]
-    command += ["--depth", str(args.depth), "--budget", str(args.budget)]
+    command += ["--depth", str(depth), "--budget", str(args.budget)]
     command += ["--shape", shape] if shape else []
     result = subprocess.run(
         command,
@@ -96,7 +92,7 @@ def alone(side: str, args: argparse.Namespace, core: int, shape: str | None = No
         text=True,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
-    times: dict = json.loads(result.stdout)
+    times: dict[str, float] = json.loads(result.stdout)
     return times
 
 
@@ -152,7 +148,6 @@ class DraftAlone:
             speculator, lambda depth: Planner(args.depth, args.budget), 8, None, 256, 512
         )
         self.depth, self.round = args.depth, 0
-        self.speculation = [600 + i for i in range(args.depth)]
         self.core.handle(LinkUp(1, "alone", args.depth))
         prompt, greedy = list(range(300, 300 + CONTEXT)), SamplingParams(seed=0, temperature=0.0)
         opened = Open(
@@ -160,33 +155,52 @@ class DraftAlone:
             args.depth, 0,
         )  # fmt: skip
         self.tell(opened)
+        self.rest()
 
-    def tell(self, *frames: object) -> None:
-        """And let the draft work until it has nothing left to do."""
-        self.core.handle(LinkFrames(1, list(frames)))  # type: ignore[arg-type]
+    @property
+    def sequence(self) -> DraftSequence:
+        return self.core._links[1].sequences[1]
+
+    def tell(self, *frames: TargetFrame) -> float:
+        """Milliseconds until everything is there that the target can use."""
+        begin = time.perf_counter()
+        self.core.handle(LinkFrames(1, list(frames)))
+        self.core.step()
+        while not self.sequence.ready:
+            self.core.step()
+        return 1e3 * (time.perf_counter() - begin)
+
+    def rest(self) -> None:
+        """Let it finish whatever it does beyond that."""
         while self.core.has_work:
             self.core.step()
 
-    def outcome(self) -> Outcome:
-        # A rejection at once: the sequence grows slowly.
-        return Outcome(1, self.round, 0, 700)
+    def hit(self) -> tuple[Outcome, Launch]:
+        """The longest of its branches is taken."""
+        offer = max(self.sequence.offers.values(), key=lambda offer: offer.accepted)
+        outcome = Outcome(1, self.round, offer.accepted, offer.token)
+        return outcome, self.launch(offer.tokens[: self.depth])
 
-    def launch(self) -> Launch:
+    def miss(self) -> Outcome:
+        """An outcome that it has not prepared for."""
+        prepared = {offer.token for offer in self.sequence.offers.values()}
+        return Outcome(1, self.round, 0, next(t for t in range(300, 4000) if t not in prepared))
+
+    def launch(self, tokens: list[int]) -> Launch:
         self.round += 1
-        return Launch(1, self.round, self.speculation, Source.CACHE, self.depth, 0)
+        return Launch(1, self.round, tokens, Source.CACHE, self.depth, 0)
 
 
 def time_draft(args: argparse.Namespace) -> dict[str, float]:
     draft = DraftAlone(args)
     trees, backups = [], []
     for _ in range(TIMES):
-        begin = time.perf_counter()
-        draft.tell(draft.outcome())
-        decided = time.perf_counter()
-        draft.tell(draft.launch())
-        backups.append(1e3 * (decided - begin))
-        trees.append(1e3 * (time.perf_counter() - decided))
-    backup = statistics.median(backups[3:])
+        trees.append(draft.tell(*draft.hit()))
+        draft.rest()
+        backups.append(draft.tell(draft.miss()))
+        (decided,) = draft.sequence.offers.values()
+        draft.tell(draft.launch(decided.tokens[: args.depth]))
+        draft.rest()
     runner = make_runner("stories-draft", None)
     blocks = list(range(32))
     runner.forward([Chunk(list(range(300, 300 + CONTEXT)), 0, blocks, 1)])
@@ -196,23 +210,20 @@ def time_draft(args: argparse.Namespace) -> dict[str, float]:
         if logits is not None:
             logits.argmax(dim=-1).tolist()
 
-    return {"step": clock(step), "tree": statistics.median(trees[3:]), "backup": backup}
+    tree, backup = statistics.median(trees[3:]), statistics.median(backups[3:])
+    return {"step": clock(step), "tree": tree, "backup": backup}
 
 
-def calibrate(args: argparse.Namespace, draft: DraftTimes) -> tuple[str, float]:
+def calibrate(args: argparse.Namespace) -> str:
     """The shape whose verify is closest to twice K draft steps."""
-    if args.shape:
-        return args.shape, alone("target", args, 0, args.shape)["verify"]
-    best = ("", float("inf"))
-    for width in (320, 384, 448, 512):
+    wanted = 2 * args.depth * alone("draft", args, 1, args.depth)["step"]
+    verify = {}
+    for width in (256, 288, 320, 352, 384, 448, 512):
         shape = f"hidden={width},ff={4 * width},layers=8"
-        verify = alone("target", args, 0, shape)["verify"]
-        wanted = max(2 * args.depth * draft.step, draft.tree)
-        if abs(verify - wanted) < abs(best[1] - wanted):
-            best = (shape, verify)
-        if verify > wanted:
+        verify[shape] = alone("target", args, 0, args.depth, shape)["verify"]
+        if verify[shape] > wanted:
             break
-    return best
+    return min(verify, key=lambda shape: abs(verify[shape] - wanted))
 
 
 # The services
@@ -235,17 +246,20 @@ def start(stack: contextlib.ExitStack, args: argparse.Namespace, shape: str) -> 
     return client
 
 
-DEPTHS = (3, 4, 5, 6, 8, 10)
+DEPTHS = (2, 3, 4, 5, 6, 8)
 
 
-def run(client: Client, args: argparse.Namespace, draft: DraftTimes, verify: float) -> None:
+def run(client: Client, args: argparse.Namespace, shape: str) -> None:
     other = story_prompts(4, seed=11)
-    client.generate(other[0], "ssd", 32)
-    client.generate(other[0], "sync", 32)
-    best = {mode: best_depth(client, mode, other[:2], args) for mode in ("sync", "ssd")}
+    for mode in ("ssd", "sync", "off"):
+        client.generate(other[0], mode, 32)  # warm
+    best = {mode: best_depth(client, mode, other, args) for mode in ("sync", "ssd")}
     best["off"] = 0
+    draft = DraftTimes(**alone("draft", args, 1, best["ssd"]))
+    verify = alone("target", args, 0, best["ssd"], shape)["verify"]
+    describe(args, shape, best, draft, verify)
     learnt = [client.generate(p, "ssd", args.tokens, best["ssd"]) for p in other]
-    timed = [p for p in story_prompts(20, seed=12) if p not in other][: args.prompts]
+    timed = [p for p in story_prompts(40, seed=12) if p not in other][: args.prompts]
     rates: dict[str, list[float]] = defaultdict(list)
     details: dict[str, list[Generated]] = defaultdict(list)
     for _ in range(args.repeats):
@@ -256,6 +270,17 @@ def run(client: Client, args: argparse.Namespace, draft: DraftTimes, verify: flo
     check_texts(details)
     report(rates, details, best)
     compare(learnt, rates["ssd"], draft, verify)
+
+
+def describe(
+    args: argparse.Namespace, shape: str, best: dict[str, int], draft: DraftTimes, verify: float
+) -> None:
+    k = best["ssd"]
+    print(f"\ntarget: stories-target grown to {shape}; greedy, {args.tokens} tokens")
+    print(f"alone, at K = {k}: verify {verify:.1f} ms, tree {draft.tree:.1f} ms, ", end="")
+    print(f"backup {draft.backup:.1f} ms, draft step {draft.step:.2f} ms")
+    steps = best["sync"] * draft.step
+    print(f"the {best['sync']} draft steps of sync are {steps / verify:.2f} of a verify")
 
 
 def best_depth(client: Client, mode: str, prompts: Sequence[str], args: argparse.Namespace) -> int:

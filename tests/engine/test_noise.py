@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ssd_engine import noise
-from ssd_engine.noise import gumbel, gumbel_rows, philox, signed64
+from ssd_engine.noise import gumbel, gumbel_rows, philox, signed64, uniform_rows
 from tests.scale import share
 
 VOCAB = 150_000
@@ -126,6 +126,23 @@ def test_noise_is_finite_at_both_ends_of_the_generator(
     value = gumbel(torch.tensor(1), torch.tensor(2), tokens)
     assert value.isfinite().all()
     assert value.tolist() == pytest.approx([bound] * 33, abs=0.01)
+
+
+@given(SEED, POSITION, st.integers(0, 3))
+@settings(max_examples=share(1000), derandomize=True, deadline=None)
+def test_the_number_of_a_row_is_made_of_two_words(seed: int, position: int, stream: int) -> None:
+    counter = [0, position % 2**32, position >> 32, stream]
+    high, low, *_ = slow_philox(counter, [seed % 2**32, seed >> 32])
+    rows = uniform_rows(torch.tensor([signed64(seed)]), torch.tensor([position]), stream)
+    assert rows.tolist() == [((high << 20 | low >> 12) + 0.5) / 2**52]
+
+
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_the_number_of_a_row_is_never_0_or_1(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (torch.full((3,), word),) * 4
+    monkeypatch.setattr(noise, "philox", lambda counter, key: words)
+    rows = uniform_rows(torch.zeros(3).long(), torch.zeros(3).long(), 1)
+    assert ((rows > 0) & (rows < 1)).all()
 
 
 def make_rows(n: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ssd_draft.config import DraftEngineOptions
-from ssd_draft.plan import Planner
+from ssd_draft.plan import Planner, RoundPlan
 from ssd_draft.planes import PlaneOpener
 from ssd_draft.records import (
     DraftOutput,
@@ -21,6 +21,7 @@ from ssd_draft.records import (
     Stats,
 )
 from ssd_draft.sequence import DraftSequence, Phase
+from ssd_draft.shares import Account, Shares
 from ssd_draft.speculators import Cannot, ModelSpeculator, NgramSpeculator, Speculator
 from ssd_draft.speculators.model import Runner
 from ssd_engine.cached_path import NoRoom
@@ -45,9 +46,12 @@ from ssd_engine.tensor_plane import RowsKey, Sender
 SHIPPED = (Source.CACHE, Source.JUST_IN_TIME)  # speculations that were drawn here
 OpenPlane = Callable[[LinkUp], tuple[Sender, Plane] | None]
 FRAMES_PER_STEP = 64  # of one link, between two forwards
+ROUNDING = 1e-9
+FRAME_SECONDS = 0.001  # for these, at most
 IDLE_SECONDS = 30.0  # a sequence that was not heard of for so long may be evicted
 ALIVE_SECONDS = 0.25  # without a push, after which an empty one says that work goes on
-PUSH_SHARE = 0.25  # of the target's forward: pushes are gathered for so long
+HOLD_BACK = 0.8  # of the target's forward: before that nothing is pushed but what is ready
+PUSH_SHARE = 0.1  # likewise: pieces are gathered for so long
 
 
 class Link:
@@ -58,6 +62,7 @@ class Link:
         self.sequences: dict[int, DraftSequence] = {}
         self.sender: Sender | None = None  # of the tensor plane
         self.inbox: deque[TargetFrame] = deque()
+        self.account = Account()
         self.outbox: list[DraftFrame] = []
         self.consumed = 0
 
@@ -88,12 +93,12 @@ class DraftCore:
         self._max_rows = max_rows
         # A long prompt leaves room for others, and never overflows a forward.
         self._chunk = max(1, min(prefill_chunk, max_rows // 2))
-        self._turn = 0
         self._open_plane = open_plane
         self._now = clock
         self._links: dict[int, Link] = {}
         self._draining = False
         self._step_clock = StepClock()
+        self._shares = Shares(max_rows, self._step_clock)
         self._just_in_time = Average()
         self.counters = Counters()
 
@@ -138,9 +143,9 @@ class DraftCore:
     def step(self) -> DraftOutput:
         for link in self._links.values():
             self._look_at_frames(link)
-        chosen = self._choose()
+        chosen, chunk = self._choose()
         if chosen:
-            self._speculate(chosen)
+            self._speculate(chosen, chunk)
         for link in self._links.values():
             self._push(link)
         return DraftOutput(self._outputs(), self.load(), self.stats())
@@ -148,9 +153,12 @@ class DraftCore:
     # Frames
 
     def _look_at_frames(self, link: Link) -> None:
+        begin = self._now()
         for _ in range(min(FRAMES_PER_STEP, len(link.inbox))):
             self._follow(link, link.inbox.popleft())
             link.consumed += 1
+            if self._now() - begin > FRAME_SECONDS:
+                break
 
     def _follow(self, link: Link, frame: TargetFrame) -> None:
         sequence = link.sequences.get(frame.sequence)
@@ -184,13 +192,13 @@ class DraftCore:
             raise NoRoom("the endpoint is leaving")
         if len(link.sequences) >= self._max_seqs_per_link:
             raise NoRoom(f"this link has its {self._max_seqs_per_link} sequences")
-        if self._num_sequences >= self._max_num_seqs and not self._evict_for(link):
+        if self._num_sequences >= self._max_num_seqs and not self._evict_for(link, sequence):
             raise NoRoom(f"the endpoint has its {self._max_num_seqs} sequences")
         while True:
             try:
                 return self._speculator.open(sequence, link.scope)
             except NoRoom:
-                if not self._evict_for(link):
+                if not self._evict_for(link, sequence):
                     raise
 
     def _refuse(self, link: Link, frame: TargetFrame, kind: NoticeKind, reason: str) -> None:
@@ -254,25 +262,32 @@ class DraftCore:
     def _num_sequences(self) -> int:
         return sum(len(link.sequences) for link in self._links.values())
 
-    def _evict_for(self, link: Link) -> bool:
+    def _evict_for(self, link: Link, sequence: DraftSequence) -> bool:
         """Make room for a sequence of ``link``: where nobody is harmed, or within fair shares.
 
-        First a sequence of its own that has not been heard of for long; then, when the link holds
-        less than its share of sequences, the least recent one of a link that holds more.
+        First a sequence of its own that has not been heard of for long; then, when the link stays
+        within its share of places and memory, the least recent one of a link that holds more.
         """
         idle = self._least_recent(link)
         if idle is not None and self._now() - idle.changed_at > IDLE_SECONDS:
             self._evict(link, idle)
             return True
-        share = self._max_num_seqs / max(1, len(self._links))
-        largest = max(self._links.values(), key=lambda other: len(other.sequences))
-        if len(link.sequences) + 1 > share or len(largest.sequences) <= share or largest is link:
+        share = 1 / max(1, len(self._links)) + ROUNDING
+        largest = max(self._links.values(), key=self._held)
+        if self._held(link) + self._weight(sequence) > share or self._held(largest) <= share:
             return False
         victim = self._least_recent(largest)
         if victim is None:
             return False
         self._evict(largest, victim)
         return True
+
+    def _held(self, link: Link) -> float:
+        return sum(map(self._weight, link.sequences.values()))
+
+    def _weight(self, sequence: DraftSequence) -> float:
+        """What part of the endpoint it takes: of its places or of its memory, whichever is more."""
+        return max(1 / self._max_num_seqs, self._speculator.memory_share(sequence))
 
     def _least_recent(self, link: Link) -> DraftSequence | None:
         return min(link.sequences.values(), key=lambda s: s.changed_at, default=None)
@@ -286,38 +301,47 @@ class DraftCore:
     def _active(self, link: Link) -> bool:
         return any(not sequence.complete for sequence in link.sequences.values())
 
-    def _choose(self) -> list[DraftSequence]:
-        """Sequences of the next forward, within its rows: each link gets an equal share of them.
+    def _choose(self) -> tuple[list[DraftSequence], int]:
+        """Sequences of the next forward, and the longest piece of a prompt in it.
 
-        Of a link, what its target waits for comes first, then what has waited longest. The first
-        of each link may be larger than its share; links take turns to be the first of all.
+        Links that share it get equal parts of its rows. Of a link, what its target waits for comes
+        first, then what has waited longest. The very first may be larger than its part.
         """
-        active = [link for link in self._links.values() if self._active(link)]
-        self._turn += 1
+        links = {link.account: link for link in self._links.values()}
+        active = [account for account, link in links.items() if self._active(link)]
+        turn = self._shares.turn(links, active, self._now())
+        chunk = max(1, min(self._chunk, turn.max_rows // 2))
         chosen: list[DraftSequence] = []
-        left = self._max_rows
-        for i in range(len(active)):
-            link = active[(self._turn + i) % len(active)]
-            share = min(left, self._max_rows // len(active))
-            for first, sequence in _by_urgency(link):
-                rows = self._rows(sequence)
-                if rows <= share or (first and rows <= left):
-                    chosen.append(sequence)
-                    share, left = share - rows, left - rows
-        return chosen
+        left = turn.max_rows
+        part = turn.max_rows // max(1, len(turn.sharing))
+        for account in turn.sharing:
+            left -= self._fill(chosen, links[account], part, chunk)
+        for account in turn.sharing:  # what others left of their parts
+            left -= self._fill(chosen, links[account], left, chunk)
+        if turn.sharing and turn.joining:
+            left = min(left, self._shares.rows_to_join(turn.max_rows - left))
+        for account in turn.joining:
+            left -= self._fill(chosen, links[account], left, chunk)
+        return chosen, chunk
 
-    def _rows(self, sequence: DraftSequence) -> int:
-        return self._speculator.rows(sequence, self._chunk)
+    def _fill(self, chosen: list[DraftSequence], link: Link, room: int, chunk: int) -> int:
+        """Add sequences of a link; returns their rows."""
+        taken = 0
+        for sequence in _by_urgency(link):
+            rows = self._speculator.rows(sequence, chunk)
+            if (taken + rows <= room or not chosen) and sequence not in chosen:
+                chosen.append(sequence)
+                taken += rows
+        self._shares.charge(link.account, taken)
+        return taken
 
-    def _speculate(self, chosen: list[DraftSequence]) -> None:
-        rows_of = [self._rows(s) for s in chosen]
-        plans = [
-            self._links[s.link].planner.plan(s, self._step_clock, sum(rows_of) - rows)
-            for s, rows in zip(chosen, rows_of, strict=True)
-        ]
+    def _speculate(self, chosen: list[DraftSequence], chunk: int) -> None:
+        rows_of = [self._speculator.rows(s, chunk) for s in chosen]
+        total = sum(rows_of)
+        plans = [self._plan(s, total - rows) for s, rows in zip(chosen, rows_of, strict=True)]
         before = [_num_tokens(s) for s in chosen]
         begin = self._now()
-        rows = self._speculator.step(chosen, self._chunk, plans)
+        rows = self._speculator.step(chosen, chunk, plans)
         now = self._now()
         self._step_clock.observe(rows, now - begin)
         self.counters.steps += 1
@@ -325,6 +349,14 @@ class DraftCore:
         for sequence, tokens in zip(chosen, before, strict=True):
             if sequence.phase is Phase.DECIDED and not tokens and _num_tokens(sequence):
                 self._just_in_time.observe(now - sequence.changed_at)
+
+    def _plan(self, sequence: DraftSequence, others: int) -> RoundPlan:
+        """One for each round, made when it begins."""
+        if sequence.plan is None:
+            planner = self._links[sequence.link].planner
+            sequence.plan = planner.plan(sequence, self._step_clock, others)
+        plan: RoundPlan = sequence.plan
+        return plan
 
     # Output
 
@@ -346,13 +378,18 @@ class DraftCore:
         return now - sequence.pushed_at > ALIVE_SECONDS
 
     def _push_pays(self, sequence: DraftSequence, now: float) -> bool:
-        """A branch that is pushed in pieces costs both sides a message for each.
+        """A branch that is pushed in pieces costs both sides a message for each: about 1 ms.
 
-        While the target is far from the end of its forward, pieces are gathered.
+        So pieces are gathered until all is ready, or until the target's forward, or its patience
+        after that, may come to an end.
         """
-        if sequence.phase is Phase.DECIDED or sequence.ready or sequence.complete:
+        if sequence.ready or sequence.complete:
             return True
-        return now - sequence.pushed_at >= PUSH_SHARE * sequence.verify_seconds
+        verify = sequence.verify_seconds
+        held = HOLD_BACK if sequence.phase is Phase.VERIFYING else HOLD_BACK / 2
+        if now - sequence.changed_at < held * verify:
+            return False
+        return now - sequence.pushed_at >= PUSH_SHARE * verify
 
     def _outputs(self) -> list[LinkOutput]:
         outputs = []
@@ -424,11 +461,10 @@ def make_core(options: DraftEngineOptions, runner: Runner | None) -> DraftCore:
     )
 
 
-def _by_urgency(link: Link) -> list[tuple[bool, DraftSequence]]:
-    """Sequences with something to do, each with whether it is the first."""
+def _by_urgency(link: Link) -> list[DraftSequence]:
+    """Sequences with something to do."""
     waiting = [s for s in link.sequences.values() if not s.complete]
-    waiting.sort(key=lambda s: (s.phase is not Phase.DECIDED, s.changed_at))
-    return [(i == 0, sequence) for i, sequence in enumerate(waiting)]
+    return sorted(waiting, key=lambda s: (s.phase is not Phase.DECIDED, s.changed_at))
 
 
 def _num_tokens(sequence: DraftSequence) -> int:

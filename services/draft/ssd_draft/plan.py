@@ -1,14 +1,15 @@
-"""How many outcomes of a round to prepare for: theorem 12, with rates measured on each link."""
+"""How many outcomes of a round to prepare for: from rates that are measured on each link."""
 
 from dataclasses import dataclass, field
 
 from ssd_draft.sequence import DraftSequence
-from ssd_engine.fan_out import AcceptanceRate, MissExponent, fan_out
+from ssd_engine.fan_out import AcceptanceRate, MissLaw, MissRate, fan_out
 from ssd_engine.frames import Source
 from ssd_engine.pace import StepClock
 
 RANKS = 16  # candidates that are ranked, to learn how fast more of them help
-SPARE = 0.9  # of the target's forward that a tree may fill
+REJECTED, FULL = MissLaw(0.5, 1.0), MissLaw(0.3, 1.0)  # before anything is measured
+SPARE = 0.8  # of the target's forward that a tree may fill; the rest is for the way to and fro
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,11 @@ class Rates:
     """Measured on one link, for speculations of one origin."""
 
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
-    exponent: MissExponent = field(default_factory=lambda: MissExponent(max_fan_out=RANKS))
+    rejected: MissRate = field(default_factory=lambda: MissRate(REJECTED, max_fan_out=RANKS))
+    full: MissRate = field(default_factory=lambda: MissRate(FULL, max_fan_out=RANKS))
+
+    def fan_out(self, length: int, budget: int) -> list[int]:
+        return fan_out(length, self.alpha.value, self.rejected.law, self.full.law, budget)
 
 
 class Planner:
@@ -48,6 +53,7 @@ class Planner:
         self._budget = budget
         self._lists = {True: hit_list, False: miss_list}
         self._rates = {True: Rates(), False: Rates()}
+        self._fan_outs: dict[tuple[bool, int, int], list[int]] = {}  # by what has been measured
 
     def observe(
         self, sequence: DraftSequence, accepted: int, rank: int | None, ranked: int
@@ -57,7 +63,9 @@ class Planner:
         if sequence.speculation:
             rates.alpha.observe(accepted, len(sequence.speculation))
         if ranked:
-            rates.exponent.observe(rank, ranked)
+            whole = accepted == len(sequence.speculation)
+            (rates.full if whole else rates.rejected).observe(rank, ranked)
+        self._fan_outs.clear()
 
     def plan(self, sequence: DraftSequence, clock: StepClock, others: int) -> RoundPlan:
         """``others``: rows that further sequences will put into the same forwards."""
@@ -68,9 +76,10 @@ class Planner:
         if chosen is not None:
             padded = (*chosen, *(chosen[-1:] * (length + 1)))
             return RoundPlan(list(padded[: length + 1]), depth)
-        rates = self._rates[from_cache]
-        budget = self._affordable(sequence, clock, depth, others)
-        return RoundPlan(fan_out(length, rates.alpha.value, rates.exponent.value, budget), depth)
+        case = (from_cache, length, self._affordable(sequence, clock, depth, others))
+        if case not in self._fan_outs:
+            self._fan_outs[case] = self._rates[from_cache].fan_out(*case[1:])
+        return RoundPlan(self._fan_outs[case], depth)
 
     def _affordable(
         self, sequence: DraftSequence, clock: StepClock, depth: int, others: int

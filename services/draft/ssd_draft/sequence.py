@@ -74,6 +74,7 @@ class DraftSequence:
         self.ready = False  # all offers are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
         self.answered = False  # something was pushed in this phase
+        self.plan: Any = None  # of this phase, once it is made
         self.state: Any = None  # the speculator's own
 
     @property
@@ -115,6 +116,7 @@ class DraftSequence:
     def _moved(self, now: float) -> None:
         self.changed_at = self.pushed_at = now
         self.ready = self.complete = self.answered = False
+        self.plan = None
 
     def close(self) -> None:
         self.phase = transition(self.phase, Event.CLOSE) or self.phase

@@ -6,7 +6,6 @@ scratch slots, depth after depth.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,13 +13,29 @@ from ssd_draft.sequence import Offer
 from ssd_engine.batch import TreeRows
 
 
-@dataclass(slots=True)
 class Tree:
-    offers: list[Offer]
-    num_committed: int
-    blocks: Sequence[int]  # of committed tokens and chain
-    chain: list[int]  # slots of the verified chain
-    scratch: list[int]  # slots for the branches' own tokens
+    def __init__(
+        self,
+        offers: list[Offer],
+        num_committed: int,
+        blocks: Sequence[int],
+        chain: list[int],
+        scratch: list[int],
+    ) -> None:
+        """``blocks`` of committed tokens and chain; slots of the verified ``chain``, and
+        ``scratch`` ones for the branches' own tokens."""
+        self.offers = offers
+        self._num_committed = num_committed
+        self._blocks = blocks
+        self._chain_length = len(chain)
+        self._scratch = scratch
+        self._tail = chain + scratch
+        self._max_depth = len(scratch) // len(offers)
+        # Of all depths; a forward sees the first ones.
+        accepted = np.array([offer.accepted for offer in offers])
+        on_chain = np.arange(len(chain)) < accepted[:, None]
+        own = np.tile(np.eye(len(offers), dtype=bool), self._max_depth)
+        self._visible = np.concatenate((on_chain, own), axis=1)
 
     @property
     def depth(self) -> int:
@@ -29,24 +44,21 @@ class Tree:
 
     @property
     def has_room(self) -> bool:
-        return (self.depth + 1) * len(self.offers) <= len(self.scratch)
+        return self.depth < self._max_depth
 
     def rows(self) -> TreeRows:
         """The forward that gives every branch its next token."""
         rows, depth = len(self.offers), self.depth
         end = rows * (depth + 1)
-        accepted = np.array([offer.accepted for offer in self.offers])
-        visible = np.zeros((rows, len(self.chain) + end), dtype=bool)
-        visible[:, : len(self.chain)] = np.arange(len(self.chain)) < accepted[:, None]
-        visible[:, len(self.chain) :] = np.tile(np.eye(rows, dtype=bool), depth + 1)
+        first = self._num_committed + depth
         return TreeRows(
             tokens=[offer.tokens[-1] if depth else offer.token for offer in self.offers],
-            positions=(self.num_committed + accepted + depth).tolist(),
-            slots=self.scratch[end - rows : end],
-            context=self.num_committed,
-            blocks=self.blocks,
-            tail=self.chain + self.scratch[:end],
-            visible=visible,
+            positions=[first + offer.accepted for offer in self.offers],
+            slots=self._scratch[end - rows : end],
+            context=self._num_committed,
+            blocks=self._blocks,
+            tail=self._tail[: self._chain_length + end],
+            visible=self._visible[:, : self._chain_length + end],
         )
 
     def extend(self, tokens: Sequence[int]) -> None:

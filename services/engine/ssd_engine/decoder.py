@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd_engine.attention import AttentionBackend, AttentionPlan
 from ssd_engine.config import ModelConfig
 from ssd_engine.kv_cache import LayerCache
+from ssd_engine.linear import Linear, plain_linear
 from ssd_engine.norm import make_norm
 from ssd_engine.rope import RopeTable, rotate
 from ssd_engine.tensor_parallel import TensorParallel
@@ -41,6 +42,11 @@ class DecoderWeights:
     norm: Tensor  # [d]
     head: Tensor  # [ceil(head_rows / ranks), d]
 
+    def matrices(self) -> list[Tensor]:
+        """Those that rows are multiplied with."""
+        layers = [m for each in self.layers for m in (each.qkv, each.o, each.gate_up, each.down)]
+        return [*layers, self.head]
+
 
 class Decoder:
     def __init__(
@@ -50,7 +56,9 @@ class Decoder:
         rope: RopeTable,
         attention: AttentionBackend,
         tp: TensorParallel,
+        linear: Linear = plain_linear,
     ) -> None:
+        self._linear = linear
         self.config = config
         self.weights = weights
         self.rope = rope
@@ -81,7 +89,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """[rows, head_rows] float32 on rank 0, -inf beyond the vocabulary; None on other ranks."""
-        whole = self.tp.gather_columns(F.linear(hidden, self.weights.head))
+        whole = self.tp.gather_columns(self._linear(hidden, self.weights.head, None))
         if whole is None:
             return None
         logits = whole[:, : self.config.head_rows].float()
@@ -99,7 +107,7 @@ class Decoder:
         plan: AttentionPlan,
     ) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = self._linear(x, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
         qk, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.qk_norm is not None:
@@ -110,10 +118,10 @@ class Decoder:
         return self._row_parallel(out, layer.o, layer.o_bias)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        gate, up = self._linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         return self._row_parallel(F.silu(gate) * up, layer.down, layer.down_bias)
 
     def _row_parallel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Each rank holds some input columns; the bias is added once, after the sum."""
-        out = self.tp.all_reduce(F.linear(x, weight))
+        out = self.tp.all_reduce(self._linear(x, weight, None))
         return out if bias is None else out + bias

@@ -5,40 +5,48 @@ The laws are those of arXiv 2603.03251. Plain arithmetic, cheap enough for every
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 MARGIN = 1e-3  # alpha is kept this far from 0 and from 1, where the law degenerates
 
 
-def fan_out(depth: int, alpha: float, r: float, budget: int) -> list[int]:
-    """Theorem 12: candidates of t for each outcome a = 0..depth; their sum is the budget.
+@dataclass(frozen=True, slots=True)
+class MissLaw:
+    """How often F candidates of t do not hold it: first F^-r; without any, always."""
 
-    F_j = F_0 alpha^(j / (1+r)) for j < K, F_K = F_0 alpha^(K / (1+r)) (1-alpha)^(-1 / (1+r)):
-    where an outcome is likelier, and the all-accepted one is by 1 / (1-alpha), more is prepared.
-    There is no floor of 1: an outcome for which the theorem gives less than the last candidate's
-    share happens so rarely that this candidate serves better elsewhere.
+    first: float  # with one candidate
+    r: float
+
+    def miss(self, candidates: int) -> float:
+        return float(self.first * candidates**-self.r) if candidates else 1.0
+
+
+def fan_out(depth: int, alpha: float, rejected: MissLaw, full: MissLaw, budget: int) -> list[int]:
+    """Candidates of t for each outcome a = 0..depth; their sum is the budget.
+
+    One after the other goes where it prevents the most misses: no other split prevents more. With
+    one law for all outcomes and many candidates this is theorem 12, F_j = F_0 alpha^(j / (1+r)) for
+    j < K and F_K = F_0 alpha^(K / (1+r)) (1-alpha)^(-1 / (1+r)). But t is easier to guess after a
+    full acceptance than after a rejection, where the best guess was the wrong token; and the first
+    candidate, worth nothing by the theorem's law miss(F) = F^-r, is worth most. There is no floor
+    of 1: the last candidate may serve better than at an outcome that hardly ever happens.
     """
     alpha = min(max(alpha, MARGIN), 1.0 - MARGIN)
-    exponent = 1.0 / (1.0 + max(r, 0.0))
-    weights = [alpha ** (j * exponent) for j in range(depth + 1)]
-    weights[depth] *= (1.0 - alpha) ** -exponent
-    return _largest_remainder(weights, budget)
+    chances = [alpha**j * (1.0 - alpha) for j in range(depth)] + [alpha**depth]
+    laws = [rejected] * depth + [full]
+    counts = [0] * (depth + 1)
+    gains = [chance * (1.0 - law.first) for chance, law in zip(chances, laws, strict=True)]
+    for _ in range(budget):
+        j = max(range(depth + 1), key=gains.__getitem__)
+        counts[j] += 1
+        gains[j] = chances[j] * (laws[j].miss(counts[j]) - laws[j].miss(counts[j] + 1))
+    return counts
 
 
 def uniform(depth: int, budget: int) -> list[int]:
     """The same for every outcome; what does not divide goes to the first ones."""
-    return _largest_remainder([1.0] * (depth + 1), budget)
-
-
-def _largest_remainder(weights: list[float], budget: int) -> list[int]:
-    """Whole numbers in proportion to the weights, of sum budget; ties go to the first ones."""
-    budget = max(budget, 0)
-    total = sum(weights)
-    shares = [budget * weight / total for weight in weights]
-    counts = [math.floor(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda j: counts[j] - shares[j])
-    for j in by_remainder[: budget - sum(counts)]:
-        counts[j] += 1
-    return counts
+    each, rest = divmod(max(budget, 0), depth + 1)
+    return [each + (j < rest) for j in range(depth + 1)]
 
 
 class AcceptanceRate:
@@ -72,27 +80,27 @@ class AcceptanceRate:
         return accepted / (self._judged + self._prior_tokens)
 
 
-class MissExponent:
-    """r of miss(F) = F^-r: how fast more candidates of t lower the chance of a miss.
+class MissRate:
+    """A measured MissLaw.
 
-    Decayed counts of P(rank >= F) at F = 2, 4, 8, ...; r is the slope of -log P over log F, a line
-    through the origin (the law says miss(1) = 1, so F = 1 bears no weight), by least squares
-    weighted with the number of misses, which is about the inverse variance of log P. The prior
-    stands for ``prior_ranks`` ranks that follow the law with r = prior, and never decays.
+    Decayed counts of P(rank >= F) at F = 1, 2, 4, ...; the law is a line of log P over log F, by
+    least squares weighted with the number of misses, which is about the inverse variance of log P.
+    The prior stands for ``prior_ranks`` ranks that follow its law, and never decays.
     """
 
-    LOWEST, HIGHEST = 0.05, 4.0
+    LOWEST, HIGHEST = 0.05, 4.0  # r
+    MOST = 0.95  # of first: one candidate is always worth something
 
     def __init__(
         self,
-        prior: float = 1.0,
+        prior: MissLaw,
         prior_ranks: float = 8.0,
         half_life: float = 256.0,
         max_fan_out: int = 256,
     ) -> None:
-        self._sizes = [2**i for i in range(1, max(max_fan_out, 2).bit_length())]
+        self._sizes = [2**i for i in range(max(max_fan_out, 2).bit_length())]
         self._decay = 0.5 ** (1.0 / half_life)  # per observed rank
-        self._prior_missed = [prior_ranks * size**-prior for size in self._sizes]
+        self._prior_missed = [prior_ranks * prior.miss(size) for size in self._sizes]
         self._prior_ranks = prior_ranks
         self._missed = [0.0] * len(self._sizes)
         self._seen = [0.0] * len(self._sizes)
@@ -111,15 +119,17 @@ class MissExponent:
             self._seen[i] = self._seen[i] * self._decay + 1.0
 
     @property
-    def value(self) -> float:
-        above = below = 0.0
+    def law(self) -> MissLaw:
+        weight = x_sum = y_sum = xx_sum = xy_sum = 0.0
         for i, size in enumerate(self._sizes):
             missed = self._missed[i] + self._prior_missed[i]
-            rate = missed / (self._seen[i] + self._prior_ranks)
-            x = math.log(size)
-            above -= missed * x * math.log(rate)
-            below += missed * x * x
-        return min(max(above / below, self.LOWEST), self.HIGHEST)
+            x, y = math.log(size), math.log(missed / (self._seen[i] + self._prior_ranks))
+            weight += missed
+            x_sum, y_sum = x_sum + missed * x, y_sum + missed * y
+            xx_sum, xy_sum = xx_sum + missed * x * x, xy_sum + missed * x * y
+        slope = (weight * xy_sum - x_sum * y_sum) / (weight * xx_sum - x_sum * x_sum)
+        r = min(max(-slope, self.LOWEST), self.HIGHEST)
+        return MissLaw(min(math.exp((y_sum + r * x_sum) / weight), self.MOST), r)
 
 
 def expected_tokens(alpha: float, depth: int) -> float:

@@ -56,6 +56,16 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor, stream: int) -> Tenso
     return (x.to(torch.float64) + 0.5) * 2.0**-32
 
 
+def uniform_rows(seed: Tensor, position: Tensor, stream: int) -> Tensor:
+    """One number for each row with seed [n] and position [n], float64 of 52 bits; never 0 or 1."""
+    zero = torch.zeros_like(position)
+    key = (seed & MASK32, (seed >> 32) & MASK32)
+    words = (zero, position & MASK32, (position >> 32) & MASK32, zero + stream)
+    high, low, *_ = philox(words, key)
+    x = (high << 20) | (low >> 12)
+    return (x.to(torch.float64) + 0.5) * 2.0**-52
+
+
 def gumbel(seed: Tensor, position: Tensor, token: Tensor, stream: int = STREAM_SAMPLE) -> Tensor:
     """Standard Gumbel noise of ``uniform``'s shape; finite: it lies in [-3.14, 22.88]."""
     return -torch.log(-torch.log(uniform(seed, position, token, stream)))

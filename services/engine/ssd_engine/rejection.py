@@ -27,9 +27,8 @@ from torch import Tensor
 from ssd_engine.noise import (
     STREAM_ACCEPT,
     STREAM_RESIDUAL,
-    gumbel_rows,
     signed64,
-    uniform,
+    uniform_rows,
 )
 from ssd_engine.sampling import SampleRow, target_distribution
 
@@ -93,10 +92,16 @@ def sigma_of(wire: Tensor) -> Tensor:
 def draw_from(weights: Tensor, seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
     """A token [n] for each row of weights [n, vocab], in proportion to them.
 
-    ``seeds`` and ``positions`` are int64 [n].
+    ``seeds`` and ``positions`` are int64 [n]. One number decides on a token: there is nothing here
+    to couple, and noise for every token would cost more than the model that drafts.
     """
-    noise = gumbel_rows(seeds, positions, weights.shape[1], stream)
-    return (weights.log() + noise).argmax(dim=-1)
+    reached = weights.cumsum(dim=-1)
+    total = reached[:, -1:]
+    at = uniform_rows(seeds, positions, stream)[:, None] * total
+    # A token of weight 0 reaches no further than the one before it: it is never the first beyond.
+    at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(reached, at, right=True)[:, 0]
+    return tokens.clamp(max=weights.shape[1] - 1)  # rows of NaN
 
 
 # Verification
@@ -197,7 +202,7 @@ def _verdicts(
         return []
     seed, position, x, row = torch.tensor(known, device=p.device).T
     p_x, sigma_x = p[row, x], sigma.gather(1, x[:, None])[:, 0]
-    u = uniform(seed, position, x, STREAM_ACCEPT)
+    u = uniform_rows(seed, position, STREAM_ACCEPT)
     verdict = torch.where(u * sigma_x < p_x, ACCEPTED, REJECTED)
     # What sigma excludes was not drawn from it, and NaN is no sigma: as good as missing.
     verdicts: list[int] = torch.where(sigma_x > 0, verdict, CUT).tolist()

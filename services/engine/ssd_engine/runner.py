@@ -11,10 +11,11 @@ from ssd_engine.attention import QueryRun, Run, SdpaBackend, TreeRun
 from ssd_engine.batch import Chunk, Part
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import ModelConfig
-from ssd_engine.decoder import Decoder
+from ssd_engine.decoder import Decoder, DecoderWeights
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config
 from ssd_engine.kv_cache import KVCacheSpec, LayerCache, allocate
+from ssd_engine.linear import Linear, both_layouts, plain_linear
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CPU_CACHE_SHARE = 0.25  # of the memory that is available
+SECOND_COPY_SHARE = 0.1  # likewise, at most, for weights in a second layout
 
 
 class ModelRunner:
@@ -37,20 +39,30 @@ class ModelRunner:
         self.device = rank_device(options.device, tp.rank)
         dtype = DTYPES[options.dtype]
         kv_heads = grown.kv_heads_per_rank(tp.size)
+        weights = load_weights(config, grown, checkpoint, tp, dtype, self.device)
         self.model = Decoder(
             grown,
-            load_weights(config, grown, checkpoint, tp, dtype, self.device),
+            weights,
             RopeTable(grown.rope, grown.head_dim, options.max_model_len, dtype, self.device),
             SdpaBackend(
                 grown.num_heads // tp.size, kv_heads, options.block_size, dtype, self.device
             ),
             tp,
+            self._choose_linear(weights),
         )
         self.spec = KVCacheSpec(
             grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype
         )
         self.num_blocks = self._agree_on_blocks()
         self.caches: list[LayerCache] = allocate(self.spec, self.num_blocks, self.device)
+
+    def _choose_linear(self, weights: DecoderWeights) -> Linear:
+        matrices = weights.matrices()
+        size = sum(matrix.numel() * matrix.itemsize for matrix in matrices)
+        on_cpu = self.device.type == "cpu" and self.options.dtype == "float32"
+        if not on_cpu or size * self.tp.size > SECOND_COPY_SHARE * available_memory():
+            return plain_linear
+        return both_layouts(matrices)
 
     def _agree_on_blocks(self) -> int:
         """The minimum over ranks, so that a block id is valid on each of them."""

@@ -36,6 +36,10 @@ class Speculator(Protocol):
         """Raises NoRoom when it does not fit now, Cannot when it never will."""
         ...
 
+    def memory_share(self, sequence: DraftSequence) -> float:
+        """What part of all memory for sequences it may take, open or not."""
+        ...
+
     def moved(self, sequence: DraftSequence) -> None:
         """The sequence followed an outcome or a launch. Raises Cannot."""
         ...

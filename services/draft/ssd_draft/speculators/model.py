@@ -115,7 +115,7 @@ class ModelSpeculator:
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
         self._check_context(sequence)
-        wanted = min(sequence.max_tokens + self._depth, self._max_context)
+        wanted = self._max_tokens(sequence)
         path = CachedPath(self._pool, sequence.prompt + sequence.output, wanted, scope)
         scratch = self._pool.open((), self._scratch_tokens)
         if scratch is None:
@@ -123,6 +123,14 @@ class ModelSpeculator:
             raise NoRoom("no room for the branches")
         scratch.grow(self._scratch_tokens)
         sequence.state = _State(path, scratch)
+
+    def memory_share(self, sequence: DraftSequence) -> float:
+        pool = self._pool
+        blocks = pool.blocks_for(self._max_tokens(sequence)) + pool.blocks_for(self._scratch_tokens)
+        return blocks / pool.num_blocks
+
+    def _max_tokens(self, sequence: DraftSequence) -> int:
+        return min(sequence.max_tokens + self._depth, self._max_context)
 
     def moved(self, sequence: DraftSequence) -> None:
         state: _State = sequence.state
@@ -199,7 +207,7 @@ class ModelSpeculator:
                 if isinstance(part, Chunk):
                     sequence.state.path.wrote(part)  # it will be, before anybody asks
                 begin += part.num_logits
-        logits = self._runner.forward(parts)
+        logits = self._runner.forward(parts) if parts else None
         if logits is not None:
             self._use(logits, wanted)
         return sum(len(part.tokens) for part in parts)
@@ -214,11 +222,12 @@ class ModelSpeculator:
         if state.foreseen is None or not self._begins_at_once(sequence, limit):
             return [state.path.next_chunk(chain, len(chain) + 1, limit)]
         written = state.path.next_chunk(chain, 0, limit)
+        parts: list[Part] = [written] if written.tokens else []  # all of it may be there
         self._plant(sequence, plan, state.foreseen)
         if state.tree is None:
-            sequence.complete = True
-            return [written]
-        return [written, state.tree.rows()]
+            self._judge_complete(sequence, plan)
+            return parts
+        return [*parts, state.tree.rows()]
 
     def _use(self, logits: Tensor, wanted: list[_Wanted]) -> None:
         """Chains need ranked guesses after each of their tokens, all others one token."""

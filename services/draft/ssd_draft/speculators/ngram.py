@@ -31,6 +31,9 @@ class NgramSpeculator:
     def open(self, sequence: DraftSequence, scope: int) -> None:
         sequence.state = _State(sequence)
 
+    def memory_share(self, sequence: DraftSequence) -> float:
+        return 0.0  # next to nothing
+
     def moved(self, sequence: DraftSequence) -> None:
         sequence.state.follow(sequence)
 

@@ -104,9 +104,10 @@ class SdpaBackend:
 
     def _tree_group(self, runs: Sequence[TreeRun], starts: Sequence[int]) -> _TreeGroup:
         context = max(run.context for run in runs)
-        visible = torch.from_numpy(np.stack([run.visible for run in runs])).to(self.device)
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        mask.masked_fill_(~visible, float("-inf"))
+        # In numpy: these are small, and torch's overhead is not.
+        visible = np.stack([run.visible for run in runs])
+        additive = np.where(visible, np.float32(0), np.float32("-inf"))
+        mask = np.tile(additive, (1, self.group, 1))[:, None]
         return _TreeGroup(
             rows=self._rows(runs[0].length, starts),
             length=runs[0].length,
@@ -115,7 +116,7 @@ class SdpaBackend:
             context=context,
             beyond=self._beyond([run.context for run in runs], context),
             tail=torch.tensor([slot for run in runs for slot in run.tail], device=self.device),
-            mask=mask.repeat(1, self.group, 1)[:, None],
+            mask=torch.from_numpy(mask).to(self.device, self.dtype),
         )
 
     def _beyond(self, contexts: list[int], context: int) -> Tensor | None:

@@ -1,9 +1,13 @@
 """The front's side of an engine process: start it, speak to it, notice its end."""
 
+import array
 import asyncio
+import contextlib
+import fcntl
 import logging
 import multiprocessing
 import queue
+import termios
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,6 +19,8 @@ from ssd_engine.processes import terminal_signals_blocked
 from ssd_engine.serving.records import Fatal, Ready, encode
 
 log = logging.getLogger(__name__)
+
+SAFE_BYTES = 32_768  # less than any socket's buffer
 
 
 class EngineGone(SSDError):
@@ -35,7 +41,7 @@ class EngineProcess(ABC):
         self._entry = entry
         self._options = options
         self._decode = decode
-        self._outbox: queue.Queue[Any] = queue.Queue(outbox)
+        self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
         self._fatal: Fatal | None = None
 
     @abstractmethod
@@ -67,7 +73,16 @@ class EngineProcess(ABC):
         return self._outbox.qsize()
 
     def send(self, record: Any) -> None:
-        self._outbox.put_nowait(record)
+        """From the event loop alone, and in order.
+
+        What surely fits into the pipe is written at once: a thread would take its time to wake.
+        """
+        data = encode(record)
+        if self._outbox.unfinished_tasks == 0 and _fits(self._pipe, len(data)):
+            with contextlib.suppress(OSError):  # the engine is gone, as the reader will notice
+                self._pipe.send_bytes(data)
+        else:
+            self._outbox.put_nowait(data)
 
     def raise_if_gone(self) -> None:
         if not self.gone.done():
@@ -111,11 +126,19 @@ class EngineProcess(ABC):
         self.gone.set_result(reason)
 
 
-def _write(outbox: "queue.Queue[Any]", pipe: Connection) -> None:
+def _fits(pipe: Connection, size: int) -> bool:
+    """Whether the pipe takes so many bytes without making the writer wait."""
+    unread = array.array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.TIOCOUTQ, unread)
+    return unread[0] + size < SAFE_BYTES
+
+
+def _write(outbox: "queue.Queue[bytes]", pipe: Connection) -> None:
     """A thread, because a pipe to a busy engine may block and the event loop may not."""
     while True:
         try:
-            pipe.send_bytes(encode(outbox.get()))
+            pipe.send_bytes(outbox.get())
         except OSError:
             log.debug("the engine reads no more")
             return
+        outbox.task_done()

@@ -10,7 +10,7 @@ from ssd_target.records import LinkUp
 from ssd_target.speculation.payoff import Payoff
 
 BUSY_SECONDS = 1.0  # after a notice that there is no room, before the next try
-EXPLORE = 64  # misses after which a wait is tried again where none seemed worthwhile
+EXPLORE = (64, 8192)  # misses after which a wait is tried again where none was worthwhile
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Endpoint:
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
     delay: Average = field(default_factory=Average)  # from an outcome to its branch
     unwaited: int = 0  # misses since the last wait
+    explore_after: int = EXPLORE[0]  # of these; more each time that it was in vain
     unanswered_since: float | None = None  # the oldest launch after the last sign of life
     outbox: list[TargetFrame] = field(default_factory=list)
     up_record: LinkUp | None = None
@@ -72,6 +73,11 @@ class Endpoint:
 
     def usual_delay(self) -> float | None:
         """None, so as to try, before anything is measured and again from time to time."""
-        if not self.delay.known or self.unwaited >= EXPLORE:
+        if not self.delay.known or self.unwaited >= self.explore_after:
             return None
         return self.delay.value()
+
+    def waited(self, seconds: float, came: bool) -> None:
+        # A branch that did not come would have taken longer than the wait.
+        self.delay.observe(seconds if came else 2 * seconds)
+        self.explore_after = EXPLORE[0] if came else min(2 * self.explore_after, EXPLORE[1])

@@ -45,7 +45,7 @@ from ssd_target.speculation.waiting import WaitCase, worthwhile_wait
 from ssd_target.verifier import Drawn
 
 ROWS_SECONDS = 0.05  # that distributions may come later than the end of their forward
-NGRAM_PAYS = 0.3  # acceptance below which a look-up is not worth its rows
+NGRAM_EXPLORE = 64  # misses without a look-up, after which one is tried
 
 Send = Callable[[int, int, list[TargetFrame]], None]  # link, epoch, frames
 Receive = Callable[[float], bool]  # handle what comes within so many seconds; False: nothing came
@@ -61,6 +61,7 @@ class Speculated:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     source: Source = Source.NONE  # of the round in flight
     drafted: int = 0
+    judged: int = 0  # of these, the tokens before a cut
     ended_at: float = 0.0  # of the round before
     attached_before: bool = False  # the endpoint followed before the round in flight
     outcome_sent: bool = True
@@ -109,6 +110,7 @@ class Speculator:
         self._sequences: dict[int, Speculated] = {}
         self._verify_clock = StepClock()  # seconds of a decode forward, by its rows
         self._ngram_alpha = AcceptanceRate(prior=0.5)
+        self._ngram_idle = 0
         self._step_begin = 0.0
         self.totals = SpeculationStats()
         self.dropped = 0  # branches and frames that did not fit
@@ -277,11 +279,12 @@ class Speculator:
         speculated = row.speculated
         if speculated.request.verification is not Verification.REJECTION or not row.tokens:
             return None
+        if row.source is not Source.SYNC and not speculated.rejecting:
+            speculated.stats.fell_back("coupled: the endpoint is not trusted")
+            return None
         if row.source in (Source.CACHE, Source.JUST_IN_TIME):
-            if not speculated.rejecting:
-                speculated.stats.fell_back("coupled: the endpoint is not trusted")
-                return None
             row.wire = self._rows(speculated, row, max(0.0, deadline - self._now()))
+            speculated.judged = min(len(row.tokens), len(row.wire))
         speculated.stats.rejection_rounds += 1
         return Drawn(row.wire)
 
@@ -427,8 +430,7 @@ class Speculator:
             row.speculated.stats.wait_micros += int(elapsed * 1e6)
             endpoint = self.endpoints.get(row.speculated.rounds.link)
             if endpoint is not None:
-                # A branch that did not come would have taken longer than the wait.
-                endpoint.delay.observe(elapsed if row.tokens else 2 * elapsed)
+                endpoint.waited(elapsed, bool(row.tokens))
 
     def _is_awaited(self, row: Taken) -> bool:
         rounds = row.speculated.rounds
@@ -441,13 +443,22 @@ class Speculator:
         backup = self._options.backup
         if backup not in (Backup.AUTO, Backup.NGRAM):
             return
-        if backup is Backup.AUTO and self._ngram_alpha.value < NGRAM_PAYS:
-            return
         for row in rows:
             if row.missed:
-                tokens = self._index(row.speculated).propose(row.wanted)
+                depth = row.wanted if backup is Backup.NGRAM else self._ngram_depth(row, len(rows))
+                tokens = self._index(row.speculated).propose(depth) if depth else []
                 if tokens:
                     row.tokens, row.source = tokens, Source.NGRAM
+
+    def _ngram_depth(self, row: Taken, num_rows: int) -> int:
+        """As deep as it pays; where it does not, a short one from time to time, to learn."""
+        seconds = self._round_seconds(num_rows)
+        depth = choose_depth(self._ngram_alpha.value, seconds, row.wanted)
+        self._ngram_idle = 0 if depth else self._ngram_idle + 1
+        if self._ngram_idle < NGRAM_EXPLORE:
+            return depth
+        self._ngram_idle = 0
+        return min(2, row.wanted)
 
     def _index(self, speculated: Speculated) -> NgramIndex:
         if speculated.ngrams is None:
@@ -481,6 +492,7 @@ class Speculator:
     def _launch(self, row: Taken) -> None:
         speculated, rounds = row.speculated, row.speculated.rounds
         speculated.source, speculated.drafted = row.source, len(row.tokens)
+        speculated.judged = speculated.drafted
         speculated.attached_before = rounds.attached
         if rounds.attached and not self.endpoints[rounds.link].payoff.attaches:
             self._leave(speculated, "does not pay")
@@ -593,7 +605,7 @@ class Speculator:
             self._sync_alpha.observe(accepted, speculated.drafted)
         endpoint = self.endpoints.get(speculated.rounds.link)
         if endpoint is not None and speculated.source in (Source.CACHE, Source.JUST_IN_TIME):
-            endpoint.alpha.observe(accepted, speculated.drafted)
+            endpoint.alpha.observe(accepted, speculated.judged)
 
 
 def _down_weight(row: Taken) -> float | None:

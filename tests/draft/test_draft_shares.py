@@ -1,0 +1,353 @@
+"""Links share the draft's engine: who asks for little does not wait for who asks for much."""
+
+from collections.abc import Sequence
+
+import pytest
+from torch import Tensor
+
+from ssd_draft.core import DraftCore
+from ssd_draft.plan import Planner, RoundPlan
+from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.sequence import DraftSequence, Phase
+from ssd_draft.shares import AT_WORK_SECONDS, FEW_ROWS, JOIN, SHORT_STEP, Account, Shares
+from ssd_draft.speculators.base import Need
+from ssd_engine.cached_path import NoRoom
+from ssd_engine.frames import Close, Launch, Open, Outcome, Source, Verification
+from ssd_engine.pace import StepClock
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.token_ids import pack_tokens
+
+BASE, PER_ROW = 0.002, 0.0002  # seconds of a forward, as on a CPU
+DEPTH, WIDTH = 5, 16
+MAX_ROWS, MAX_SEQUENCES, MEMORY = 256, 128, 128_000
+
+
+class Engine:
+    """A draft without a model: trees of ``WIDTH`` rows and ``DEPTH`` forwards, and a clock."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, per_row: float = PER_ROW) -> None:
+        self.now = 0.0
+        self._per_row = per_row
+        self.forwards: list[dict[int, int]] = []  # rows of each link
+        self.idle_seconds = 0.0
+        self.used = 0  # tokens of memory
+
+    def new_scope(self) -> int:
+        return 0
+
+    def open(self, sequence: DraftSequence, scope: int) -> None:
+        if self.used + sequence.max_tokens > MEMORY:
+            raise NoRoom("full")
+        self.used += sequence.max_tokens
+        sequence.state = [len(sequence.prompt), 0]  # prompt to compute, depth that is done
+
+    def memory_share(self, sequence: DraftSequence) -> float:
+        return sequence.max_tokens / MEMORY
+
+    def moved(self, sequence: DraftSequence) -> None:
+        sequence.state = [0, 0]
+        sequence.complete = sequence.phase is Phase.DECIDED
+
+    def rows(self, sequence: DraftSequence, limit: int) -> int:
+        return min(limit, sequence.state[0]) or WIDTH
+
+    def step(
+        self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
+    ) -> int:
+        rows: dict[int, int] = {}
+        for sequence in sequences:
+            rows[sequence.link] = rows.get(sequence.link, 0) + self.rows(sequence, limit)
+            if sequence.state[0]:
+                sequence.state[0] -= self.rows(sequence, limit)
+            else:
+                sequence.state[1] += 1
+                sequence.complete = sequence.state[1] == DEPTH
+        self.forwards.append(rows)
+        total = sum(rows.values())
+        self.now += BASE + self._per_row * total
+        return total
+
+    def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
+        return None, 0
+
+    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+        return None
+
+    def close(self, sequence: DraftSequence) -> None:
+        self.used -= sequence.max_tokens
+        sequence.state = None
+
+    def check_integrity(self, num_sequences: int) -> None:
+        pass
+
+
+class World:
+    """A draft core over such an engine, and targets that play rounds with it."""
+
+    def __init__(self, per_row: float = PER_ROW) -> None:
+        self.engine = Engine(per_row)
+        self.core = DraftCore(
+            self.engine,
+            make_planner=lambda depth: Planner(depth, WIDTH),
+            max_num_seqs=MAX_SEQUENCES,
+            max_seqs_per_link=None,
+            max_rows=MAX_ROWS,
+            prefill_chunk=512,
+            clock=lambda: self.engine.now,
+        )
+        self._rounds: dict[tuple[int, int], int] = {}
+
+    def connect(self, link: int, sequences: int, prompt: int = 4) -> None:
+        self.core.handle(LinkUp(link, f"target {link}", 8))
+        for name in range(sequences):
+            self.open(link, name, prompt)
+
+    def open(self, link: int, name: int, prompt: int, max_tokens: int = 1000) -> None:
+        frame = Open(
+            sequence=name,
+            round=0,
+            prompt=pack_tokens([1] * prompt),
+            output=b"",
+            speculation=[],
+            max_tokens=max_tokens,
+            sampling=SamplingParams(seed=1),
+            verification=Verification.COUPLED,
+            down_weight=1.0,
+            depth=DEPTH,
+            verify_micros=50_000,
+        )
+        self._rounds[link, name] = 0
+        self.core.handle(LinkFrames(link, [frame]))
+
+    def next_round(self, link: int, name: int) -> None:
+        r = self._rounds[link, name]
+        self._rounds[link, name] = r + 1
+        launch = Launch(name, r + 1, [], Source.NONE, DEPTH, 50_000)
+        self.core.handle(LinkFrames(link, [Outcome(name, r, 0, 1), launch]))
+
+    def sequence(self, link: int, name: int) -> DraftSequence | None:
+        return self.core._links[link].sequences.get(name)
+
+    def is_ready(self, link: int, name: int) -> bool:
+        """All is prepared for the round that the target last launched."""
+        found = self.sequence(link, name)
+        return found is not None and found.complete and found.round == self._rounds[link, name]
+
+    def flood(self, link: int, count: int) -> None:
+        """A new round for each sequence that is ready, without a pause; and some shouting."""
+        for name in range(count):
+            if self.is_ready(link, name):
+                self.next_round(link, name)
+        self.core.handle(LinkFrames(link, [Close(10**9, 0)] * 50))
+
+    def round_times(
+        self,
+        link: int,
+        count: int,
+        rounds: int,
+        flooders: dict[int, int],
+        thinking_seconds: float = 0.05,
+    ) -> float:
+        """Mean seconds in which the rounds of a link's sequences are prepared for."""
+        times = []
+        for _ in range(rounds):
+            for name in range(count):
+                self.next_round(link, name)
+            begin = self.engine.now
+            while not all(self.is_ready(link, name) for name in range(count)):
+                self.step(flooders)
+            times.append(self.engine.now - begin)
+            thinking = self.engine.now + thinking_seconds
+            while self.engine.now < thinking:
+                self.step(flooders)
+        return sum(times) / len(times)
+
+    def step(self, flooders: dict[int, int]) -> None:
+        for flooder, sequences in flooders.items():
+            self.flood(flooder, sequences)
+        before = self.engine.now
+        self.core.step()
+        self.core.check_integrity()
+        if self.engine.now == before:
+            self.engine.now += 0.0005
+            self.engine.idle_seconds += 0.0005
+
+    def served(self, link: int) -> int:
+        return sum(rows.get(link, 0) for rows in self.engine.forwards)
+
+
+def settled(world: World, link: int, count: int, flooders: dict[int, int]) -> None:
+    while not all(world.is_ready(link, name) for name in range(count)):
+        world.step(flooders)
+
+
+@pytest.mark.parametrize(("flooders", "thinking"), [(1, 0.05), (3, 0.2)])
+def test_a_small_link_hardly_notices_flooding_ones(flooders: int, thinking: float) -> None:
+    """One that asks for less than its share of the engine: here half, or a quarter."""
+    alone = World()
+    alone.connect(1, 2)
+    settled(alone, 1, 2, {})
+    time_alone = alone.round_times(1, 2, 40, {}, thinking)
+
+    world = World()
+    world.connect(1, 2)
+    floods = {2 + i: 30 for i in range(flooders)}
+    for link, sequences in floods.items():
+        world.connect(link, sequences, prompt=400)
+    settled(world, 1, 2, floods)
+    beside = world.round_times(1, 2, 40, floods, thinking)
+    # A forward of another link that has begun, and little more for each of its own.
+    assert beside < JOIN * time_alone + SHORT_STEP
+    # All that the small link leaves is used.
+    assert sum(world.served(link) for link in floods) > world.served(1)
+    assert world.engine.idle_seconds < 0.01 * world.engine.now
+
+
+def test_links_that_ask_for_the_same_share_each_forward() -> None:
+    world = World()
+    for link in (1, 2):
+        world.connect(link, 4)
+    everybody = {1: 4, 2: 4}
+    for _ in range(400):
+        world.step(everybody)
+    assert world.served(1) == pytest.approx(world.served(2), rel=0.05)
+    assert sum(len(rows) == 2 for rows in world.engine.forwards) > 0.9 * len(world.engine.forwards)
+
+
+def test_links_that_ask_for_all_get_equal_shares() -> None:
+    world = World()
+    for link in (1, 2, 3):
+        world.connect(link, 20)
+    everybody = {1: 20, 2: 20, 3: 20}
+    for _ in range(600):
+        world.step(everybody)
+    shares = [world.served(link) for link in everybody]
+    assert min(shares) > 0.9 * max(shares)
+    assert max(sum(rows.values()) for rows in world.engine.forwards) <= MAX_ROWS
+
+
+def test_a_single_link_gets_the_whole_forward() -> None:
+    world = World()
+    world.connect(1, 40)
+    for _ in range(50):
+        world.step({1: 40})
+    assert max(rows[1] for rows in world.engine.forwards) == MAX_ROWS
+
+
+def test_where_rows_cost_nothing_all_ride_along() -> None:
+    """As on a GPU that is bound by memory: a flood gets what others leave, in the same forward."""
+    world = World(per_row=0.0)
+    world.connect(1, 2)
+    world.connect(2, 40)
+    flood = {2: 40}
+    settled(world, 1, 2, flood)
+    world.round_times(1, 2, 20, flood)
+    together = [rows for rows in world.engine.forwards if 1 in rows]
+    assert sum(2 in rows for rows in together) > 0.9 * len(together)
+
+
+def test_a_long_prompt_does_not_hold_up_another_link() -> None:
+    world = World()
+    world.connect(1, 1)
+    settled(world, 1, 1, {})
+    before = world.round_times(1, 1, 20, {})
+    world.core.handle(LinkUp(2, "target 2", 8))
+    for name in range(10):
+        world.open(2, name, 2000)
+    assert world.round_times(1, 1, 20, {}) < 2 * before + 2 * SHORT_STEP
+    assert world.served(2) > 4000
+
+
+class TestRoom:
+    """Of places and of memory alike."""
+
+    def world(self, greedy: int, max_tokens: int) -> World:
+        """The first link has taken all that it could get."""
+        world = World()
+        for link in (1, 2):
+            world.core.handle(LinkUp(link, f"target {link}", 8))
+        for name in range(greedy):
+            world.open(1, name, 4, max_tokens)
+            world.step({})
+        return world
+
+    def held(self, world: World, link: int) -> int:
+        return len(world.core._links[link].sequences)
+
+    def test_a_link_gets_its_share_of_places(self) -> None:
+        world = self.world(greedy=200, max_tokens=10)
+        assert self.held(world, 1) == MAX_SEQUENCES
+        for name in range(100):
+            world.open(2, name, 4, 10)
+            world.step({})
+        assert (self.held(world, 1), self.held(world, 2)) == (64, 64)
+
+    def test_a_link_gets_its_share_of_memory(self) -> None:
+        """Few sequences, but long ones: the places are not what is scarce."""
+        world = self.world(greedy=20, max_tokens=12_800)
+        assert self.held(world, 1) == 10
+        for name in range(100):
+            world.open(2, name, 4, 1000)
+            world.step({})
+        assert self.held(world, 1) == 5
+        assert self.held(world, 2) == 64
+
+    def test_within_its_own_share_nobody_is_evicted(self) -> None:
+        world = self.world(greedy=64, max_tokens=1000)
+        for name in range(100):
+            world.open(2, name, 4, 1000)
+            world.step({})
+        assert (self.held(world, 1), self.held(world, 2)) == (64, 64)
+        assert world.core.counters.evictions == 0
+
+
+class TestShares:
+    def shares(self) -> Shares:
+        clock = StepClock()
+        for rows in (1, 50, 100, 200):
+            clock.observe(rows, BASE + PER_ROW * rows)
+        return Shares(MAX_ROWS, clock)
+
+    def accounts(self, *served: float) -> list[Account]:
+        made = [Account() for _ in served]
+        for account, rows in zip(made, served, strict=True):
+            account.served = rows
+        return made
+
+    def test_the_least_served_share_and_the_greedy_join(self) -> None:
+        small, like_it, greedy = self.accounts(100, 150, 1000)
+        everybody = [greedy, like_it, small]
+        turn = self.shares().turn(everybody, everybody, 0.0)
+        assert (turn.sharing, turn.joining, turn.max_rows) == ([small, like_it], [greedy], MAX_ROWS)
+
+    def test_alone_a_greedy_one_has_short_forwards(self) -> None:
+        shares = self.shares()
+        small, greedy = self.accounts(100, 1000)
+        shares.turn([small, greedy], [small, greedy], 0.0)
+        turn = shares.turn([small, greedy], [greedy], 0.001)
+        assert (turn.sharing, turn.joining) == ([], [greedy])
+        assert FEW_ROWS <= turn.max_rows < 60
+        assert BASE + PER_ROW * turn.max_rows < 1.2 * SHORT_STEP
+
+    def test_who_has_had_nothing_to_do_for_a_while_does_not_count(self) -> None:
+        shares = self.shares()
+        idle, busy = self.accounts(100, 1000)
+        shares.turn([idle, busy], [idle, busy], 0.0)
+        turn = shares.turn([idle, busy], [busy], 2 * AT_WORK_SECONDS)
+        assert (turn.sharing, turn.max_rows) == ([busy], MAX_ROWS)
+
+    def test_what_was_long_ago_is_forgotten(self) -> None:
+        shares = self.shares()
+        (account,) = self.accounts(1000)
+        shares.turn([account], [account], 0.0)
+        shares.turn([account], [account], 10.0)
+        assert account.served < 1
+
+    def test_joining_makes_a_forward_little_longer(self) -> None:
+        shares = self.shares()
+        for rows in (10, 40, 100):
+            longer = BASE + PER_ROW * (rows + shares.rows_to_join(rows))
+            assert longer <= 1.3 * (BASE + PER_ROW * rows)
+        assert shares.rows_to_join(100) > 0
