@@ -97,7 +97,7 @@ class Simulation:
     def __init__(
         self,
         target: ModelRunner,
-        draft: ModelRunner | None | Sequence[ModelRunner | None],
+        draft: ModelRunner | Sequence[ModelRunner | None] | None,
         options: SpeculationOptions,
         seed: int = 0,
         draft_steps: tuple[int, int] = (8, 8),
@@ -182,7 +182,7 @@ class Simulation:
         for draft in self.drafts:
             steps = self.rng.randint(*self._draft_steps)
             for i in range(steps):
-                self.now = begin + VERIFY_SECONDS * i / steps
+                self.now = begin + VERIFY_SECONDS * i / max(1, steps - 1)
                 self._step(draft)
         self.now = begin + VERIFY_SECONDS
         self._deliver()

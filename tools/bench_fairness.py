@@ -163,8 +163,8 @@ def main() -> None:
     )
     runs: dict[str, list[list[Generated]]] = defaultdict(list)
     with service("ssd_draft", "stories-draft", "--threads", "1", core=1) as draft:
-        flags = ("--threads", "1", "--draft", draft, "--no-auto-off", "--expand-to", args.shape)
-        flags += ("--depth", str(args.depth), "--no-adapt-depth")
+        flags = ["--threads", "1", "--draft", draft, "--no-auto-off", "--expand-to", args.shape]
+        flags += ["--depth", str(args.depth), "--no-adapt-depth"]
         with service("ssd_target", "stories-target", *flags, core=0) as target:
             client = Client(target)
             client.wait_for_links(1)

@@ -1,0 +1,219 @@
+"""Generations side by side, while something happens to their drafts; and their plain texts."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssd.v1 import speculation_pb2
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+from tests.processes import DraftProcess, Output, TargetProcess, collect, draft
+
+OFF, SYNC, SSD = (
+    pb.SPECULATION_MODE_OFF,
+    pb.SPECULATION_MODE_SYNC,
+    pb.SPECULATION_MODE_SSD,
+)
+METRICS = ("--metrics-listen", "127.0.0.1:0")
+STORY = "Once upon a time there was"
+CALL_SECONDS = 120  # generous: the machine may be busy
+
+
+def request(
+    seed: int,
+    max_tokens: int = 60,
+    text: str = STORY,
+    speculation: dict[str, Any] | None = None,
+    **sampling: Any,
+) -> pb.GenerateRequest:
+    """A third of the seeds takes the most likely token, the others draw."""
+    options = {"temperature": (0.0, 0.8, 1.0)[seed % 3], **sampling}
+    return pb.GenerateRequest(
+        text=text,
+        sampling=pb.SamplingOptions(seed=seed, **options),
+        stop=pb.StopOptions(max_tokens=max_tokens, ignore_eos=True),
+        speculation=pb.SpeculationOptions(**(speculation or {"mode": SSD})),
+    )
+
+
+def with_speculation(message: pb.GenerateRequest, **options: Any) -> pb.GenerateRequest:
+    """The same request, sped up in another way."""
+    changed = pb.GenerateRequest()
+    changed.CopyFrom(message)
+    changed.speculation.CopyFrom(pb.SpeculationOptions(**options))
+    return changed
+
+
+def generate(server: TargetProcess, message: pb.GenerateRequest) -> Output:
+    with server.channel() as channel:
+        return collect(rpc.TargetServiceStub(channel).Generate(message, timeout=CALL_SECONDS))
+
+
+class Generations:
+    """Requests that run at the same time, from ``with`` on; at its end all have ended."""
+
+    def __init__(self, server: TargetProcess, messages: Sequence[pb.GenerateRequest]) -> None:
+        self._server = server
+        self._messages = messages
+        self._pool = ThreadPoolExecutor(len(messages))
+        self._counts = [0] * len(messages)  # tokens so far
+        self.outputs: list[Output] = []
+
+    def __enter__(self) -> "Generations":
+        self._stub = self._server.stub()
+        self._futures = [self._pool.submit(self._follow, i) for i in range(len(self._messages))]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.outputs = [future.result() for future in self._futures]
+        finally:
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def _follow(self, index: int) -> Output:
+        stream = self._stub.Generate(self._messages[index], timeout=CALL_SECONDS)
+        return collect(self._counted(index, stream))
+
+    def _counted(
+        self, index: int, stream: Iterator[pb.GenerateResponse]
+    ) -> Iterator[pb.GenerateResponse]:
+        for response in stream:
+            self._counts[index] += len(response.tokens.token_ids)
+            yield response
+
+    def until_each_has(self, tokens: int) -> None:
+        wait_for(lambda: all(c >= tokens for c in self._counts) or self._failed())
+
+    def _failed(self) -> bool:
+        return any(future.done() and future.exception() for future in self._futures)
+
+    @property
+    def running(self) -> int:
+        return sum(not future.done() for future in self._futures)
+
+    def texts(self) -> list[tuple[str, list[int]]]:
+        return [(output.text, output.tokens) for output in self.outputs]
+
+    def stats(self) -> list[pb.SpeculationStats]:
+        return [output.finish.speculation for output in self.outputs]
+
+
+class PlainTexts:
+    """What plain decoding gives on a server, computed once for each request."""
+
+    def __init__(self, server: TargetProcess) -> None:
+        self._server = server
+        self._known: dict[bytes, tuple[str, list[int]]] = {}
+
+    def of(self, messages: Sequence[pb.GenerateRequest]) -> list[tuple[str, list[int]]]:
+        plain = [with_speculation(message, mode=OFF) for message in messages]
+        keys = [message.SerializeToString(deterministic=True) for message in plain]
+        new = {k: m for k, m in zip(keys, plain, strict=True) if k not in self._known}
+        if new:
+            with Generations(self._server, list(new.values())) as running:
+                pass
+            self._known.update(zip(new, running.texts(), strict=True))
+        return [self._known[key] for key in keys]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = CALL_SECONDS) -> float:
+    """Returns how long it took."""
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > seconds:
+            raise TimeoutError(f"not within {seconds:g} s")
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def endpoint(server: TargetProcess, address: str) -> pb.SpeculationEndpoint | None:
+    """How a target sees an endpoint."""
+    info = server.stub().GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
+    return next((e for e in info.speculation_endpoints if e.address == address), None)
+
+
+def is_up(server: TargetProcess, address: str) -> bool:
+    found = endpoint(server, address)
+    return found is not None and found.state == "up"
+
+
+def draft_info(server: DraftProcess) -> speculation_pb2.GetDraftInfoResponse:
+    request = speculation_pb2.GetDraftInfoRequest()
+    info: speculation_pb2.GetDraftInfoResponse = server.stub().GetDraftInfo(request, timeout=30)
+    return info
+
+
+def is_empty(server: DraftProcess) -> bool:
+    """No sequence, no block held, none promised."""
+    metrics = server.metrics()
+    names = ("sequences", "kv_cache_usage_ratio", "kv_cache_reserved_blocks")
+    return all(metrics[f"ssd_draft_{name}"] == 0 for name in names)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in family(int(child)))]
+
+
+def resident_mib(pid: int) -> float:
+    """Of a process and all below it."""
+    pages = [int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in family(pid)]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class LastingDraft:
+    """A draft that may be stopped, killed and started again on its port."""
+
+    def __init__(self, directory: Path, *flags: str, **options: Any) -> None:
+        self._directory = directory
+        self._flags = flags
+        self._options = options
+        self._lives = contextlib.ExitStack()
+        self._count = 0
+        self._listen = "127.0.0.1:0"
+
+    def __enter__(self) -> "LastingDraft":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lives.close()
+
+    def start(self) -> None:
+        """Returns when it listens; it is not ready then."""
+        self._count += 1
+        directory = self._directory / str(self._count)
+        flags = (*METRICS, *self._flags, "--listen", self._listen)
+        self.process = self._lives.enter_context(
+            draft(directory, *flags, ready=False, **self._options)
+        )
+        self.address = self._listen = self.process.address
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Stopped as with Ctrl-Z, engine included."""
+        pids = family(self.process.process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
+@dataclass
+class Pair:
+    """A target and its draft that the tests of this folder share."""
+
+    target: TargetProcess
+    draft: LastingDraft
+    plain: PlainTexts

@@ -1,0 +1,213 @@
+"""Exact: every token, and every logprob, is plain decoding's, whatever drafts and links do.
+
+Scenarios are drawn: modes, depths, fan-outs, wait rules and backups; all sampling options, stops,
+resumed requests and prompts that share beginnings or were generated before; batches in which some
+rows speculate and some do not; up to three drafts, of any speed, with or without a model; and, in
+the middle of it, links that break, drafts that crash, freeze, lie and repeat themselves. Equality
+by never speculating is no result: counters show that all that can happen to a round did happen.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_engine.sampling import SampleRow
+from ssd_target import verifier
+from ssd_target.scheduler import Scheduler, Work
+from tests.scale import share
+from tests.speculation.scenarios import (
+    Met,
+    Pair,
+    Scenario,
+    check,
+    draw_scenario,
+    random_pair,
+    simpler,
+    stories,
+)
+
+SEQUENCES = 2000
+EXCUSED_SHARE = 1e-5  # of tokens
+AT_LEAST = 50  # of everything that can happen to a round
+SCENARIOS = {  # each of about four sequences
+    "stories": 40,
+    "llama, blurred": 120,
+    "llama, smaller": 110,
+    "qwen3, blurred": 120,
+    "qwen3, smaller": 110,
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]:
+    with torch.backends.mkldnn.flags(enabled=False):  # as in the services
+        yield {name: make_pair(name, tmp_path_factory.mktemp("pair")) for name in SCENARIOS}
+
+
+def make_pair(name: str, directory: Path) -> Pair:
+    return stories() if name == "stories" else random_pair(*name.split(", "), directory)
+
+
+def run_scenarios(pair: Pair, count: int, met: Met) -> None:
+    for number in range(count):
+        scenario = draw_scenario(pair.name, number, pair.vocab_size)
+        try:
+            check(pair, scenario, met)
+        except Exception as error:
+            told = f"{pair.name}, scenario {number}: {error}"
+            raise AssertionError(f"{told}\nin short: {simplest(pair, scenario)}") from error
+
+
+def simplest(pair: Pair, scenario: Scenario) -> Scenario:
+    """With all left out that it does not take to fail."""
+    for less in simpler(scenario):
+        try:
+            check(pair, less, Met())
+        except Exception:
+            return simplest(pair, less)
+    return scenario
+
+
+@pytest.mark.timeout(3600)
+def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
+    met = Met()
+    for name, count in SCENARIOS.items():
+        run_scenarios(pairs[name], share(count), met)
+    stats = met.stats
+    happened = {
+        "hits": stats.hits,
+        "late": stats.late,
+        "late branches, taken as far as they went": met.truncated,
+        "length misses": stats.length_misses,
+        "token misses": stats.token_misses,
+        "just-in-time rounds": stats.just_in_time_rounds,
+        "n-gram rounds": stats.ngram_rounds,
+        "sync rounds": stats.sync_rounds,
+        "rejections": stats.rejected_rounds,
+        "full acceptances": stats.full_rounds,
+    }
+    print(f"{met.sequences} sequences, {met.tokens} tokens, {stats.rounds} rounds, {happened}")
+    print(f"excused near-ties: {met.excused}; rounds without an endpoint: {stats.fallbacks}")
+    assert met.sequences >= share(SEQUENCES)
+    assert len(met.excused) <= EXCUSED_SHARE * met.tokens
+    assert min(happened.values()) >= AT_LEAST, happened
+
+
+# What must not go unnoticed: each of these breaks a rule of verification.
+
+
+def what_is_drafted_is_emitted(patch: pytest.MonkeyPatch) -> None:
+    """Unverified."""
+
+    def verdict(works: Any, logits: Any, chosen: Any) -> dict[int, tuple[int, list[int]]]:
+        own = real(works, logits, chosen)
+        drafted = {i: list(verifier.speculation(works[i])) for i in chosen}
+        return {i: (len(drafted[i]), [*drafted[i], own[i][1][-1]]) for i in chosen}
+
+    real = verifier._coupled
+    patch.setattr(verifier, "_coupled", verdict)
+
+
+def all_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    """The target's own tokens, but after speculated ones that were never said."""
+    patch.setattr(verifier, "count_accepted", lambda speculated, drawn: len(speculated))
+
+
+def one_more_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    def count(speculated: Any, drawn: Any) -> int:
+        return min(real(speculated, drawn) + 1, len(speculated))
+
+    real = verifier.count_accepted
+    patch.setattr(verifier, "count_accepted", count)
+
+
+def penalties_forget_the_speculation(patch: pytest.MonkeyPatch) -> None:
+    """Row i is drawn in its own place, but as if s1..si were s1."""
+
+    def rows(work: Work) -> list[SampleRow]:
+        first = list(verifier.speculation(work))[:1]
+        return [
+            SampleRow(row.params, row.prompt, [*work.sequence.output, *(first * i)])
+            for i, row in enumerate(real(work))
+        ]
+
+    real = verifier.sample_rows
+    patch.setattr(verifier, "sample_rows", rows)
+
+
+def noise_is_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
+    def rows(work: Work) -> list[SampleRow]:
+        plain, *others = real(work)
+        return [plain, *(SampleRow(r.params, r.prompt, r.output[:-1]) for r in others)]
+
+    real = verifier.sample_rows
+    patch.setattr(verifier, "sample_rows", rows)
+
+
+def positions_are_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """A speculation is written one place too far."""
+
+    def extend(self: Scheduler, work: Work, speculation: list[int]) -> Work:
+        if not speculation:
+            return work
+        chunk, sequence = work.chunk, work.sequence
+        tokens = [*chunk.tokens, *speculation]
+        moved = replace(chunk, tokens=tokens, start=chunk.start + 1, num_logits=len(tokens))
+        extended = self._work(sequence, moved)
+        return Work(sequence, replace(moved, blocks=extended.chunk.blocks))
+
+    patch.setattr(Scheduler, "extend", extend)
+
+
+def rejected_tokens_stay_in_the_cache(patch: pytest.MonkeyPatch) -> None:
+    """What a request leaves in the prefix cache is read by the next one."""
+
+    def offer(self: Scheduler, sequence: Any) -> None:
+        sequence.num_written = sequence.num_committed
+        real(self, sequence)
+
+    real = Scheduler._offer_blocks
+    patch.setattr(Scheduler, "_offer_blocks", offer)
+
+
+def logprobs_are_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
+    def logprobs(logits: torch.Tensor, tokens: Any, top_n: Any) -> Any:
+        return real(logits.roll(1, dims=0), tokens, top_n)
+
+    real = verifier.logprobs
+    patch.setattr(verifier, "logprobs", logprobs)
+
+
+MUTANTS = [
+    what_is_drafted_is_emitted,
+    all_is_accepted,
+    one_more_is_accepted,
+    penalties_forget_the_speculation,
+    noise_is_of_the_place_before,
+    positions_are_off_by_one,
+    rejected_tokens_stay_in_the_cache,
+    logprobs_are_of_the_place_before,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_what_is_wrong_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    pairs: dict[str, Pair],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within the scenarios of every run."""
+    pair = pairs["llama, blurred"]
+    mutant(monkeypatch)
+    for number in range(SCENARIOS[pair.name] // 10):
+        scenario = draw_scenario(pair.name, number, pair.vocab_size)
+        try:
+            check(pair, scenario, Met())
+        except AssertionError as error:
+            print(f"{mutant.__name__}: scenario {number}: {error}")
+            return
+    pytest.fail("nothing was found")

@@ -1,0 +1,373 @@
+"""The protocol of links, sequences and rounds, explored: all that can happen, in every order.
+
+A state is two engines, what each knows of the other, and all that is in flight between them. From
+every state every step is taken: a target steps, a draft steps with any number of messages before
+it, a message arrives, a link's end learns that it is down, a link comes up; and, a bounded number
+of times, something goes wrong: a link breaks, with either side the first to know and frames of the
+old epoch still to come; a message arrives twice; branches are dropped before a slow reader; a
+sequence is evicted; a draft drains, crashes or falls silent; a target crashes and its requests
+come back, resumed; a request is cancelled. Messages of different sequences overtake each other.
+
+In every state: the text is plain decoding's; every branch that a look-up can find was computed for
+exactly this text; the books of both sides agree. From every state, once nothing more goes wrong:
+every sequence has branches again within a few rounds, and in the end nothing is left anywhere.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pytest
+
+from ssd_draft import link as draft_link
+from ssd_draft import sequence as draft_sequence
+from ssd_draft.core import DraftCore
+from ssd_draft.sequence import DraftSequence
+from ssd_engine.frames import Branch, Branches, Open
+from ssd_engine.frames import Outcome as OutcomeFrame
+from ssd_engine.tensor_plane import state as plane
+from ssd_target import link_state
+from ssd_target import sequence as target_sequence
+from ssd_target.speculation import rounds as target_rounds
+from ssd_target.speculation.branches import BranchStore
+from ssd_target.speculation.rounds import Rounds
+from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.stats import LookUp
+from tests.scale import FULL
+from tests.speculation import toy_world
+from tests.speculation.explorer import Explored, Recovery, explore
+from tests.speculation.toy_world import FAULTS, Setting
+
+PATIENCE = 4  # rounds after the last fault within which speculation has to be back
+# Sequences: the target and the prompt of each. The draft's best guess of 517's first tokens is
+# right, wrong but the second best is right, right, wrong; of 516's right, right, wrong, right.
+ONE: Any = ((0, (517,)),)
+LONG: Any = ((0, (5, 6, 7)),)  # two steps of prefill
+OTHER: Any = ((0, (516,)),)
+TWO: Any = (*ONE, *OTHER)
+APART: Any = (*ONE, (1, (516,)))
+BREAKS = frozenset({"drop", "crash draft", "crash target"})
+AMNESIA = frozenset({"drop", "crash target"})
+MOVES = frozenset({"drop", "evict"})
+GARBLED = frozenset({"down again", "overflow"})
+
+SETTINGS = [
+    Setting("a sequence", ONE, max_tokens=4, num_faults=1, faults=FAULTS),
+    Setting("two faults", ONE, max_tokens=3, num_faults=2, faults=AMNESIA),
+    Setting("deep", OTHER, depth=2, fan_out=(2, 0, 1), max_tokens=5, num_faults=1, faults=GARBLED),
+    Setting("waiting", ONE, max_tokens=3, wait=2, num_faults=1, faults=FAULTS),
+    Setting("two sequences", TWO, max_tokens=3, num_faults=0),
+    Setting("two drafts", ONE, ((0, 0), (0, 1)), max_tokens=3, num_faults=1, faults=MOVES),
+    Setting("two targets", APART, ((0, 0), (1, 0)), max_tokens=3, num_faults=0, draft_room=1),
+]
+IN_FULL: dict[str, dict[str, Any]] = {
+    "a sequence": dict(max_tokens=5),
+    "two faults": dict(max_tokens=4, faults=FAULTS),
+    "deep": dict(faults=FAULTS),
+    "waiting": dict(max_tokens=4, wait=3),
+    "two sequences": dict(num_faults=1, faults=BREAKS | GARBLED),
+    "two drafts": dict(max_tokens=4, faults=FAULTS),
+    "two targets": dict(num_faults=1, faults=BREAKS, draft_room=8),
+}
+
+
+def scaled(setting: Setting) -> Setting:
+    return replace(setting, **IN_FULL[setting.name]) if FULL else setting
+
+
+met: Counter[LookUp] = Counter()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.timeout(1800)
+def test_all_is_well_in_every_state(setting: Setting) -> None:
+    setting = scaled(setting)
+    recovery = Recovery(PATIENCE)
+    explored = explore(setting, recovery)
+    assert explored.wrong is None, told(explored)
+    expected = setting.faults if setting.num_faults else frozenset()
+    assert {"target", "draft"} | expected <= explored.actions.keys()
+    met.update(explored.look_ups)
+    print(
+        f"{setting.name}: {explored.states} states, {explored.transitions} transitions, "
+        f"speculation back within {recovery.slowest} rounds"
+    )
+
+
+def test_all_that_a_look_up_can_find_was_found() -> None:
+    assert met.keys() == set(LookUp)
+
+
+def told(explored: Explored) -> str:
+    steps = "\n".join(f"  {step}" for step in explored.trace)
+    return f"{explored.wrong}, after\n{steps}"
+
+
+# The tables
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    table: dict[Any, Any]
+    transition: Callable[[Any, Any], Any]
+    states: type[Enum]
+    events: type[Enum]
+    start: Enum
+    goal: Enum  # that every state but the last ones leads to
+    last: frozenset[Enum]  # that nothing leads out of
+    refusal: type[Exception] | None  # of what cannot happen; None: there is None for it
+
+
+TABLES = [
+    Table(
+        "link at the target",
+        link_state.TRANSITIONS,
+        link_state.transition,
+        link_state.LinkState,
+        link_state.LinkEvent,
+        link_state.LinkState.CONNECTING,
+        link_state.LinkState.UP,
+        frozenset({link_state.LinkState.CLOSED}),
+        RuntimeError,
+    ),
+    Table(
+        "sequence and its endpoint",
+        target_rounds.TRANSITIONS,
+        target_rounds.transition,
+        target_rounds.State,
+        target_rounds.Event,
+        target_rounds.State.DETACHED,
+        target_rounds.State.VERIFYING,
+        frozenset(),
+        RuntimeError,
+    ),
+    Table(
+        "sequence at the target",
+        target_sequence.TRANSITIONS,
+        target_sequence.transition,
+        target_sequence.State,
+        target_sequence.Event,
+        target_sequence.State.WAITING,
+        target_sequence.State.FINISHED,
+        frozenset({target_sequence.State.FINISHED}),
+        RuntimeError,
+    ),
+    Table(
+        "link at the draft",
+        draft_link.TRANSITIONS,
+        draft_link.transition,
+        draft_link.LinkState,
+        draft_link.LinkEvent,
+        draft_link.LinkState.GREETING,
+        draft_link.LinkState.ENDED,
+        frozenset({draft_link.LinkState.ENDED}),
+        RuntimeError,
+    ),
+    Table(
+        "sequence at the draft",
+        draft_sequence.TRANSITIONS,
+        draft_sequence.transition,
+        draft_sequence.Phase,
+        draft_sequence.Event,
+        draft_sequence.Phase.VERIFYING,
+        draft_sequence.Phase.VERIFYING,
+        frozenset({draft_sequence.Phase.CLOSED}),
+        None,
+    ),
+    Table(
+        "tensor plane",
+        plane.TRANSITIONS,
+        plane.transition,
+        plane.PlaneState,
+        plane.PlaneEvent,
+        plane.PlaneState.CONNECTING,
+        plane.PlaneState.CLOSED,
+        frozenset({plane.PlaneState.CLOSED}),
+        ValueError,
+    ),
+]
+
+
+def reached(table: Table, start: Enum) -> set[Enum]:
+    """Where events lead from a state, itself included."""
+    found = {start}
+    while more := {to for (of, _), to in table.table.items() if of in found} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+class TestTables:
+    def test_every_pair_is_a_transition_or_is_refused(self, table: Table) -> None:
+        for state, event in itertools.product(table.states, table.events):
+            if (state, event) in table.table:
+                assert table.transition(state, event) is table.table[state, event]
+            elif table.refusal is None:
+                assert table.transition(state, event) is None
+            else:
+                with pytest.raises(table.refusal):
+                    table.transition(state, event)
+
+    def test_every_state_is_reached(self, table: Table) -> None:
+        assert reached(table, table.start) == set(table.states)
+
+    def test_there_is_always_a_way_on(self, table: Table) -> None:
+        for state in table.states:
+            if state in table.last:
+                assert reached(table, state) == {state}
+            else:
+                assert table.goal in reached(table, state)
+
+
+# What must not go unnoticed
+
+
+def stale_rounds_pass(patch: pytest.MonkeyPatch) -> None:
+    def push(self: Rounds, link: int, epoch: int, frame: Branches) -> int:
+        fits = self.attached and (self.link, self.epoch) == (link, epoch)
+        return sum(not (fits and self.branches.add(branch)) for branch in frame.branches)
+
+    patch.setattr(Rounds, "push", push)
+
+
+def stale_epochs_pass(patch: pytest.MonkeyPatch) -> None:
+    real = Speculator.follow
+
+    def follow(self: Speculator, link: int, epoch: int, *rest: Any) -> None:
+        endpoint = self.endpoints.get(link)
+        real(self, link, epoch if endpoint is None or not endpoint.up else endpoint.epoch, *rest)
+
+    patch.setattr(Speculator, "follow", follow)
+
+
+def the_draft_ignores_rounds(patch: pytest.MonkeyPatch) -> None:
+    real = DraftSequence.apply
+
+    def apply(self: DraftSequence, frame: Any, now: float) -> bool:
+        due = self.round if isinstance(frame, OutcomeFrame) else self.round + 1
+        return real(self, msgspec.structs.replace(frame, round=due), now)
+
+    patch.setattr(DraftSequence, "apply", apply)
+
+
+def gaps_pass(patch: pytest.MonkeyPatch) -> None:
+    real = BranchStore.add
+
+    def add(self: BranchStore, branch: Branch) -> bool:
+        known = len(self.find(branch.accepted, branch.token))
+        start = min(branch.start, known)
+        return real(self, msgspec.structs.replace(branch, start=start))
+
+    patch.setattr(BranchStore, "add", add)
+
+
+def branches_outlive_their_round(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: Rounds, length: int) -> None:
+        self.round += 1
+        self.decided = None
+        if not self.branches._vocab_size:
+            self.branches = BranchStore(length, self._max_depth, self._vocab_size)
+        self.branches._length = length
+
+    patch.setattr(Rounds, "_begin", begin)
+
+
+def the_draft_forgets_accepted_tokens(patch: pytest.MonkeyPatch) -> None:
+    real = DraftSequence._end_round
+
+    def end_round(self: DraftSequence, frame: OutcomeFrame, now: float) -> bool:
+        before = list(self.output)
+        fits = real(self, frame, now)
+        if fits:
+            self.output = [*before, frame.token]
+        return fits
+
+    patch.setattr(DraftSequence, "_end_round", end_round)
+
+
+def speculations_are_not_verified(patch: pytest.MonkeyPatch) -> None:
+    def count(speculated: Any, drawn: list[int]) -> int:
+        drawn[: len(speculated)] = speculated
+        return len(speculated)
+
+    patch.setattr(toy_world, "count_accepted", count)
+
+
+def a_lost_link_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    def disconnected(self: Speculator, link: int, epoch: int, reason: str = "") -> None:
+        pass
+
+    patch.setattr(Speculator, "disconnected", disconnected)
+
+
+def the_draft_gives_up_in_silence(patch: pytest.MonkeyPatch) -> None:
+    def give_up(self: DraftCore, link: Any, sequence: DraftSequence, *_: Any) -> None:
+        self._close(sequence, link)
+
+    patch.setattr(DraftCore, "_give_up", give_up)
+
+
+def a_new_open_adds_to_the_old_one(patch: pytest.MonkeyPatch) -> None:
+    real = DraftCore._open
+
+    def reopen(self: DraftCore, link: Any, frame: Open) -> None:
+        link.sequences.pop(frame.sequence, None)
+        real(self, link, frame)
+
+    patch.setattr(DraftCore, "_open", reopen)
+
+
+def sequences_are_not_closed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Speculator, "_leave", Speculator._detach)
+
+
+def an_old_launch_stays_unanswered(patch: pytest.MonkeyPatch) -> None:
+    real = Speculator._detach
+
+    def detach(self: Speculator, speculated: Any, reason: str) -> None:
+        endpoint = self.endpoints[speculated.rounds.link]
+        since = endpoint.unanswered_since
+        real(self, speculated, reason)
+        endpoint.unanswered_since = since
+
+    patch.setattr(Speculator, "_detach", detach)
+
+
+# While one sequence is answered, nobody misses the answers to the other.
+EVICTED = Setting("evicted", TWO, max_tokens=3, num_faults=1, faults=frozenset({"evict"}))
+MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
+    (stale_rounds_pass, "a sequence", "computed for another text"),
+    (stale_epochs_pass, "two faults", "computed for another text"),
+    (the_draft_ignores_rounds, "a sequence", "not back within"),
+    (gaps_pass, "deep", "computed for another text"),
+    (branches_outlive_their_round, "a sequence", "computed for another text"),
+    (the_draft_forgets_accepted_tokens, "deep", "computed for another text"),
+    (speculations_are_not_verified, "a sequence", "not plain decoding's"),
+    (a_lost_link_goes_unnoticed, "a sequence", "not back within"),
+    (the_draft_gives_up_in_silence, "evicted", "not back within"),
+    (a_new_open_adds_to_the_old_one, "a sequence", "not opened or closed once"),
+    (sequences_are_not_closed, "a sequence", "holds a sequence that has ended"),
+    (an_old_launch_stays_unanswered, "a sequence", "expects an answer"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "name", "wrong"), MUTANTS, ids=[mutant.__name__ for mutant, *_ in MUTANTS]
+)
+def test_what_is_wrong_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    name: str,
+    wrong: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = next(setting for setting in (*SETTINGS, EVICTED) if setting.name == name)
+    mutant(monkeypatch)
+    explored = explore(setting, Recovery(PATIENCE))
+    assert explored.wrong is not None, f"nothing in {explored.states} states"
+    assert wrong in explored.wrong, told(explored)
+    print(f"{mutant.__name__}: {told(explored)}")

@@ -1,0 +1,136 @@
+"""Two targets on one draft, one target on two drafts, and what happens when one of them goes."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from ssd.v1 import target_pb2 as pb
+from tests.processes import TargetProcess, target, wait_until_idle, wait_until_ready
+from tests.speculation.generations import (
+    METRICS,
+    SSD,
+    Generations,
+    LastingDraft,
+    Pair,
+    draft_info,
+    endpoint,
+    is_empty,
+    is_up,
+    request,
+    wait_for,
+)
+
+MESSAGES = [request(seed) for seed in range(8)]
+
+
+@dataclass
+class Second:
+    """Another target: on a draft of its own, and on that of the pair."""
+
+    target: TargetProcess
+    draft: LastingDraft
+
+
+@pytest.fixture(scope="module")
+def second(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Second]:
+    directory = tmp_path_factory.mktemp("second")
+    with LastingDraft(directory / "draft", "--max-num-seqs", "16") as draft:
+        flags = (*METRICS, "--draft", pair.draft.address, "--draft", draft.address)
+        with target(directory / "target", *flags, "--no-auto-off", ready=False) as process:
+            wait_until_ready(draft.process)
+            wait_until_ready(process)
+            both = (pair.draft.address, draft.address)
+            wait_for(lambda: all(is_up(process, address) for address in both))
+            yield Second(process, draft)
+
+
+def speculated(stats: list[pb.SpeculationStats]) -> int:
+    """Tokens that came from the cache and were right."""
+    return sum(each.cache_tokens for each in stats)
+
+
+def test_two_targets_share_a_draft(pair: Pair, second: Second) -> None:
+    """Their sequences have the same numbers, and the same texts."""
+    at_first = [
+        request(seed, speculation={"mode": SSD, "endpoints": [pair.draft.address]})
+        for seed in range(8)
+    ]
+    plain = pair.plain.of(at_first)
+    with Generations(pair.target, at_first) as one, Generations(second.target, at_first) as two:
+        wait_for(lambda: draft_info(pair.draft.process).open_sequences > 8 or not one.running)
+        assert draft_info(pair.draft.process).links == 2
+    assert one.texts() == two.texts() == plain
+    assert speculated(one.stats()) > 0
+    assert speculated(two.stats()) > 0
+    wait_for(lambda: is_empty(pair.draft.process))
+
+
+def test_sequences_of_a_target_are_spread_over_its_drafts(pair: Pair, second: Second) -> None:
+    names = ("ssd_draft_rounds_total", "ssd_draft_branch_tokens_total")
+    drafts = (pair.draft.process, second.draft.process)
+    before = [draft.metrics() for draft in drafts]
+    held: dict[str, int] = {}
+    with Generations(second.target, MESSAGES) as running:
+        while running.running and len(held) < 2:
+            for draft in drafts:
+                found = endpoint(second.target, draft.address)
+                if found is not None and found.open_sequences:
+                    held[draft.address] = found.open_sequences
+    assert running.texts() == pair.plain.of(MESSAGES)
+    assert speculated(running.stats()) > 0
+    assert held.keys() == {draft.address for draft in drafts}
+    for draft, old in zip(drafts, before, strict=True):
+        for name in names:
+            assert draft.metrics()[name] > old[name]
+    wait_for(lambda: all(map(is_empty, drafts)))
+    wait_until_idle(second.target)
+
+
+def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) -> None:
+    """It is told to go in the middle of eight generations: announced, drained, exit code 0."""
+    leaving = second.draft.process
+    with Generations(second.target, MESSAGES) as running:
+        running.until_each_has(8)
+        begin = time.monotonic()
+        leaving.terminate()
+        code = leaving.wait_for_exit()
+        seconds = time.monotonic() - begin
+    assert code == 0
+    assert running.texts() == pair.plain.of(MESSAGES)
+    moved = [each for each in running.stats() if each.fallbacks["leaving"]]
+    assert moved
+    assert all(each.fallbacks.keys() == {"leaving"} for each in moved)
+    assert all(each.fallbacks["leaving"] <= 2 for each in moved)  # then the other one has it
+    assert speculated(moved) > 0
+    assert "drained" in leaving.log()
+    assert "cut off" not in leaving.log()
+    assert seconds < 10  # the drain timeout: the link did not have to be cut off
+    wait_for(lambda: is_empty(pair.draft.process))
+    with Generations(second.target, MESSAGES) as after:
+        pass
+    assert after.texts() == pair.plain.of(MESSAGES)
+    assert speculated(after.stats()) > 0
+    assert not any(each.fallbacks for each in after.stats())
+
+
+def test_what_a_dying_target_held_is_freed(pair: Pair, second: Second) -> None:
+    """And the other target does not notice."""
+    draft = pair.draft.process
+    messages = [request(seed, 400) for seed in range(8)]
+    own = [request(seed, 60) for seed in range(4)]
+    with pytest.raises(grpc.RpcError), Generations(second.target, messages) as running:
+        running.until_each_has(5)
+        wait_for(lambda: draft_info(draft).open_sequences >= 8)
+        with Generations(pair.target, own) as beside:
+            beside.until_each_has(5)
+            second.target.kill()
+    assert beside.texts() == pair.plain.of(own)
+    assert not any(each.fallbacks for each in beside.stats())
+    wait_for(lambda: is_empty(draft), 20)
+    assert draft_info(draft).links == 1
+    ended = [v for k, v in draft.metrics().items() if k.startswith("ssd_draft_links_ended_total")]
+    assert sum(ended) >= 1
+    assert "integrity" not in draft.log()

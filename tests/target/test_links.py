@@ -1,0 +1,233 @@
+"""Links to endpoints, without an engine: who may be dialled, what is sent, and who is forgotten."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd.v1 import target_pb2
+from ssd_engine.errors import InputError
+from ssd_engine.frames import Close
+from ssd_target import links as links_module
+from ssd_target.link_state import LinkState
+from ssd_target.links import MAX_FRAMES, MAX_NAMED, Identity, Links
+from ssd_target.records import LinkDown, LinkGone, LinkUp
+from ssd_target.speculation.options import Mode
+from ssd_target.speculation.requests import Terms
+
+SERVICE = "ssd.v1.SpeculationService"
+NOBODY = "127.0.0.1:1"
+
+
+class Bench:
+    """Links whose engine keeps what it is told."""
+
+    def __init__(self, *allowed: str, drafts: tuple[str, ...] = ()) -> None:
+        self.told: list[Any] = []
+        self.links = Links(drafts, allowed, (), self.told.append, lambda: 0)
+        self.links.start(Identity("target", "abc", 1000, 5, None))
+
+    def number_of(self, address: str) -> int:
+        """As for a request that names it."""
+        terms = Terms((Mode.SSD,), 5, self.links.number_of)
+        settled = terms.settle(target_pb2.SpeculationOptions(endpoints=[address]))
+        assert settled.links is not None
+        return settled.links[0]
+
+    def is_allowed(self, address: str) -> bool:
+        try:
+            self.number_of(address)
+        except InputError as error:
+            return error.field != "speculation.endpoints"
+        return True
+
+
+def run(work: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await work()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "address", "allowed"),
+    [
+        ("draft-1:7420", "draft-1:7420", True),
+        ("draft-1:7420", "draft-1:7421", False),
+        ("draft-?:7420", "draft-2:7420", True),
+        ("draft-?:7420", "draft-22:7420", False),
+        ("*.drafts.local:7420", "a.drafts.local:7420", True),
+        ("*.drafts.local:7420", "a.drafts.local.example.org:7420", False),
+        ("10.0.*:7420", "10.0.3.4:7420", True),
+        ("10.0.*:7420", "10.0.example.org:7420", False),
+        ("10.0.*:7420", "10.0.3.4.example.org:7420", False),
+        ("127.0.0.1:*", "127.0.0.1:80", True),
+        ("127.0.0.1:*", "localhost:80", False),
+        ("*", "anything:1", True),
+        ("*", "unix:1", True),  # a host of this name: no scheme is ever looked at
+        ("*", "unix:/tmp/socket", False),
+        ("*", "dns:///host:1", False),
+        ("*", "[::1]:7420", True),
+        ("*", "::1:7420", False),
+        ("*", "a%2eb:1", False),
+        ("*", "a b:1", False),
+    ],
+)
+def test_patterns_of_the_operator(pattern: str, address: str, allowed: bool) -> None:
+    async def work() -> None:
+        bench = Bench(pattern)
+        assert bench.is_allowed(address) is allowed
+        assert len(bench.links.links) == allowed
+        await bench.links.stop()
+
+    run(work)
+
+
+def test_the_operators_own_drafts_are_allowed_and_dialled_once() -> None:
+    async def work() -> None:
+        bench = Bench(drafts=(NOBODY, NOBODY))
+        assert bench.number_of(NOBODY) == 0
+        assert len(bench.links.links) == 1
+        assert not bench.is_allowed("127.0.0.1:2")
+        await bench.links.stop()
+
+    run(work)
+
+
+def test_endpoints_are_no_use_where_none_is_offered() -> None:
+    async def work() -> None:
+        bench = Bench()
+        terms = Terms((Mode.OFF,), 5, bench.links.number_of)
+        with pytest.raises(InputError, match=r"speculation\.endpoints"):
+            terms.settle(target_pb2.SpeculationOptions(endpoints=[NOBODY]))
+        assert terms.settle(target_pb2.SpeculationOptions()).mode is Mode.OFF
+        await bench.links.stop()
+
+    run(work)
+
+
+def test_one_that_is_down_and_not_named_again_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "FORGET_SECONDS", 0.3)
+
+    async def work() -> None:
+        bench = Bench("127.0.0.1:*", drafts=(NOBODY,))
+        first = [bench.number_of(f"127.0.0.1:{2 + i}") for i in range(MAX_NAMED)]
+        assert not bench.is_allowed("127.0.0.1:1000")
+        await until(lambda: len(bench.links.links) == 1)  # the operator's own stays
+        gone = [record.link for record in bench.told if isinstance(record, LinkGone)]
+        assert sorted(gone) == first
+        failures = bench.links.failures()["unavailable"]
+        assert failures >= MAX_NAMED
+        again = bench.number_of("127.0.0.1:2")
+        assert again not in first
+        assert bench.links.failures()["unavailable"] >= failures
+        await bench.links.stop()
+
+    run(work)
+
+
+def test_one_that_is_named_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "FORGET_SECONDS", 0.5)
+
+    async def work() -> None:
+        bench = Bench("127.0.0.1:*")
+        number = bench.number_of(NOBODY)
+        for _ in range(30):
+            await asyncio.sleep(0.05)
+            assert bench.number_of(NOBODY) == number
+        await bench.links.stop()
+
+    run(work)
+
+
+class Endpoint:
+    """Welcomes, keeps the messages that come, and ends the stream when it is told to."""
+
+    def __init__(self) -> None:
+        self.messages: list[pb.SpeculateRequest] = []
+        self.streams = 0
+        self.end = asyncio.Event()
+
+    async def speculate(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        self.streams += 1
+        hello = (await context.read()).hello
+        welcome = pb.Welcome(
+            protocol_version=1, epoch=hello.epoch, max_sequences=8, max_context=100, max_depth=5
+        )
+        await context.write(pb.SpeculateResponse(welcome=welcome))
+        reader = asyncio.ensure_future(self._read(context))
+        await self.end.wait()
+        reader.cancel()
+
+    async def _read(self, context: grpc.aio.ServicerContext) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self.messages.append(message)
+
+    async def serve(self) -> tuple[grpc.aio.Server, str]:
+        server = grpc.aio.server()
+        method = grpc.stream_stream_rpc_method_handler(
+            self.speculate,
+            request_deserializer=pb.SpeculateRequest.FromString,
+            response_serializer=pb.SpeculateResponse.SerializeToString,
+        )
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Speculate": method})
+        server.add_generic_rpc_handlers((handlers,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, f"127.0.0.1:{port}"
+
+
+def test_what_has_gathered_goes_out_in_messages_of_a_bounded_size() -> None:
+    async def work() -> None:
+        endpoint = Endpoint()
+        server, address = await endpoint.serve()
+        bench = Bench(drafts=(address,))
+        await until(lambda: any(isinstance(record, LinkUp) for record in bench.told))
+        epoch = bench.links.links[0].epoch
+        for i in range(100):
+            bench.links.send(0, epoch, [Close(30 * i + j, 0) for j in range(30)])
+        bench.links.send(0, epoch - 1, [Close(10**6, 0)])  # of an epoch that is over
+        await until(lambda: sum(len(m.frames.frames) for m in endpoint.messages) >= 3000)
+        sizes = [len(message.frames.frames) for message in endpoint.messages]
+        assert max(sizes) <= MAX_FRAMES
+        assert len(sizes) < 50
+        names = [frame.sequence for message in endpoint.messages for frame in message.frames.frames]
+        assert names == list(range(3000))
+        await bench.links.stop()
+        await server.stop(None)
+
+    run(work)
+
+
+def test_a_stream_that_ends_while_frames_are_on_their_way_is_opened_again() -> None:
+    async def work() -> None:
+        endpoint = Endpoint()
+        server, address = await endpoint.serve()
+        bench = Bench(drafts=(address,))
+        link = bench.links.links[0]
+        for _ in range(5):
+            await until(lambda: link.state is LinkState.UP)
+            endpoint.end.set()
+            epoch = link.epoch
+            while link.state is LinkState.UP:
+                bench.links.send(0, epoch, [Close(1, 0)])
+                await asyncio.sleep(0)
+            endpoint.end = asyncio.Event()
+        await until(lambda: link.state is LinkState.UP)
+        assert link.epoch > 5
+        downs = [record for record in bench.told if isinstance(record, LinkDown)]
+        assert len(downs) == 5
+        assert bench.links.failures().total() == 5
+        await bench.links.stop()
+        await server.stop(None)
+
+    run(work)
