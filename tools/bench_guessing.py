@@ -99,11 +99,13 @@ class Bench:
         chats = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
         # A seed of its own for each text: with a shared one, texts are no independent samples.
         self._texts = [(chat, seed) for seed, chat in enumerate(chats * seeds)]
+        self._prompts = prompts
 
     def measure(self, way: Way, budget: int, make_planner: Callable[[], Planner]) -> Counts:
         look_ups = LookUps()
+        texts = self._texts if way.temperature else self._texts[: self._prompts]
         # A depth takes several forwards where its rows do not fit into one.
-        forwards = 1 + len(self._texts) * (budget + self._depth + 1) // DRAFT_ROWS
+        forwards = 1 + len(texts) * (budget + self._depth + 1) // DRAFT_ROWS
         steps = (self._depth + 4) * forwards
         simulation = Simulation(
             self._target,
@@ -117,7 +119,7 @@ class Bench:
             make_planner=make_planner,
         )
         with patch.object(Speculator, "_look_up", look_ups.watch(Speculator._look_up)):
-            results = run(simulation.core, [self._request(way, *text) for text in self._texts])
+            results = run(simulation.core, [self._request(way, *text) for text in texts])
         late = simulation.speculator.totals.late
         if late:
             raise SystemExit(f"{late} branches were late: the draft needs more steps")

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 
 from ssd_engine import rejection
@@ -40,19 +38,16 @@ from ssd_engine.rejection import (
 )
 from ssd_engine.sampling import SampleRow, target_distribution
 from ssd_engine.sampling_params import SamplingParams
+from tests.fits import Floats, Ints, texts_fit
 from tests.scale import share
 
 PASSES = 1e-4  # the p-values of the rules as they are lie above
 REJECTED = 1e-6  # those of mutants below
-LEAST_EXPECTED = 8  # of a cell in a chi-square test
 
 VOCAB, LENGTH = 8, 4
 PROMPT = [1, 5, 5]
 # Histories are the nodes of a tree in heap order: the root is 0, child t of h is VOCAB * h + 1 + t.
 LEAVES_BEGIN = (VOCAB**LENGTH - 1) // (VOCAB - 1)
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def history(node: int) -> list[int]:
@@ -280,32 +275,6 @@ class Rounds:
 # Fits
 
 
-def fit(cells: Ints, p: Floats) -> float:
-    """p-value that draws of cells come from p: chi-square, cells of small expectation pooled."""
-    counts = np.bincount(cells, minlength=p.size)
-    if counts[p == 0].any():
-        return 0.0  # what has no probability was drawn
-    expected = p * cells.size
-    pooled: list[tuple[float, float]] = [(0.0, 0.0)]
-    for cell in np.argsort(expected):
-        seen, due = pooled[-1]
-        if due >= LEAST_EXPECTED:
-            pooled.append((counts[cell], expected[cell]))
-        else:
-            pooled[-1] = (seen + counts[cell], due + expected[cell])
-    return float(stats.chisquare(*zip(*pooled, strict=True)).pvalue)
-
-
-def texts_fit(texts: Ints, p: Tensor) -> float:
-    """The worst of several views, corrected for having been chosen: prefixes, and later pairs."""
-    probability = exact(p)
-    cells = np.arange(probability.size)
-    views = [cells // VOCAB**i for i in range(LENGTH)]
-    views += [cells // VOCAB**i % VOCAB**2 for i in range(LENGTH - 2)]
-    results = [fit(view[texts], np.bincount(view, weights=probability)) for view in views]
-    return min(1.0, min(results) * len(results))
-
-
 CASES = {
     "C = 1": Case(),
     "C = 0.5": Case(down_weight=0.5),
@@ -321,7 +290,7 @@ TEXTS = 60_000
 
 
 def check(world: World, n: int) -> float:
-    return texts_fit(generate(world, n, salt=11), world.p)
+    return texts_fit(generate(world, n, salt=11), exact(world.p), VOCAB, LENGTH)
 
 
 @pytest.mark.parametrize("case", CASES)

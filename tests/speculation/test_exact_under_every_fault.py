@@ -18,7 +18,9 @@ import torch
 from ssd_engine.sampling import SampleRow
 from ssd_target import verifier
 from ssd_target.scheduler import Scheduler, Work
+from ssd_target.speculation.options import Backup, Mode
 from tests.scale import share
+from tests.simulation import Faults
 from tests.speculation.scenarios import (
     Met,
     Pair,
@@ -95,6 +97,32 @@ def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
     assert met.sequences >= share(SEQUENCES)
     assert len(met.excused) <= EXCUSED_SHARE * met.tokens
     assert min(happened.values()) >= AT_LEAST, happened
+
+
+def test_a_draft_that_may_prepare_for_nothing_still_helps(pairs: dict[str, Pair]) -> None:
+    """No outcome is given a branch: all that is speculated was waited for.
+
+    The short row is ready long before the deep one, at another draft, which then looks ahead.
+    """
+    pair, met = pairs["llama, blurred"], Met()
+    scenario = draw_scenario(pair.name, 0, pair.vocab_size)
+    asked = replace(scenario.requests[0], mode=Mode.SSD, max_tokens=24, resume=0.0, stop="")
+    slow = replace(
+        scenario,
+        requests=(replace(asked, depth=5), replace(asked, depth=1)),
+        depth=5,
+        adapt_depth=False,
+        backup=Backup.JUST_IN_TIME,
+        wait_seconds=0.02,
+        fan_out=(0, 0),
+        draft_steps=(8, 8),
+        drafts=(True, True),
+        faults=Faults(),
+        stagger=0,
+    )
+    check(pair, slow, met)
+    assert met.stats.hits == 0
+    assert met.stats.just_in_time_rounds > 0
 
 
 # What must not go unnoticed: each of these breaks a rule of verification.

@@ -105,6 +105,9 @@ class ToySpeculator:
     def open(self, sequence: DraftSequence, scope: int) -> None:
         self.num_open += 1
 
+    def memory_share(self, sequence: DraftSequence) -> float:
+        return 0.0
+
     def moved(self, sequence: DraftSequence) -> None:
         pass
 

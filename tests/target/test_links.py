@@ -208,7 +208,7 @@ def test_what_has_gathered_goes_out_in_messages_of_a_bounded_size() -> None:
     run(work)
 
 
-def test_a_stream_that_ends_while_frames_are_on_their_way_is_opened_again() -> None:
+def test_a_stream_that_ends_is_opened_again() -> None:
     async def work() -> None:
         endpoint = Endpoint()
         server, address = await endpoint.serve()
@@ -223,11 +223,62 @@ def test_a_stream_that_ends_while_frames_are_on_their_way_is_opened_again() -> N
                 await asyncio.sleep(0)
             endpoint.end = asyncio.Event()
         await until(lambda: link.state is LinkState.UP)
-        assert link.epoch > 5
         downs = [record for record in bench.told if isinstance(record, LinkDown)]
         assert len(downs) == 5
-        assert bench.links.failures().total() == 5
+        assert bench.links.failures() == {"ended": 5}
         await bench.links.stop()
         await server.stop(None)
+
+    run(work)
+
+
+class EndedCall:
+    """A stream of which the writer learns first that it is over."""
+
+    def __init__(self) -> None:
+        self._hello: pb.Hello | None = None
+
+    async def write(self, message: pb.SpeculateRequest) -> None:
+        if self._hello is not None:
+            raise asyncio.InvalidStateError("RPC already finished.")
+        self._hello = message.hello
+
+    async def read(self) -> bytes:
+        if self._hello is None or self._hello.epoch == 0:
+            await asyncio.Event().wait()
+        assert self._hello is not None
+        welcome = pb.Welcome(
+            protocol_version=1, epoch=self._hello.epoch, max_sequences=8, max_depth=5
+        )
+        self._hello = pb.Hello()  # nothing more to read
+        return pb.SpeculateResponse(welcome=welcome).SerializeToString()
+
+    def cancel(self) -> None:
+        pass
+
+
+class EndedChannel:
+    async def __aenter__(self) -> "EndedChannel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def stream_stream(self, *_: object, **__: object) -> Callable[[], EndedCall]:
+        return EndedCall
+
+
+def test_a_stream_that_ends_under_a_frame_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module.Link, "_channel", lambda link: EndedChannel())
+
+    async def work() -> None:
+        bench = Bench(drafts=(NOBODY,))
+        link = bench.links.links[0]
+        for _ in range(2):
+            await until(lambda: link.state is LinkState.UP)
+            bench.links.send(0, link.epoch, [Close(1, 0)])
+            await until(lambda: link.state is LinkState.WAITING)
+        assert bench.links.failures() == {"ended": 2}
+        await bench.links.stop()
 
     run(work)
