@@ -281,6 +281,13 @@ class Met:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     truncated: int = 0  # rounds with as much of a late branch as was there
 
+    def add(self, other: "Met") -> None:
+        self.sequences += other.sequences
+        self.tokens += other.tokens
+        self.excused += other.excused
+        self.stats.add(other.stats)
+        self.truncated += other.truncated
+
 
 def check(pair: Pair, scenario: Scenario, met: Met) -> None:
     """Raise AssertionError where a token, or a logprob, is not plain decoding's."""

@@ -7,6 +7,7 @@ the middle of it, links that break, drafts that crash, freeze, lie and repeat th
 by never speculating is no result: counters show that all that can happen to a round did happen.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +37,11 @@ SEQUENCES = 2000
 EXCUSED_SHARE = 1e-5  # of tokens
 AT_LEAST = 50  # of everything that can happen to a round
 SCENARIOS = {  # each of about four sequences
-    "stories": 40,
-    "llama, blurred": 120,
-    "llama, smaller": 110,
-    "qwen3, blurred": 120,
-    "qwen3, smaller": 110,
+    "stories": 90,
+    "llama, blurred": 100,
+    "llama, smaller": 90,
+    "qwen3, blurred": 100,
+    "qwen3, smaller": 90,
 }
 
 
@@ -78,7 +79,12 @@ def simplest(pair: Pair, scenario: Scenario) -> Scenario:
 def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
     met = Met()
     for name, count in SCENARIOS.items():
-        run_scenarios(pairs[name], share(count), met)
+        own = Met()
+        run_scenarios(pairs[name], share(count), own)
+        accepted, drafted = own.stats.accepted_tokens, own.stats.drafted_tokens
+        print(f"{name}: {own.sequences} sequences, {accepted} of {drafted} drafted tokens accepted")
+        assert 0 < accepted < drafted
+        met.add(own)
     stats = met.stats
     happened = {
         "hits": stats.hits,
@@ -95,7 +101,7 @@ def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
     print(f"{met.sequences} sequences, {met.tokens} tokens, {stats.rounds} rounds, {happened}")
     print(f"excused near-ties: {met.excused}; rounds without an endpoint: {stats.fallbacks}")
     assert met.sequences >= share(SEQUENCES)
-    assert len(met.excused) <= EXCUSED_SHARE * met.tokens
+    assert len(met.excused) <= math.ceil(EXCUSED_SHARE * met.tokens)
     assert min(happened.values()) >= AT_LEAST, happened
 
 
