@@ -1,6 +1,6 @@
 """Sharing a draft: the hit rate of an honest target beside a polite neighbour and a flooding one.
 
-    python -m tools.bench_fairness [--streams 2] [--tokens 120] [--repeats 5] [--shape SHAPE]
+    python -m tools.bench_fairness [--streams 1] [--tokens 120] [--repeats 5] [--shape SHAPE]
 
 The neighbour is a link by hand. A polite one holds as many sequences as the honest target and plays
 their rounds at the pace of a forward; a flooding one holds all that it can get, plays rounds
@@ -150,7 +150,7 @@ def hit_rate(done: list[Generated]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shape", default=SHAPE, help="that the honest target is grown to")

@@ -184,8 +184,8 @@ def test_the_shipped_target_has_its_draft_beside_it(sandbox):
     assert stderr.startswith("stories-target with stories-draft ready after ")
     assert sandbox.arguments("ssd_draft") == ["serve", "stories-draft"]
     *arguments, address = sandbox.arguments("ssd_target")
-    assert arguments == ["serve", "stories-target", "--draft"]
     assert check_address(address)
+    assert arguments == ["serve", "stories-target", "--draft", address, "--trust-draft"]
     assert not sandbox.requests()[0].HasField("speculation")  # the server's own is used
     assert len(sandbox.pids()) == 4
     assert sandbox.all_gone()

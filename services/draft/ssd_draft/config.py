@@ -100,10 +100,10 @@ def _parse_fan_out(flag: str, text: str, config: DraftConfig) -> tuple[int, ...]
         )
     # The last number stands for all later ones, too.
     branches = sum(values) + values[-1] * (config.depth + 1 - len(values))
-    if branches > config.budget:
+    if not 1 <= branches <= config.budget:
         raise ConfigError(
             f"{flag}: {text} makes {branches} branches for a speculation of {config.depth} "
-            f"tokens, at most {config.budget} (--budget) are possible"
+            f"tokens, 1 to {config.budget} (--budget) are possible"
         )
     return values
 

@@ -417,7 +417,7 @@ class Links:
         self.links: dict[int, Link] = {}
         self._by_address: dict[str, int] = {}
         self._numbers = itertools.count()  # never used again
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._past_failures: Counter[str] = Counter()
 
     def start(self, identity: Identity) -> None:
@@ -437,9 +437,23 @@ class Links:
                 f"{address!r} is not allowed here; the operator names endpoints with --draft "
                 "and --allow-draft",
             )
-        if sum(link.named for link in self.links.values()) >= MAX_NAMED:
-            raise InputError("speculation.endpoints", f"at most {MAX_NAMED} may be added")
+        self._make_room()
         return self._dial(address, named=True)
+
+    def _make_room(self) -> None:
+        """For one more that requests name: of those that are down the longest unnamed one goes."""
+        named = [link for link in self.links.values() if link.named and not self._is_leaving(link)]
+        if len(named) < MAX_NAMED:
+            return
+        down = [link for link in named if link.state is not LinkState.UP]
+        if not down:
+            raise InputError("speculation.endpoints", f"at most {MAX_NAMED} may be added")
+        oldest = min(down, key=lambda link: link.last_named)
+        self._tasks[oldest.number].cancel()
+        del self._by_address[oldest.address]
+
+    def _is_leaving(self, link: Link) -> bool:
+        return self._by_address.get(link.address) != link.number
 
     def _dial(self, address: str, named: bool) -> int:
         if self._identity is None:
@@ -449,16 +463,14 @@ class Links:
         link = Link(number, address, named, trusted, self._identity, self._to_engine, self._backlog)
         self.links[number] = link
         self._by_address[address] = number
-        task = asyncio.create_task(link.run())
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._forget(done, link))
+        task = self._tasks[number] = asyncio.create_task(link.run())
+        task.add_done_callback(lambda _: self._forget(link))
         return number
 
-    def _forget(self, task: "asyncio.Task[None]", link: Link) -> None:
-        self._tasks.discard(task)
+    def _forget(self, link: Link) -> None:
         self._past_failures += link.failures
-        del self.links[link.number]
-        if self._by_address[link.address] == link.number:
+        del self.links[link.number], self._tasks[link.number]
+        if self._by_address.get(link.address) == link.number:
             del self._by_address[link.address]
         self._to_engine(LinkGone(link.number))
 
@@ -477,6 +489,7 @@ class Links:
             link.break_off(epoch, LinkBroken("stalled", reason))
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
