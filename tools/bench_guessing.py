@@ -26,7 +26,8 @@ from ssd_engine.pace import StepClock
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculated, Speculator, Taken
+from ssd_target.speculation.speculated import Speculated, Taken
+from ssd_target.speculation.speculator import Speculator
 from tests.harness import Request, Result, make_runner, run
 from tests.simulation import DRAFT_ROWS, Simulation
 from tools.bench_kit import setting, story_prompts

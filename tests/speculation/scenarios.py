@@ -33,7 +33,7 @@ from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import Logprobs, SamplingParams
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Taken
+from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.stats import SpeculationStats
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_models import LLAMA3_ROPE, SMALL
@@ -436,7 +436,7 @@ def _check_nothing_is_left(simulation: Simulation) -> None:
     core.check_integrity()
     assert not core.has_work
     assert not speculator._sequences
-    assert not any(endpoint.sequences for endpoint in speculator.endpoints.values())
+    assert not any(endpoint.sequences for endpoint in speculator.endpoints)
     assert _is_empty(core.scheduler.pool)
     assert speculator._drafter is not None
     assert not speculator._drafter._paths

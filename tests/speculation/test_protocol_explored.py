@@ -34,8 +34,8 @@ from ssd_target import link_state
 from ssd_target import sequence as target_sequence
 from ssd_target.speculation import rounds as target_rounds
 from ssd_target.speculation.branches import BranchStore
+from ssd_target.speculation.endpoints import Endpoints
 from ssd_target.speculation.rounds import Rounds
-from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.stats import LookUp
 from tests.scale import FULL
 from tests.speculation import toy_world
@@ -236,13 +236,13 @@ def stale_rounds_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_epochs_pass(patch: pytest.MonkeyPatch) -> None:
-    real = Speculator.follow
+    real = Endpoints.follow
 
-    def follow(self: Speculator, link: int, epoch: int, *rest: Any) -> None:
-        endpoint = self.endpoints.get(link)
+    def follow(self: Endpoints, link: int, epoch: int, *rest: Any) -> None:
+        endpoint = self._by_link.get(link)
         real(self, link, epoch if endpoint is None or not endpoint.up else endpoint.epoch, *rest)
 
-    patch.setattr(Speculator, "follow", follow)
+    patch.setattr(Endpoints, "follow", follow)
 
 
 def the_draft_ignores_rounds(patch: pytest.MonkeyPatch) -> None:
@@ -299,10 +299,10 @@ def speculations_are_not_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_link_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    def disconnected(self: Speculator, link: int, epoch: int, reason: str = "") -> None:
+    def disconnected(self: Endpoints, link: int, epoch: int, reason: str = "") -> None:
         pass
 
-    patch.setattr(Speculator, "disconnected", disconnected)
+    patch.setattr(Endpoints, "disconnected", disconnected)
 
 
 def the_draft_gives_up_in_silence(patch: pytest.MonkeyPatch) -> None:
@@ -323,19 +323,19 @@ def a_new_open_adds_to_the_old_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def sequences_are_not_closed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Speculator, "_leave", Speculator._detach)
+    patch.setattr(Endpoints, "leave", Endpoints._detach)
 
 
 def an_old_launch_stays_unanswered(patch: pytest.MonkeyPatch) -> None:
-    real = Speculator._detach
+    real = Endpoints._detach
 
-    def detach(self: Speculator, speculated: Any, reason: str) -> None:
-        endpoint = self.endpoints[speculated.rounds.link]
+    def detach(self: Endpoints, speculated: Any, reason: str) -> None:
+        endpoint = self._by_link[speculated.rounds.link]
         since = endpoint.unanswered_since
         real(self, speculated, reason)
         endpoint.unanswered_since = since
 
-    patch.setattr(Speculator, "_detach", detach)
+    patch.setattr(Endpoints, "_detach", detach)
 
 
 # While one sequence is answered, nobody misses the answers to the other.

@@ -39,7 +39,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, target_distribution
 from ssd_engine.sampling_params import SamplingParams
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator, Taken
+from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.stats import SpeculationStats
 from tests.fits import Floats, Ints, texts_fit
 from tests.harness import GREEDY, Request, make_core, make_runner, run, submit
@@ -308,8 +308,8 @@ def rounded_after_drawing(
 def kept_by_value(fill: Callable[..., None]) -> Callable[..., None]:
     """The target drops a token, and what follows, for what it is."""
 
-    def wrapper(self: Speculator, taken: Taken, source: Any) -> None:
-        fill(self, taken, source)
+    def wrapper(taken: Taken, source: Any) -> None:
+        fill(taken, source)
         wrong = next((i for i, token in enumerate(taken.tokens) if token % 2 == 0), None)
         taken.tokens = taken.tokens[:wrong]
 
@@ -332,14 +332,14 @@ def first_branch_is_reported(self: Any, sequence: Any) -> None:
 
 
 DRAWN = "ssd_draft.speculators.model.drawn_guesses"
-FILL = "ssd_target.speculation.speculator.Speculator._fill"
+FILL = "ssd_target.speculation.speculated.Taken.fill"
 KEEP = "ssd_draft.speculators.model.ModelSpeculator._keep_wires"
 RESIDUAL = "ssd_engine.rejection.STREAM_RESIDUAL"
 VERIFY = "ssd_target.verifier.verify_rejection"
 MUTANTS = {
     "q for sigma": Case(0.1, patches={DRAWN: q_is_reported}),
     "tokens kept by value": Case(
-        models="same", calm=True, patches={FILL: kept_by_value(Speculator._fill)}
+        models="same", calm=True, patches={FILL: kept_by_value(Taken.fill)}
     ),
     "draft and residual in a stream": Case(
         models="rivals", calm=True, patches={RESIDUAL: STREAM_DRAFT}

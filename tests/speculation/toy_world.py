@@ -291,7 +291,7 @@ class Target:
     @property
     def has_work(self) -> bool:
         """After it has heard of something an engine steps at least once more."""
-        unsent = any(endpoint.outbox for endpoint in self.speculator.endpoints.values())
+        unsent = any(endpoint.outbox for endpoint in self.speculator.endpoints)
         return self.core.has_work or unsent
 
     def step(self) -> None:
@@ -500,9 +500,7 @@ class World:
                 for sequence in sorted(target.texts.keys() - target.finished):
                     for arrivals in self._to_target(target.number):
                         yield ("cancel", target.number, arrivals, sequence)
-                if any(
-                    e.unanswered_since == self.now for e in target.speculator.endpoints.values()
-                ):
+                if any(e.unanswered_since == self.now for e in target.speculator.endpoints):
                     yield ("stall",)
 
     # How it happens
@@ -759,7 +757,7 @@ class World:
                 raise Wrong(f"sequences {missing} did not finish")
             if target.speculator._sequences or pool.num_leases or pool.num_reserved:
                 raise Wrong("the target holds something for a request that has ended")
-            if any(e.unanswered_since is not None for e in target.speculator.endpoints.values()):
+            if any(e.unanswered_since is not None for e in target.speculator.endpoints):
                 raise Wrong("the target expects an answer where nothing is asked")
         for draft in self.drafts:
             if any(link.sequences for link in draft._links.values()):
@@ -794,7 +792,7 @@ class World:
                 e.unanswered_since is not None and self.now - e.unanswered_since,
                 e.outbox,
             ]
-            for e in speculator.endpoints.values()
+            for e in speculator.endpoints
         ]
         texts = [[seq, len(text), seq in target.finished] for seq, text in target.texts.items()]
         rounds = [_rounds_key(s) for s in speculator._sequences.values()]

@@ -26,7 +26,8 @@ from ssd_target.records import (
 from ssd_target.scheduler import Scheduler, Work
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationRequest
-from ssd_target.speculation.speculator import Speculator, Taken
+from ssd_target.speculation.speculated import Taken
+from ssd_target.speculation.speculator import Speculator
 from ssd_target.verifier import NonFiniteLogits, Outcome, verify
 
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
@@ -74,15 +75,16 @@ class EngineCore:
 
     def handle_link(self, record: LinkRecord) -> None:
         """Also while a forward is held back for what it says."""
+        endpoints = self.speculator.endpoints
         match record:
             case LinkUp():
-                self.speculator.connected(record)
+                endpoints.connected(record)
             case LinkDown():
-                self.speculator.disconnected(record.link, record.epoch)
+                endpoints.disconnected(record.link, record.epoch)
             case LinkGone():
-                self.speculator.gone(record.link)
+                endpoints.gone(record.link)
             case LinkFrames():
-                self.speculator.follow(record.link, record.epoch, record.frames, record.load)
+                endpoints.follow(record.link, record.epoch, record.frames, record.load)
 
     def step(self) -> StepOutput:
         plan = self.scheduler.plan()
@@ -103,10 +105,10 @@ class EngineCore:
             hit_tokens=scheduler.counters.hit_tokens,
             steps=self._steps,
             speculation=self.speculator.totals,
-            dropped_frames=self.speculator.dropped,
+            dropped_frames=self.speculator.endpoints.dropped,
             endpoints=[
                 EndpointStats(e.link, len(e.sequences), e.payoff.phase.value, e.alpha.value)
-                for e in self.speculator.endpoints.values()
+                for e in self.speculator.endpoints
             ],
         )
 

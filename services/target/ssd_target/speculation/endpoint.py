@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from ssd_engine.fan_out import AcceptanceRate
-from ssd_engine.frames import Load, TargetFrame
+from ssd_engine.frames import Launch, Load, Open, TargetFrame
 from ssd_engine.pace import Average
 from ssd_engine.tensor_plane import Receiver
 from ssd_target.records import LinkUp
@@ -65,6 +65,12 @@ class Endpoint:
             self.receiver.close()
             self.receiver = None
         self.outbox = []
+
+    def say(self, frame: Open | Launch, now: float) -> None:
+        """A round begins; its branches are the answer."""
+        self.outbox.append(frame)
+        if self.unanswered_since is None:
+            self.unanswered_since = now
 
     def heard(self, load: Load | None) -> None:
         self.unanswered_since = None

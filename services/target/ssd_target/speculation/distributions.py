@@ -1,0 +1,75 @@
+"""What speculated tokens were drawn from: how each row of a forward that has ended is verified.
+
+Rows that have not come in time are no reason to wait: they cut the speculation before the first of
+them, which keeps the target's distribution.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ssd_engine.frames import Source, Verification
+from ssd_engine.tensor_plane import PlaneBroken, RowsKey
+from ssd_target.speculation.endpoints import Endpoints
+from ssd_target.speculation.speculated import Speculated, Taken
+from ssd_target.verifier import Drawn
+
+ROWS_SECONDS = 0.05  # that distributions may come later than the end of their forward
+
+
+class Distributions:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoints = endpoints
+        self._vocab_size = vocab_size
+        self._now = clock
+
+    def expect(self, row: Taken) -> None:
+        """The round of this row was launched: its endpoint will send what it drew from."""
+        speculated = row.speculated
+        endpoint = self._endpoints.of(speculated)
+        if endpoint is None or endpoint.receiver is None:
+            return
+        if speculated.rejecting and row.tokens:
+            endpoint.receiver.expect(_key(speculated), len(row.tokens))
+
+    def of(self, rows: Sequence[Taken]) -> list[Drawn | None]:
+        deadline = self._now() + ROWS_SECONDS
+        return [self._drawn(row, deadline) for row in rows]
+
+    def _drawn(self, row: Taken, deadline: float) -> Drawn | None:
+        speculated = row.speculated
+        if speculated.request.verification is not Verification.REJECTION or not row.tokens:
+            return None
+        if row.source is not Source.SYNC and not speculated.rejecting:
+            speculated.stats.fell_back("coupled: the endpoint is not trusted")
+            return None
+        if row.source in (Source.CACHE, Source.JUST_IN_TIME):
+            row.wire = self._receive(row, max(0.0, deadline - self._now()))
+            speculated.judged = min(len(row.tokens), len(row.wire))
+        speculated.stats.rejection_rounds += 1
+        return Drawn(row.wire)
+
+    def _receive(self, row: Taken, seconds: float) -> Tensor:
+        """Without rows, the speculation is cut at its start."""
+        speculated, rows = row.speculated, None
+        endpoint = self._endpoints.of(speculated)
+        if endpoint is not None and endpoint.receiver is not None:
+            try:
+                rows = endpoint.receiver.receive(_key(speculated), len(row.tokens), seconds)
+            except PlaneBroken as error:
+                self._endpoints.give_up(endpoint, f"the tensor plane broke: {error}")
+        if rows is None:
+            speculated.stats.fell_back("no distributions")
+            return torch.empty(0, self._vocab_size)
+        return rows
+
+
+def _key(speculated: Speculated) -> RowsKey:
+    return RowsKey(speculated.sequence.id, speculated.rounds.round, 0)

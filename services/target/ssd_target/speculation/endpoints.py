@@ -1,0 +1,202 @@
+"""The endpoints as the engine sees them: which are there, what they hold, what they say.
+
+Whatever an endpoint does or fails to do ends in one thing here: the sequence is detached from it
+and goes on without; its next launch may open it again, there or elsewhere.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ssd_engine.frames import (
+    Branches,
+    Close,
+    DraftFrame,
+    Load,
+    Notice,
+    NoticeKind,
+    Plane,
+    TargetFrame,
+)
+from ssd_engine.tensor_plane import Receiver
+from ssd_target.records import LinkUp
+from ssd_target.speculation.endpoint import BUSY_SECONDS, Endpoint
+from ssd_target.speculation.options import SpeculationOptions
+from ssd_target.speculation.payoff import Payoff
+from ssd_target.speculation.speculated import Speculated
+
+Send = Callable[[int, int, list[TargetFrame]], None]  # link, epoch, frames
+Stalled = Callable[[int, int, str], None]  # link, epoch, why it is given up
+OpenPlane = Callable[[LinkUp, Plane], Receiver | None]
+
+
+class Endpoints:
+    def __init__(
+        self,
+        options: SpeculationOptions,
+        sequences: dict[int, Speculated],
+        send: Send = lambda link, epoch, frames: None,
+        stalled: Stalled = lambda link, epoch, reason: None,
+        open_plane: OpenPlane = lambda up, plane: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._sequences = sequences  # all of the target, whether attached or not
+        self._send, self._stalled, self._open_plane = send, stalled, open_plane
+        self._now = clock
+        self._by_link: dict[int, Endpoint] = {}
+        self.dropped = 0  # branches and frames that did not fit
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._by_link.values())
+
+    def of(self, speculated: Speculated) -> Endpoint | None:
+        """The one that holds the sequence."""
+        return self._by_link.get(speculated.rounds.link)
+
+    def home_of(self, speculated: Speculated) -> Endpoint | None:
+        """The one whose payoff the sequence is evidence for, whether it is held there or not."""
+        return None if speculated.home is None else self._by_link.get(speculated.home)
+
+    # Links
+
+    def connected(self, up: LinkUp) -> None:
+        """The endpoint of a link, or its next epoch."""
+        endpoint = self._by_link.get(up.link)
+        if endpoint is None:
+            payoff = Payoff(self._options.auto_off)
+            endpoint = self._by_link[up.link] = Endpoint(up.link, payoff, up.named)
+        if endpoint.epoch is not None:
+            self.disconnected(up.link, endpoint.epoch)
+        endpoint.connect(up)
+
+    def disconnected(self, link: int, epoch: int, reason: str = "disconnected") -> None:
+        endpoint = self._by_link.get(link)
+        if endpoint is None or endpoint.epoch != epoch:
+            return
+        for key in list(endpoint.sequences):
+            self._detach(self._sequences[key], reason)
+        endpoint.disconnect()
+
+    def gone(self, link: int) -> None:
+        """The link was down, and will not come up again."""
+        self._by_link.pop(link, None)
+
+    def give_up(self, endpoint: Endpoint, reason: str) -> None:
+        """End this epoch of the link."""
+        epoch = endpoint.epoch
+        if epoch is not None:
+            self.disconnected(endpoint.link, epoch, "stalled")
+            self._stalled(endpoint.link, epoch, reason)
+
+    def check_stalls(self) -> None:
+        """One that leaves rounds unanswered for too long is given up."""
+        for endpoint in self:
+            since = endpoint.unanswered_since
+            if since is not None and self._now() - since > self._options.link_timeout:
+                self.give_up(endpoint, "rounds stay unanswered")
+
+    def flush(self) -> None:
+        """Sending is a put: it never waits for a link."""
+        for endpoint in self:
+            if endpoint.outbox and endpoint.epoch is not None:
+                frames, endpoint.outbox = endpoint.outbox, []
+                self._send(endpoint.link, endpoint.epoch, frames)
+
+    # What they say
+
+    def follow(
+        self, link: int, epoch: int, frames: Sequence[DraftFrame], load: Load | None
+    ) -> None:
+        """Of another epoch than its own, an endpoint says nothing."""
+        endpoint = self._by_link.get(link)
+        if endpoint is None or endpoint.epoch != epoch:
+            self.dropped += len(frames)
+            return
+        endpoint.heard(load)
+        for frame in frames:
+            if isinstance(frame, Notice):
+                self._notice(endpoint, frame)
+            elif isinstance(frame, Plane):
+                self._plane(endpoint, frame)
+            else:
+                self._branches(endpoint, frame)
+
+    def _branches(self, endpoint: Endpoint, frame: Branches) -> None:
+        speculated = self._sequences.get(frame.sequence)
+        if speculated is None or endpoint.epoch is None:
+            self.dropped += len(frame.branches)
+            return
+        self.dropped += speculated.rounds.push(endpoint.link, endpoint.epoch, frame)
+
+    def _plane(self, endpoint: Endpoint, plane: Plane) -> None:
+        """Only an endpoint that the operator trusts was offered one, and it answers once."""
+        if endpoint.up_record is None or not endpoint.up_record.trusted or endpoint.receiver:
+            self.dropped += 1
+            return
+        endpoint.receiver = self._open_plane(endpoint.up_record, plane)
+
+    def _notice(self, endpoint: Endpoint, notice: Notice) -> None:
+        if notice.kind is NoticeKind.LEAVING:
+            endpoint.leaving = True
+            for key in list(endpoint.sequences):
+                self.leave(self._sequences[key], "leaving")
+            return
+        if notice.sequence not in endpoint.sequences:
+            self.dropped += 1
+            return
+        speculated = self._sequences[notice.sequence]
+        if notice.kind is NoticeKind.BUSY:
+            endpoint.busy_until = self._now() + BUSY_SECONDS
+        elif notice.kind is NoticeKind.REFUSED:
+            speculated.refused_by.add(endpoint.link)
+        # The endpoint may hold it for all that: the notice may have crossed with a new open.
+        self.leave(speculated, notice.kind.name.lower())
+
+    # What they hold
+
+    def choose(self, speculated: Speculated) -> Endpoint | None:
+        """The least occupied of those that may hold the sequence; its payoff has the last word."""
+        chosen = self._least_occupied(speculated)
+        if chosen is None:
+            return None
+        speculated.home = chosen.link
+        if not chosen.payoff.attaches:
+            speculated.why_detached = "does not pay"
+            return None
+        return chosen
+
+    def _least_occupied(self, speculated: Speculated) -> Endpoint | None:
+        request, now = speculated.request, self._now()
+        needed = speculated.sequence.num_committed + self._options.depth
+        fitting = [
+            endpoint
+            for endpoint in self
+            if endpoint.has_room(now)
+            and needed < endpoint.max_context
+            and endpoint.link not in speculated.refused_by
+            and (endpoint.link in request.links if request.links else not endpoint.named)
+        ]
+        paying = [endpoint for endpoint in fitting if endpoint.payoff.attaches]
+        return min(paying or fitting, key=lambda endpoint: endpoint.occupancy, default=None)
+
+    def leave(self, speculated: Speculated, reason: str) -> None:
+        """Detach, and tell the endpoint."""
+        rounds = speculated.rounds
+        frame = Close(speculated.sequence.id, max(0, rounds.round))
+        self._by_link[rounds.link].outbox.append(frame)
+        self._detach(speculated, reason)
+
+    def _detach(self, speculated: Speculated, reason: str) -> None:
+        endpoint = self._by_link[speculated.rounds.link]
+        endpoint.sequences.discard(speculated.sequence.id)
+        if not endpoint.sequences:
+            endpoint.unanswered_since = None  # it has nothing to answer
+        speculated.rounds.detach()
+        speculated.why_detached = reason
+        speculated.outcome_sent = True
+
+    def check_integrity(self) -> None:
+        held = {key: endpoint.link for endpoint in self for key in endpoint.sequences}
+        attached = {key: s.rounds.link for key, s in self._sequences.items() if s.rounds.attached}
+        if held != attached:
+            raise RuntimeError("speculation integrity: endpoints and sequences do not agree")

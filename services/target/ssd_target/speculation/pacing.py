@@ -1,0 +1,110 @@
+"""How deep a row speculates and how long it may wait: decided by what rounds were seen to cost."""
+
+from collections.abc import Callable
+
+from ssd_engine.fan_out import AcceptanceRate, choose_depth
+from ssd_engine.frames import Source
+from ssd_engine.pace import Average, StepClock
+from ssd_target.speculation.endpoint import Endpoint
+from ssd_target.speculation.options import Backup, SpeculationOptions
+from ssd_target.speculation.speculated import Speculated, Taken
+from ssd_target.speculation.waiting import WaitCase, worthwhile_wait
+
+NGRAM_EXPLORE = 64  # misses without a look-up, after which one is tried
+
+
+class Pacing:
+    def __init__(self, options: SpeculationOptions) -> None:
+        self._options = options
+        self._verify = StepClock()  # seconds of a decode forward, by its rows
+        self._sync_alpha = AcceptanceRate()
+        self._sync_seconds = Average()  # of one drafted token
+        self._ngram_alpha = AcceptanceRate(prior=0.5)
+        self._ngram_idle = 0
+
+    # What was seen
+
+    def verified(self, width: int, seconds: float) -> None:
+        """A decode forward over so many tokens."""
+        self._verify.observe(width, seconds)
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """The draft model's turn, in synchronous speculation."""
+        if tokens:
+            self._sync_seconds.observe(seconds / tokens)
+
+    def accepted(self, speculated: Speculated, accepted: int, endpoint: Endpoint | None) -> None:
+        """A round has ended; ``endpoint`` holds the sequence."""
+        drafted, source = speculated.drafted, speculated.source
+        if not drafted:
+            return
+        if source is Source.NGRAM:
+            self._ngram_alpha.observe(accepted, drafted)
+        elif source is Source.SYNC:
+            self._sync_alpha.observe(accepted, drafted)
+        elif endpoint is not None:
+            endpoint.alpha.observe(accepted, speculated.judged)
+
+    # What follows from it
+
+    def sync_depth(self, speculated: Speculated, num_rows: int) -> int:
+        return self._depth(speculated, num_rows, self._sync_alpha, self._sync_seconds.value())
+
+    def depth(self, speculated: Speculated, num_rows: int, endpoint: Endpoint | None) -> int:
+        alpha = None if endpoint is None else endpoint.alpha
+        return self._depth(speculated, num_rows, alpha)
+
+    def _depth(
+        self,
+        speculated: Speculated,
+        num_rows: int,
+        alpha: AcceptanceRate | None,
+        drafting: float = 0.0,
+    ) -> int:
+        """Tokens that the row can use."""
+        most = min(speculated.room(), speculated.request.depth, self._options.depth)
+        if most <= 1 or not self._options.adapt_depth or alpha is None:
+            return most
+        return max(1, choose_depth(alpha.value, self._round_seconds(num_rows, drafting), most))
+
+    def _round_seconds(self, num_rows: int, drafting: float = 0.0) -> Callable[[int], float]:
+        """Seconds of a round in which each row drafts, if it has to, and verifies k tokens."""
+        clock = self._verify
+        if not clock.known:
+            return lambda k: 1.0
+        return lambda k: clock.seconds(num_rows * (k + 1)) + k * drafting
+
+    def ngram_depth(self, row: Taken, num_rows: int) -> int:
+        """As deep as it pays; where it does not, a short one from time to time, to learn."""
+        if self._options.backup is Backup.NGRAM:
+            return row.wanted
+        depth = choose_depth(self._ngram_alpha.value, self._round_seconds(num_rows), row.wanted)
+        self._ngram_idle = 0 if depth else self._ngram_idle + 1
+        if self._ngram_idle < NGRAM_EXPLORE:
+            return depth
+        self._ngram_idle = 0
+        return min(2, row.wanted)
+
+    def next_depth(self, row: Taken) -> int:
+        """How long a branch can be of use in the round after the one that is launched."""
+        speculated = row.speculated
+        wanted = row.wanted or min(speculated.request.depth, self._options.depth)
+        return max(0, min(wanted, speculated.room() - 1))
+
+    def verify_micros(self, row: Taken) -> int:
+        return int(1e6 * self._verify.seconds(1 + len(row.tokens)))
+
+    def wait_seconds(self, row: Taken, num_rows: int, endpoint: Endpoint) -> float:
+        """How long a row that missed is worth waiting for; 0: not at all."""
+        if self._options.backup not in (Backup.AUTO, Backup.JUST_IN_TIME):
+            return 0.0
+        if self._options.wait_seconds is not None:
+            return self._options.wait_seconds
+        case = WaitCase(
+            alpha=endpoint.alpha.value,
+            depth=row.wanted,
+            plain_seconds=self._verify.seconds(num_rows),
+            verify_seconds=self._verify.seconds(num_rows * (1 + row.wanted)),
+            usual_seconds=endpoint.usual_delay(),
+        )
+        return worthwhile_wait(case)

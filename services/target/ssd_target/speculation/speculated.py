@@ -1,0 +1,72 @@
+"""A sequence that the target speculates for, and the speculation of its next round."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ssd_engine.frames import Source, Verification
+from ssd_engine.ngram import NgramIndex
+from ssd_target.sequence import Sequence
+from ssd_target.speculation.options import SpeculationRequest
+from ssd_target.speculation.rounds import Rounds
+from ssd_target.speculation.stats import SpeculationStats
+
+
+@dataclass(slots=True)
+class Speculated:
+    sequence: Sequence
+    request: SpeculationRequest
+    rounds: Rounds
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    source: Source = Source.NONE  # of the round in flight
+    drafted: int = 0
+    judged: int = 0  # of these, the tokens before a cut
+    ended_at: float = 0.0  # of the round before
+    attached_before: bool = False  # the endpoint followed before the round in flight
+    outcome_sent: bool = True
+    ngrams: NgramIndex | None = None
+    num_indexed: int = 0
+    home: int | None = None  # the endpoint whose payoff this sequence is evidence for
+    rejecting: bool = False  # the endpoint draws, and sends what it draws from
+    under_speculation: bool = False  # the round in flight was launched while that one was on
+    refused_by: set[int] = field(default_factory=set)
+    why_detached: str = "disconnected"
+
+    def room(self) -> int:
+        """Tokens of the next round that can be right: the last of a request is never guessed."""
+        return max(0, self.sequence.max_committed - self.sequence.num_committed - 1)
+
+    def look_back(self, depth: int) -> list[int]:
+        """A continuation that the text itself suggests."""
+        if self.ngrams is None:
+            self.ngrams = NgramIndex()
+        committed = self.sequence.committed()
+        self.ngrams.extend(committed[self.num_indexed :])
+        self.num_indexed = len(committed)
+        return self.ngrams.propose(depth)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The speculation of one row of the next forward."""
+
+    speculated: Speculated
+    wanted: int
+    tokens: list[int] = field(default_factory=list)
+    source: Source = Source.NONE
+    missed: bool = False  # an endpoint follows, and its branch is not here
+    wire: Tensor | None = None  # what the tokens were drawn from, in rejection
+
+    @property
+    def down_weight(self) -> float | None:
+        request = self.speculated.request
+        return request.down_weight if request.verification is Verification.REJECTION else None
+
+    def fill(self, source: Source) -> None:
+        """With the branch of the outcome, as far as it is here."""
+        rounds = self.speculated.rounds
+        if rounds.decided is None:
+            return
+        tokens = rounds.branches.find(*rounds.decided)[: self.wanted]
+        if tokens:
+            self.tokens, self.source, self.missed = tokens, source, False
