@@ -80,8 +80,15 @@ def test_links_and_options_know_no_grpc(module: str) -> None:
     assert not imports(ROOT / f"services/draft/ssd_draft/{module}.py") & {"grpc", "torch"}
 
 
-@pytest.mark.parametrize("module", ["ssd_target.server", "ssd_draft.server"])
-def test_a_front_does_not_load_torch(module: str) -> None:
+@pytest.mark.parametrize(
+    ("service", "model"), [("ssd_target", "stories-target"), ("ssd_draft", "stories-draft")]
+)
+def test_a_front_does_not_load_torch(service: str, model: str) -> None:
     """It takes seconds, and half a gigabyte, that only the engine has a use for."""
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    code = f"""
+import sys
+from {service}.cli import main
+main(["serve", "{model}", "--check-config"], standalone_mode=False)
+sys.exit("torch" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -14,6 +14,7 @@ from ssd_engine.errors import InputError, ModelError
 
 log = logging.getLogger(__name__)
 
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
 
 
@@ -99,15 +100,24 @@ class Tokenizer:
 
 
 def _load(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(
+        return _tokenizer_class(directory).from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # many kinds; the user needs the first line
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{directory}: the tokenizer cannot be loaded: {reason}") from error
+
+
+def _tokenizer_class(directory: Path) -> Any:
+    """A generic tokenizer is all in its file; to find any other class, torch is imported."""
+    import transformers
+
+    settings = directory / "tokenizer_config.json"
+    named = json.loads(settings.read_text()).get("tokenizer_class") if settings.exists() else None
+    if named in GENERIC and (directory / "tokenizer.json").exists():
+        return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
 
 
 def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
