@@ -15,7 +15,7 @@ from ssd_engine.decoder import Decoder, DecoderWeights
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config
 from ssd_engine.kv_cache import KVCacheSpec, LayerCache, allocate
-from ssd_engine.linear import Linear, both_layouts, plain_linear
+from ssd_engine.linear import Linear, plain_linear, second_layout
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
@@ -62,7 +62,7 @@ class ModelRunner:
         on_cpu = self.device.type == "cpu" and self.options.dtype == "float32"
         if not on_cpu or size * self.tp.size > SECOND_COPY_SHARE * available_memory():
             return plain_linear
-        return both_layouts(matrices)
+        return second_layout(matrices)
 
     def _agree_on_blocks(self) -> int:
         """The minimum over ranks, so that a block id is valid on each of them."""
