@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_engine.batch import Chunk, TreeRows, decode_parts, encode_parts, max_encoded_size
+from ssd_engine.batch import (
+    Chunk,
+    Moved,
+    TreeRows,
+    decode_parts,
+    encode_parts,
+    max_encoded_size,
+)
 from ssd_engine.runner import ModelRunner
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
@@ -75,15 +82,52 @@ def test_rows_of_a_tree_equal_the_branch_alone(runner: ModelRunner, seed: int) -
             at += len(case.branches)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_branch_that_was_moved_goes_on_as_if_computed_in_place(
+    runner: ModelRunner, seed: int
+) -> None:
+    rng = random.Random(seed)
+    depth = 3
+    case = Case(rng, 0, 5, depth)
+    runner.forward([case.chunk()])
+    for level in range(depth):
+        runner.forward([case.rows(level)])
+    chosen = rng.randrange(5)
+    start = len(case.prefix) + case.leaves[chosen]
+    moved = Moved(case.scratch[chosen::5], start, case.blocks)
+    next_token = rng.randrange(512)
+    logits = runner.forward([moved, Chunk([next_token], moved.end, case.blocks, 1)])
+    path = case.prefix + case.chain[: case.leaves[chosen]] + case.branches[chosen]
+    alone = runner.forward([Chunk([*path, next_token], 0, list(range(300, 310)), 1)])
+    torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_a_move_alone_computes_nothing(runner: ModelRunner) -> None:
+    case = Case(random.Random(1), 0, 5, 3)
+    assert runner.forward([Moved(case.scratch[::5], len(case.prefix), case.blocks)]) is None
+
+
 def test_parts_travel_as_integers() -> None:
     rng = random.Random(5)
-    parts = [Case(rng, 0, 7, 3).rows(2), Chunk([1, 2, 3], 4, [5, 6], 2), Case(rng, 9, 1, 3).rows(0)]
+    parts = [
+        Case(rng, 0, 7, 3).rows(2),
+        Chunk([1, 2, 3], 4, [5, 6], 2),
+        Moved([9, 8, 7], 30, [1, 2, 3]),
+        Case(rng, 9, 1, 3).rows(0),
+    ]
     flat = encode_parts(parts)
     assert len(flat) <= max_encoded_size(11, 3, 6, max_tail=25)
     for part, back in zip(parts, decode_parts(flat), strict=True):
         assert type(part) is type(back)
         for name in part.__dataclass_fields__:
             assert np.array_equal(getattr(part, name), getattr(back, name)), name
+
+
+def test_there_is_room_for_all_that_one_sequence_can_send() -> None:
+    blocks, tree = list(range(6)), Case(random.Random(5), 0, 7, 3).rows(2)
+    parts = [Moved(range(5), 30, blocks), Chunk(range(5), 35, blocks, 0), tree]
+    tokens, tail = 5 + len(tree.tokens), len(tree.tail)
+    assert len(encode_parts(parts)) <= max_encoded_size(tokens, 1, 6, max_tail=tail)
 
 
 def test_a_chunk_needs_no_room_for_trees() -> None:

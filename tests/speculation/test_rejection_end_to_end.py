@@ -329,11 +329,12 @@ def first_branch_is_reported(self: Any, sequence: Any) -> None:
     """Of all branches of the tree, whichever was taken."""
     state = sequence.state
     state.wires = [wire[:1] for wire in state.wires] if state.tree is not None else []
+    state.drafted_in = []
 
 
 DRAWN = "ssd_draft.speculators.model.drawn_guesses"
 FILL = "ssd_target.speculation.speculated.Taken.fill"
-KEEP = "ssd_draft.speculators.model.ModelSpeculator._keep_wires"
+KEEP = "ssd_draft.speculators.model.ModelSpeculator._keep_branch"
 RESIDUAL = "ssd_engine.rejection.STREAM_RESIDUAL"
 VERIFY = "ssd_target.verifier.verify_rejection"
 MUTANTS = {

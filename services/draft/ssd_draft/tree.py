@@ -61,6 +61,14 @@ class Tree:
             visible=self._visible[:, : self._chain_length + end],
         )
 
+    def index(self, offer: Offer) -> int | None:
+        return next((i for i, other in enumerate(self.offers) if other is offer), None)
+
+    def slots_of(self, at: int) -> list[int]:
+        """Where a branch's KV is: of its first token, the outcome, and all others but the last."""
+        rows = len(self.offers)
+        return self._scratch[at : rows * self.depth : rows]
+
     def extend(self, tokens: Sequence[int]) -> None:
         for offer, token in zip(self.offers, tokens, strict=True):
             offer.tokens.append(token)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +43,30 @@ class TreeRows:
         return len(self.tokens)
 
 
-Part = Chunk | TreeRows  # one sequence's share of a forward
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Consecutive tokens of one sequence that were computed elsewhere in the cache, as a branch.
 
-_CHUNK, _TREE = 0, 1
+    They are copied to where they belong before anything is computed.
+    """
+
+    sources: Sequence[int]  # slots
+    start: int  # position of the first
+    blocks: Sequence[int]  # enough for start + len(sources)
+
+    tokens: ClassVar[Sequence[int]] = ()
+    num_logits: ClassVar[int] = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.sources)
+
+
+Rows = Chunk | TreeRows
+Part = Rows | Moved  # of one sequence's share of a forward
+
+_CHUNK, _TREE, _MOVED = 0, 1, 2
+_PARTS_OF_TREE = 3  # of one sequence: what was moved, what is new, the branches
 
 
 def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:
@@ -53,6 +75,9 @@ def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:
         if isinstance(part, Chunk):
             flat += (_CHUNK, len(part.tokens), part.start, len(part.blocks), part.num_logits)
             flat += (*part.tokens, *part.blocks)
+        elif isinstance(part, Moved):
+            flat += (_MOVED, len(part.sources), part.start, len(part.blocks), 0)
+            flat += (*part.sources, *part.blocks)
         else:
             flat += (_TREE, len(part.tokens), part.context, len(part.blocks), len(part.tail))
             flat += (*part.tokens, *part.positions, *part.slots, *part.blocks, *part.tail)
@@ -79,6 +104,8 @@ def _decode_part(reader: _Reader) -> Part:
     kind, rows, start, num_blocks, last = reader.take(5)
     if kind == _CHUNK:
         return Chunk(reader.take(rows), start, reader.take(num_blocks), last)
+    if kind == _MOVED:
+        return Moved(reader.take(rows), start, reader.take(num_blocks))
     tokens, positions, slots = (reader.take(rows) for _ in range(3))
     blocks, tail = reader.take(num_blocks), reader.take(last)
     bits = np.array(reader.take(-(-rows * last // 8)), dtype=np.uint8)
@@ -91,5 +118,6 @@ def max_encoded_size(
 ) -> int:
     """Integers that a forward can need; ``max_tail`` of a tree, 0 where there are none."""
     per_token = 1 if not max_tail else 3 + -(-max_tail // 8) + 1
-    per_sequence = 5 + max_blocks_per_sequence + max_tail
-    return 1 + max_tokens * per_token + max_sequences * per_sequence
+    per_part = 5 + max_blocks_per_sequence + max_tail
+    parts = max_sequences * (_PARTS_OF_TREE if max_tail else 1)
+    return 1 + max_tokens * per_token + parts * per_part

@@ -7,7 +7,7 @@ the one before, and is computed anew from there on in its next forward.
 
 from collections.abc import Sequence
 
-from ssd_engine.batch import Chunk
+from ssd_engine.batch import Chunk, Moved
 from ssd_engine.block_pool import ROOT, BlockPool
 
 
@@ -60,8 +60,24 @@ class CachedPath:
 
     def wrote(self, chunk: Chunk) -> None:
         """The chunk's KV is in the cache, and nothing after it is."""
-        self._written[chunk.start :] = chunk.tokens
-        self._agreed = min(self._agreed, chunk.start)
+        self._take(chunk.start, chunk.tokens)
+
+    def move(self, tokens: Sequence[int], sources: Sequence[int]) -> Moved | None:
+        """The last committed token, then guesses: they were computed in other slots.
+
+        None when the tokens before them are not in the cache, or these are there already.
+        """
+        start = len(self.committed) - 1
+        tokens = tokens[: self.max_tokens - start]
+        if self._agreed != start or not tokens or tokens[0] != self.committed[-1]:
+            return None
+        self._lease.grow(start + len(tokens))
+        self._take(start, tokens)
+        return Moved(sources[: len(tokens)], start, self.blocks)
+
+    def _take(self, start: int, tokens: Sequence[int]) -> None:
+        self._written[start:] = tokens
+        self._agreed = min(self._agreed, start)
         self.commit(())
 
     def slot(self, position: int, block_size: int) -> int:

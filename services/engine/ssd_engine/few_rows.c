@@ -15,7 +15,7 @@
 #define PANEL 8     /* outputs side by side: two vectors */
 #define MOST_ROWS 8 /* of a tile: 16 sums and 8 rows are in registers */
 #define GROUP 4     /* panels that the rows of one product go through in turn */
-#define AHEAD 64    /* inputs, that are fetched early */
+#define AHEAD 256   /* inputs, that are fetched early */
 #define UNROLL _Pragma("GCC unroll 16")
 
 /* Inlined with constant ROWS and PANELS: all arrays become registers. ``width`` <= 8 * PANELS
@@ -63,13 +63,13 @@ typedef void (*tile_function)(const float *, const float *, float *, size_t, siz
         tile(rows, panels, x, w, y, k, n, width);                                           \
     }
 TILE(1, 4) TILE(1, 1) TILE(2, 2) TILE(2, 1) TILE(3, 2) TILE(3, 1)
-TILE(4, 1) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1)
+TILE(4, 1) TILE(5, 2) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1)
 
 /* Few rows take several panels at once: eight sums at least must be under way. */
 static const struct { tile_function wide, narrow; size_t panels; } TILES[MOST_ROWS + 1] = {
     {0, 0, 0},
     {tile_1_4, tile_1_1, 4}, {tile_2_2, tile_2_1, 2}, {tile_3_2, tile_3_1, 2},
-    {tile_4_1, tile_4_1, 1}, {tile_5_1, tile_5_1, 1}, {tile_6_1, tile_6_1, 1},
+    {tile_4_1, tile_4_1, 1}, {tile_5_2, tile_5_1, 2}, {tile_6_1, tile_6_1, 1},
     {tile_7_1, tile_7_1, 1}, {tile_8_1, tile_8_1, 1},
 };
 

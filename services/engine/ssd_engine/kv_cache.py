@@ -22,6 +22,12 @@ class LayerCache:
         self.key.view(-1, *self.key.shape[2:]).index_copy_(0, slots, key)
         self.value.view(-1, *self.value.shape[2:]).index_copy_(0, slots, value)
 
+    def move(self, sources: Tensor, slots: Tensor) -> None:
+        """Copy rows to slots that are none of the sources."""
+        for cache in (self.key, self.value):
+            rows = cache.view(-1, *cache.shape[2:])
+            rows.index_copy_(0, slots, rows.index_select(0, sources))
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:

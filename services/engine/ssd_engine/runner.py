@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.attention import QueryRun, Run, SdpaBackend, TreeRun
-from ssd_engine.batch import Chunk, Part
+from ssd_engine.batch import Chunk, Moved, Part, Rows, TreeRows
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import ModelConfig
 from ssd_engine.decoder import Decoder, DecoderWeights
@@ -103,15 +103,17 @@ class ModelRunner:
         """
         if launched is not None and self.device.type == "cpu":
             launched()
-        logits = self._compute(parts)
+        self._clear_fresh_blocks([part for part in parts if not isinstance(part, TreeRows)])
+        self._move([part for part in parts if isinstance(part, Moved)])
+        rows = [part for part in parts if not isinstance(part, Moved)]
+        logits = self._compute(rows) if rows else None
         if launched is not None and self.device.type != "cpu":
             launched()
         return logits
 
-    def _compute(self, parts: Sequence[Part]) -> Tensor | None:
+    def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
         tokens = torch.tensor([t for part in parts for t in part.tokens], device=self.device)
         positions, slots = self._places(parts)
-        self._clear_fresh_blocks([part for part in parts if isinstance(part, Chunk)])
         plan = self.model.attention.plan([_run(part) for part in parts])
         hidden = self.model.forward(tokens, positions, slots, plan, self.caches)
         wanted = _logit_rows(parts)
@@ -121,25 +123,35 @@ class ModelRunner:
             hidden = hidden[torch.tensor(wanted, device=self.device)]
         return self.model.logits(hidden)
 
-    def _clear_fresh_blocks(self, chunks: Sequence[Chunk]) -> None:
+    def _clear_fresh_blocks(self, parts: Sequence[Chunk | Moved]) -> None:
         """A block is fresh when its first slot is written."""
         size = self.options.block_size
-        fresh = [b for c in chunks for b in c.blocks[-(-c.start // size) : -(-c.end // size)]]
+        fresh = [b for p in parts for b in p.blocks[-(-p.start // size) : -(-p.end // size)]]
         if fresh:
             blocks = torch.tensor(fresh, device=self.device)
             for cache in self.caches:
                 cache.clear(blocks)
 
-    def _places(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+    def _move(self, parts: Sequence[Moved]) -> None:
+        if not parts:
+            return
+        size = self.options.block_size
+        sources = [slot for part in parts for slot in part.sources]
+        slots = [slot for part in parts for slot in _slots(part, size)]
+        source_rows = torch.tensor(sources, device=self.device)
+        rows = torch.tensor(slots, device=self.device)
+        for cache in self.caches:
+            cache.move(source_rows, rows)
+
+    def _places(self, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         """Position and cache slot of every row."""
         size = self.options.block_size
         positions: list[int] = []
         slots: list[int] = []
         for part in parts:
             if isinstance(part, Chunk):
-                span = range(part.start, part.end)
-                positions += span
-                slots += [part.blocks[p // size] * size + p % size for p in span]
+                positions += range(part.start, part.end)
+                slots += _slots(part, size)
             else:
                 positions += part.positions
                 slots += part.slots
@@ -149,13 +161,17 @@ class ModelRunner:
         )
 
 
-def _run(part: Part) -> Run:
+def _slots(part: Chunk | Moved, size: int) -> list[int]:
+    return [part.blocks[p // size] * size + p % size for p in range(part.start, part.end)]
+
+
+def _run(part: Rows) -> Run:
     if isinstance(part, Chunk):
         return QueryRun(len(part.tokens), part.end, part.blocks)
     return TreeRun(len(part.tokens), part.context, part.blocks, part.tail, part.visible)
 
 
-def _logit_rows(parts: Sequence[Part]) -> list[int]:
+def _logit_rows(parts: Sequence[Rows]) -> list[int]:
     rows: list[int] = []
     end = 0
     for part in parts:

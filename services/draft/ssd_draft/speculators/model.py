@@ -7,7 +7,7 @@ decode steps.
 
 Branches are drafted one depth beyond their use, and their guesses are remembered. So when one of
 them is taken the guesses after each of its tokens are known, and the next round begins with its
-first depth at once; the KV of the taken tokens is recomputed in that same forward.
+first depth at once; the KV of the taken tokens is moved to the sequence before that forward.
 """
 
 from collections.abc import Sequence
@@ -47,6 +47,7 @@ class _State:
     # Guesses after each length of the chain, best first; what the outcome is held against.
     rankings: list[list[int]] = field(default_factory=list)
     decided: Offer | None = None  # the branch that the outcome named, as far as it was drafted
+    drafted_in: list[int] = field(default_factory=list)  # slots of that branch
     foreseen: list[list[int]] | None = None  # the rankings of a chain that was drafted here
     # Rejection: what the tokens of each depth were drawn from, one row for each branch of the
     # tree, or one for the branch that the outcome named. [branches, vocab]
@@ -138,20 +139,22 @@ class ModelSpeculator:
         state.path.commit(sequence.output[len(sequence.output) - new :] if new else ())
         if sequence.phase is Phase.DECIDED:
             state.rankings, state.decided = [], _decided(sequence)
-            self._keep_wires(sequence)
+            self._keep_branch(sequence)
         else:
             state.foreseen = _foreseen(sequence.speculation, state.decided)
             state.wires = []
         state.tree = None
         self._check_context(sequence)
 
-    def _keep_wires(self, sequence: DraftSequence) -> None:
-        """Of all branches, the decided one's."""
+    def _keep_branch(self, sequence: DraftSequence) -> None:
+        """Of all that was drafted, the decided branch's."""
         state: _State = sequence.state
-        rows = state.tree.offers if state.tree is not None else []
-        chosen = _decided(sequence)
-        at = next((i for i, offer in enumerate(rows) if offer is chosen), None)
-        state.wires = [] if at is None else [wire[at : at + 1] for wire in state.wires]
+        at = None if state.tree is None else state.tree.index(_decided(sequence))
+        if state.tree is None or at is None:
+            state.wires, state.drafted_in = [], []
+            return
+        state.wires = [wire[at : at + 1] for wire in state.wires]
+        state.drafted_in = state.tree.slots_of(at)
 
     def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
         """What the first tokens of the decided branch were drawn from [count, vocab]."""
@@ -217,17 +220,30 @@ class ModelSpeculator:
         if state.tree is not None:
             return [state.tree.rows()]
         if sequence.phase is Phase.DECIDED:
-            return [state.path.next_chunk(_decided(sequence).tokens, 1, limit)]
+            moved = self._move(state)
+            return [*moved, state.path.next_chunk(_decided(sequence).tokens, 1, limit)]
         chain = sequence.speculation
         if state.foreseen is None or not self._begins_at_once(sequence, limit):
             return [state.path.next_chunk(chain, len(chain) + 1, limit)]
+        parts = self._move(state)
         written = state.path.next_chunk(chain, 0, limit)
-        parts: list[Part] = [written] if written.tokens else []  # all of it may be there
+        if written.tokens:
+            parts.append(written)
         self._plant(sequence, plan, state.foreseen)
         if state.tree is None:
             self._judge_complete(sequence, plan)
             return parts
         return [*parts, state.tree.rows()]
+
+    def _move(self, state: _State) -> list[Part]:
+        """The decided branch, from the tree's slots to the sequence's."""
+        branch, slots = state.decided, state.drafted_in
+        state.drafted_in = []
+        if branch is None or not slots:
+            return []
+        tokens = [branch.token, *branch.tokens[: len(slots) - 1]]
+        moved = state.path.move(tokens, slots)
+        return [] if moved is None else [moved]
 
     def _use(self, logits: Tensor, wanted: list[_Wanted]) -> None:
         """Chains need ranked guesses after each of their tokens, all others one token."""
