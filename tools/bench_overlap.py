@@ -1,13 +1,15 @@
 """Overlap: plain, synchronous and asynchronous speculation in one run, held against theorem 7.
 
-    python -m tools.bench_overlap [--repeats 5] [--tokens 128]
+    python -m tools.bench_overlap [--repeats 5] [--tokens 96]
 
-Target on one core, draft on the other. The target is grown until K draft steps cost about half
-of one verify. Times of each side are measured alone, before the services start; hit rate and
-tokens per round on other prompts than the timed ones; each mode runs at its own best K.
+Target on one core, draft on the other. The draft is grown until its steps outweigh what calling
+them costs, the target until K draft steps cost about half of one verify. Times of each side are
+measured alone, before the services start; hit rate and tokens per round on other prompts than the
+timed ones; each mode runs at its own best K.
 """
 
 import argparse
+import bisect
 import contextlib
 import json
 import os
@@ -41,6 +43,7 @@ from ssd_engine.token_ids import pack_tokens
 from ssd_engine.verification import Verification
 from tools.bench_kit import Client, Generated, bootstrap, service, setting, story_prompts
 
+DRAFT_SHAPE = "hidden=1280,ff=5120"
 CONTEXT = 160  # tokens before a round, about the middle of a timed generation
 BLOCK = 16
 TIMES = 25
@@ -58,11 +61,12 @@ class DraftTimes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--depth", type=int, default=4, help="K at which the target is grown")
-    parser.add_argument("--budget", type=int, default=10, help="branches of a round")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--depth", type=int, default=3, help="K at which the target is grown")
+    parser.add_argument("--budget", type=int, default=6, help="branches of a round")
     parser.add_argument("--shape", help="do not calibrate: the target's shape")
+    parser.add_argument("--draft-shape", default=DRAFT_SHAPE)
     parser.add_argument("--alone", choices=("target", "draft"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
@@ -84,6 +88,7 @@ def alone(
     """In a process of its own, pinned to the core that the service has."""
     command = [sys.executable, "-m", "tools.bench_overlap", "--alone", side]
     command += ["--depth", str(depth), "--budget", str(args.budget)]
+    command += ["--draft-shape", args.draft_shape]
     command += ["--shape", shape] if shape else []
     result = subprocess.run(
         command,
@@ -142,7 +147,7 @@ class DraftAlone:
     """A draft's engine that is told rounds, without a target."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        runner = make_runner("stories-draft", None)
+        runner = make_runner("stories-draft", args.draft_shape)
         speculator = ModelSpeculator(runner, BLOCK, 2048, args.depth, args.budget)
         self.core = DraftCore(
             speculator, lambda depth: Planner(args.depth, args.budget), 8, None, 256, 512
@@ -201,7 +206,7 @@ def time_draft(args: argparse.Namespace) -> dict[str, float]:
         (decided,) = draft.sequence.offers.values()
         draft.tell(draft.launch(decided.tokens[: args.depth]))
         draft.rest()
-    runner = make_runner("stories-draft", None)
+    runner = make_runner("stories-draft", args.draft_shape)
     blocks = list(range(32))
     runner.forward([Chunk(list(range(300, 300 + CONTEXT)), 0, blocks, 1)])
 
@@ -217,12 +222,14 @@ def time_draft(args: argparse.Namespace) -> dict[str, float]:
 def calibrate(args: argparse.Namespace) -> str:
     """The shape whose verify is closest to twice K draft steps."""
     wanted = 2 * args.depth * alone("draft", args, 1, args.depth)["step"]
-    verify = {}
-    for width in (256, 288, 320, 352, 384, 448, 512):
-        shape = f"hidden={width},ff={4 * width},layers=8"
+    shapes = [f"hidden={width},ff={4 * width},layers=8" for width in range(256, 2049, 64)]
+    verify: dict[str, float] = {}
+
+    def seconds(shape: str) -> float:
         verify[shape] = alone("target", args, 0, args.depth, shape)["verify"]
-        if verify[shape] > wanted:
-            break
+        return verify[shape]
+
+    bisect.bisect_left(shapes, wanted, key=seconds)
     return min(verify, key=lambda shape: abs(verify[shape] - wanted))
 
 
@@ -233,27 +240,27 @@ def start(stack: contextlib.ExitStack, args: argparse.Namespace, shape: str) -> 
     depth = str(max(DEPTHS))
     draft = service(
         "ssd_draft", "stories-draft", "--threads", "1", "--depth", depth, "--budget",
-        str(args.budget), core=1,
+        str(args.budget), "--expand-to", args.draft_shape, core=1,
     )  # fmt: skip
     address = stack.enter_context(draft)
     target = service(
         "ssd_target", "stories-target", "--threads", "1", "--depth", depth, "--expand-to", shape,
-        "--draft", address, "--draft-model", "stories-draft", "--no-adapt-depth",
-        "--no-auto-off", "--backup", "jit", core=0,
+        "--draft", address, "--draft-model", "stories-draft", "--draft-expand-to",
+        args.draft_shape, "--no-adapt-depth", "--no-auto-off", "--backup", "jit", core=0,
     )  # fmt: skip
     client = Client(stack.enter_context(target))
     client.wait_for_links(1)
     return client
 
 
-DEPTHS = (2, 3, 4, 5, 6, 8)
+DEPTHS = (2, 3, 4, 5)
 
 
 def run(client: Client, args: argparse.Namespace, shape: str) -> None:
-    other = story_prompts(4, seed=11)
+    other = story_prompts(12, seed=11)
     for mode in ("ssd", "sync", "off"):
         client.generate(other[0], mode, 32)  # warm
-    best = {mode: best_depth(client, mode, other, args) for mode in ("sync", "ssd")}
+    best = {mode: best_depth(client, mode, other[:3], args) for mode in ("sync", "ssd")}
     best["off"] = 0
     draft = DraftTimes(**alone("draft", args, 1, best["ssd"]))
     verify = alone("target", args, 0, best["ssd"], shape)["verify"]
@@ -276,7 +283,8 @@ def describe(
     args: argparse.Namespace, shape: str, best: dict[str, int], draft: DraftTimes, verify: float
 ) -> None:
     k = best["ssd"]
-    print(f"\ntarget: stories-target grown to {shape}; greedy, {args.tokens} tokens")
+    print(f"\ntarget: stories-target grown to {shape}")
+    print(f"draft: stories-draft grown to {args.draft_shape}; greedy, {args.tokens} tokens")
     print(f"alone, at K = {k}: verify {verify:.1f} ms, tree {draft.tree:.1f} ms, ", end="")
     print(f"backup {draft.backup:.1f} ms, draft step {draft.step:.2f} ms")
     steps = best["sync"] * draft.step

@@ -210,6 +210,8 @@ class DraftCore:
             self._learn(link, sequence, frame)
         elif isinstance(frame, Launch):
             self._ship(link, sequence, frame)
+            if sequence.prepared and sequence.phase is Phase.DECIDED:
+                link.planner.observe_use(sequence.is_late(frame))
         if not sequence.apply(frame, self._now()):
             # What the target believes of this sequence is not so: let it open it again.
             self.counters.dropped_frames += 1

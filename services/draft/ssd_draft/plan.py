@@ -9,7 +9,9 @@ from ssd_engine.pace import StepClock
 
 RANKS = 16  # candidates that are ranked, to learn how fast more of them help
 REJECTED, FULL = MissLaw(0.5, 1.0), MissLaw(0.3, 1.0)  # before anything is measured
-SPARE = 0.8  # of the target's forward that a tree may fill; the rest is for the way to and fro
+# What a tree may fill of the target's forward; the rest is for the way to and fro.
+FILL, LEAST_FILL = 0.85, 0.3
+LATE, IN_TIME = 0.06, 0.003  # by which it changes when a branch was late, and when it was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,12 @@ class Planner:
         self._lists = {True: hit_list, False: miss_list}
         self._rates = {True: Rates(), False: Rates()}
         self._fan_outs: dict[tuple[bool, int, int], list[int]] = {}  # by what has been measured
+        self._fill = FILL
+
+    def observe_use(self, late: bool) -> None:
+        """A branch that was prepared was called for: it was there, or too late."""
+        self._fill += -LATE if late else IN_TIME
+        self._fill = min(max(self._fill, LEAST_FILL), 1.0)
 
     def observe(
         self, sequence: DraftSequence, accepted: int, rank: int | None, ranked: int
@@ -86,10 +94,10 @@ class Planner:
     ) -> int:
         """The widest tree that is ready, at full depth, before the target's forward ends."""
         least = min(self._budget, len(sequence.speculation) + 1)
-        available = SPARE * sequence.verify_seconds
+        available = self._fill * sequence.verify_seconds
         if not available or not clock.known:
             return self._budget
-        budget = self._budget
-        while budget > least and (depth + 1) * clock.seconds(others + budget) > available:
+        budget, forwards = self._budget, depth + (not sequence.foreseen)
+        while budget > least and forwards * clock.seconds(others + budget) > available:
             budget -= 1
         return budget

@@ -44,12 +44,14 @@ class Offer:
     rankings: list[list[int]] = field(default_factory=list)
     num_pushed: int = 0
 
-    def push(self) -> Branch | None:
+    def is_due(self, depth: int) -> bool:
+        """Something is there to be pushed; beyond ``depth`` nothing is of use."""
+        return min(len(self.tokens), depth) > self.num_pushed
+
+    def push(self, depth: int) -> Branch:
         """What was not pushed yet."""
-        if self.num_pushed == len(self.tokens):
-            return None
-        start, self.num_pushed = self.num_pushed, len(self.tokens)
-        return Branch(self.accepted, self.token, start, self.tokens[start:])
+        start, self.num_pushed = self.num_pushed, min(len(self.tokens), depth)
+        return Branch(self.accepted, self.token, start, self.tokens[start : self.num_pushed])
 
 
 class DraftSequence:
@@ -70,6 +72,8 @@ class DraftSequence:
         self.verify_seconds = frame.verify_micros / 1e6
         self.offers: dict[tuple[int, int], Offer] = {}
         self.decided: tuple[int, int] | None = None
+        self.prepared = False  # that outcome was, before it was known
+        self.foreseen = False  # the guesses after the speculation are known as the round begins
         self.changed_at = self.pushed_at = now
         self.ready = False  # all offers are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
@@ -96,6 +100,7 @@ class DraftSequence:
         self.phase = after
         self.output += (*self.speculation[: frame.accepted], frame.token)
         self.decided = (frame.accepted, frame.token)
+        self.prepared = self.decided in self.offers
         offer = self.offers.get(self.decided) or Offer(*self.decided)
         self.offers = {self.decided: offer}
         self._moved(now)
@@ -113,6 +118,11 @@ class DraftSequence:
         self._moved(now)
         return True
 
+    def is_late(self, frame: Launch) -> bool:
+        """Whether a branch that was prepared came too late to be taken in full."""
+        taken = len(frame.speculation) if frame.source == Source.CACHE else 0
+        return taken < self.depth
+
     def _moved(self, now: float) -> None:
         self.changed_at = self.pushed_at = now
         self.ready = self.complete = self.answered = False
@@ -124,9 +134,9 @@ class DraftSequence:
     def pushes(self, now: float) -> list[Branch]:
         """Branches, or parts of them, that the target has not got."""
         self.pushed_at, self.answered = now, True
-        return [branch for offer in self.offers.values() if (branch := offer.push()) is not None]
+        due = [offer for offer in self.offers.values() if offer.is_due(self.depth)]
+        return [offer.push(self.depth) for offer in due]
 
     @property
     def push_is_due(self) -> bool:
-        """Something is there to be pushed."""
-        return any(len(offer.tokens) > offer.num_pushed for offer in self.offers.values())
+        return any(offer.is_due(self.depth) for offer in self.offers.values())

@@ -142,6 +142,7 @@ class ModelSpeculator:
             self._keep_branch(sequence)
         else:
             state.foreseen = _foreseen(sequence.speculation, state.decided)
+            sequence.foreseen = state.foreseen is not None
             state.wires = []
         state.tree = None
         self._check_context(sequence)

@@ -91,8 +91,9 @@ class Pacing:
         wanted = row.wanted or min(speculated.request.depth, self._options.depth)
         return max(0, min(wanted, speculated.room() - 1))
 
-    def verify_micros(self, row: Taken) -> int:
-        return int(1e6 * self._verify.seconds(1 + len(row.tokens)))
+    def verify_micros(self, width: int) -> int:
+        """What endpoints are told: they may use as much time for their trees."""
+        return int(1e6 * self._verify.seconds(width))
 
     def wait_seconds(self, row: Taken, num_rows: int, endpoint: Endpoint) -> float:
         """How long a row that missed is worth waiting for; 0: not at all."""

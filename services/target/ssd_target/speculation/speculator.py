@@ -50,6 +50,7 @@ class Speculator:
         self._distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
         self._step_begin = 0.0
+        self._width = 1  # tokens of the forward in flight
         self.totals = SpeculationStats()
 
     # The life of a sequence
@@ -90,6 +91,7 @@ class Speculator:
 
     def launch(self, rows: Rows[Taken]) -> None:
         """The next forward begins; what endpoints must know of it goes out with ``flush``."""
+        self._width = sum(1 + len(row.tokens) for row in rows)
         for row in rows:
             self._launch(row)
 
@@ -114,7 +116,7 @@ class Speculator:
 
     def stepped(self, rows: Rows[Taken], seconds: float, committed: Rows[int]) -> None:
         """A decode forward is over: it took ``seconds``, its rows committed so many tokens."""
-        self._pacing.verified(sum(1 + len(row.tokens) for row in rows), seconds)
+        self._pacing.verified(self._width, seconds)
         row_seconds = (self._now() - self._step_begin) / max(1, len(rows))
         for row, tokens in zip(rows, committed, strict=True):
             speculated = row.speculated
@@ -260,7 +262,7 @@ class Speculator:
                 row.tokens,
                 row.source,
                 self._pacing.next_depth(row),
-                self._pacing.verify_micros(row),
+                self._pacing.verify_micros(self._width),
             ),
             self._now(),
         )
@@ -285,7 +287,7 @@ class Speculator:
                 Verification.REJECTION if speculated.rejecting else Verification.COUPLED,
                 speculated.request.down_weight,
                 self._pacing.next_depth(row),
-                self._pacing.verify_micros(row),
+                self._pacing.verify_micros(self._width),
             ),
             self._now(),
         )

@@ -1,0 +1,186 @@
+"""Eight rows in one forward: what one row missed costs no other row its hit.
+
+Counters of each row: hits that were discarded, that were held back by a wait, and whose tokens the
+draft computed once more. And the rounds of a row are those that it has when it is alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_draft.sequence import DraftSequence, Phase
+from ssd_draft.speculators.model import ModelSpeculator
+from ssd_engine.batch import Chunk, Part
+from ssd_engine.frames import Source
+from ssd_engine.sampling_params import SamplingParams
+from ssd_target.sequence import Sequence
+from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.speculated import Taken
+from ssd_target.speculation.speculator import Speculator
+from tests.harness import Request, Result, run
+from tests.simulation import Simulation
+from tests.speculation.scenarios import Pair, stories
+
+ROWS, TOKENS, DEPTH = 8, 60, 4
+FAN_OUT = (2, 2, 1, 1, 3)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield stories()
+
+
+def requests() -> list[Request]:
+    speculation = SpeculationRequest(Mode.SSD, depth=DEPTH)
+    return [
+        Request(
+            [0, 3, *range(300 + 40 * i, 312 + 40 * i)],
+            SamplingParams(seed=i, temperature=0.8),
+            TOKENS,
+            speculation=speculation,
+        )
+        for i in range(ROWS)
+    ]
+
+
+def simulation(pair: Pair, **options: Any) -> Simulation:
+    """A draft that is always done in time; the same outcomes are prepared for in every round."""
+    chosen = SpeculationOptions(Mode.SSD, depth=DEPTH, adapt_depth=False, auto_off=False, **options)
+    return Simulation(pair.target, pair.drafts[0], chosen, draft_steps=(16, 16), fan_out=FAN_OUT)
+
+
+def rounds(result: Result) -> dict[str, int]:
+    stats = result.speculation
+    assert stats is not None
+    names = ("rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds")
+    names += ("plain_rounds", "drafted_tokens", "accepted_tokens", "rejected_rounds")
+    return {name: getattr(stats, name) for name in names}
+
+
+def test_the_rounds_of_a_row_are_those_it_has_alone(pair: Pair) -> None:
+    instant: dict[str, Any] = {"wait_seconds": 0.0, "backup": Backup.NONE}
+    together = run(simulation(pair, **instant).core, requests())
+    alone = [run(simulation(pair, **instant).core, [request])[0] for request in requests()]
+    assert [result.tokens for result in together] == [result.tokens for result in alone]
+    assert [rounds(result) for result in together] == [rounds(result) for result in alone]
+    for result in together:
+        stats = rounds(result)
+        assert stats["hits"]
+        assert stats["token_misses"] + stats["length_misses"]
+        assert stats["hits"] == stats["cache_rounds"]
+
+
+@dataclass
+class Row:
+    """Of one sequence."""
+
+    hits: int = 0
+    beside_a_miss: int = 0  # of these, in a forward in which another row had missed
+    discarded: int = 0
+    delayed: int = 0
+    drafted_again: int = 0  # tokens
+
+
+class Watch:
+    """Sees each look-up with what it found, and each forward of the draft."""
+
+    def __init__(self, simulation: Simulation, patch: pytest.MonkeyPatch) -> None:
+        self.rows: dict[int, Row] = defaultdict(Row)
+        self._simulation = simulation
+        patch.setattr(Speculator, "take", self._watch_take(Speculator.take))
+        patch.setattr(ModelSpeculator, "_parts", self._watch_parts(ModelSpeculator._parts))
+
+    def _watch_take(self, take: Callable[..., list[Taken]]) -> Callable[..., list[Taken]]:
+        def watched(speculator: Speculator, sequences: list[Sequence]) -> list[Taken]:
+            found = [self._found(speculator, sequence) for sequence in sequences]
+            begin = self._simulation.now
+            rows = take(speculator, sequences)
+            for row, tokens in zip(rows, found, strict=True):
+                if tokens:
+                    self._hit(row, tokens, not all(found), self._simulation.now > begin)
+            return rows
+
+        return watched
+
+    def _found(self, speculator: Speculator, sequence: Sequence) -> list[int]:
+        branches = speculator._sequences[sequence.id].rounds
+        return branches.branches.find(*branches.decided) if branches.decided else []
+
+    def _hit(self, row: Taken, found: list[int], beside_a_miss: bool, waited: bool) -> None:
+        counts = self.rows[row.speculated.sequence.id]
+        counts.hits += 1
+        counts.beside_a_miss += beside_a_miss
+        taken = row.tokens if row.source is Source.CACHE else []
+        counts.discarded += taken != found[: row.wanted]
+        counts.delayed += waited
+
+    def _watch_parts(self, parts_of: Callable[..., list[Part]]) -> Callable[..., list[Part]]:
+        def watched(speculator: ModelSpeculator, sequence: DraftSequence, *rest: Any) -> list[Part]:
+            parts = parts_of(speculator, sequence, *rest)
+            if sequence.phase is Phase.VERIFYING and sequence.source is Source.CACHE:
+                again = sum(len(part.tokens) for part in parts if isinstance(part, Chunk))
+                self.rows[sequence.id].drafted_again += again
+            return parts
+
+        return watched
+
+
+def watch(pair: Pair, patch: pytest.MonkeyPatch) -> list[Row]:
+    """Each row that misses would wait for its branch, if only it were alone."""
+    simulated = simulation(pair, wait_seconds=0.05, backup=Backup.JUST_IN_TIME)
+    watched = Watch(simulated, patch)
+    run(simulated.core, requests())
+    return [watched.rows[number] for number in sorted(watched.rows)]
+
+
+def harmed(rows: list[Row]) -> int:
+    return sum(row.discarded + row.delayed + row.drafted_again for row in rows)
+
+
+def test_no_hit_is_discarded_delayed_or_drafted_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = watch(pair, monkeypatch)
+    assert len(rows) == ROWS
+    assert harmed(rows) == 0, rows
+    assert min(row.beside_a_miss for row in rows) > 0, rows
+    assert sum(row.beside_a_miss for row in rows) >= 50, rows
+
+
+def wait_for_any_miss(patch: pytest.MonkeyPatch) -> None:
+    def wait(self: Speculator, rows: list[Taken]) -> None:
+        missed = [row for row in rows if row.missed]
+        if missed:
+            self._wait_for(missed, 0.05)
+
+    patch.setattr(Speculator, "_wait", wait)
+
+
+def one_miss_is_everybodys(patch: pytest.MonkeyPatch) -> None:
+    def back_up(self: Speculator, rows: list[Taken]) -> None:
+        if any(row.missed for row in rows):
+            for row in rows:
+                row.tokens, row.source = [], Source.NONE
+
+    patch.setattr(Speculator, "_back_up", back_up)
+
+
+def branches_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ModelSpeculator, "_move", lambda self, state: [])
+
+
+@pytest.mark.parametrize(
+    "mutant", [wait_for_any_miss, one_miss_is_everybodys, branches_are_not_kept]
+)
+def test_harm_is_counted(
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    assert harmed(watch(pair, monkeypatch)) > 0
