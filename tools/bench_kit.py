@@ -139,9 +139,14 @@ class Client:
                 stats = response.finish.speculation
         return Generated(received, last - first, stats)
 
-    def together(self, prompts: Sequence[str], mode: str, tokens: int) -> list[Generated]:
+    def together(
+        self, prompts: Sequence[str], mode: str, tokens: int, temperature: float = 0.0
+    ) -> list[Generated]:
+        def one(prompt: str) -> Generated:
+            return self.generate(prompt, mode, tokens, temperature=temperature)
+
         with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda prompt: self.generate(prompt, mode, tokens), prompts))
+            return list(pool.map(one, prompts))
 
 
 class DelayProxy:
@@ -173,10 +178,16 @@ class DelayProxy:
         loop = asyncio.get_running_loop()
         while data := await reader.read(65536):
             if self.delay:
-                loop.call_later(self.delay, writer.write, data)
+                loop.call_later(self.delay, _write, writer, data)
             else:
-                writer.write(data)
+                _write(writer, data)
         writer.close()
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Unless the other side has gone by now."""
+    if not writer.is_closing():
+        writer.write(data)
 
 
 def median_and_range(values: Sequence[float]) -> str:
