@@ -30,7 +30,7 @@ from ssd.v1 import target_pb2
 from tools.bench_kit import Client, Generated, bootstrap, service, setting, story_prompts
 
 NEIGHBOURS = ("none", "polite", "flooding")
-SHAPE = "hidden=1024,layers=12"
+SHAPE = "hidden=1280,ff=5120,layers=8"
 FORWARD_SECONDS = 0.1  # of a polite neighbour
 PROMPT_TOKENS = {"polite": 30, "flooding": 500}
 SPECULATION = 5
