@@ -23,7 +23,7 @@ from tools.bench_kit import (
 )
 
 DELAYS_MS = (0, 1, 2, 5, 10, 20)
-SHAPE = "hidden=1024,ff=4096,layers=8"
+SHAPE = "hidden=1280,ff=5120,layers=8"
 COMMON = ("--threads", "1", "--no-adapt-depth", "--no-auto-off")
 
 

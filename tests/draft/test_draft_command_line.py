@@ -46,7 +46,6 @@ def test_check_config_accepts_a_model_and_none() -> None:
         (["stories-draft", "--fan-out", "3,-1"], "--fan-out: auto, or a list"),
         (["stories-draft", "--fan-out", "1,1,1,1", "--depth", "2"], "at most 3 numbers"),
         (["stories-draft", "--fan-out-miss", "3,2"], "--fan-out-miss: 3,2 makes 19 branches"),
-        (["stories-draft", "--fan-out", "0"], "--fan-out: 0 makes 0 branches"),
         (["stories-draft", "--expand-to", "layers=1"], "--expand-to: layers=1 is less than"),
         (["stories-draft", "--max-model-len", "1000000"], "--allow-long-context"),
         (["stories-draft", "--unknown-flag", "1"], "--unknown-flag"),
@@ -62,6 +61,10 @@ def test_a_bad_option_is_one_line_that_names_it(flags: list[str], words: str) ->
 def test_fan_outs_are_lists_or_left_to_the_draft() -> None:
     config = DraftConfig(fan_out="3, 2,1", fan_out_miss="auto", budget=13)
     assert fan_outs(config) == ((3, 2, 1), None)
+
+
+def test_a_draft_may_prepare_for_nothing_and_be_waited_for() -> None:
+    assert fan_outs(DraftConfig(fan_out="0", fan_out_miss="0")) == ((0,), (0,))
 
 
 def test_the_runner_has_room_for_every_row_of_a_tree() -> None:

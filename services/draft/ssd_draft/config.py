@@ -98,12 +98,13 @@ def _parse_fan_out(flag: str, text: str, config: DraftConfig) -> tuple[int, ...]
             f"{flag}: at most {config.depth + 1} numbers (for 0 to --depth {config.depth} "
             f"accepted tokens), got {len(values)}"
         )
-    # The last number stands for all later ones, too.
+    # The last number stands for all later ones, too. Without any branch, all that is speculated is
+    # what targets wait for.
     branches = sum(values) + values[-1] * (config.depth + 1 - len(values))
-    if not 1 <= branches <= config.budget:
+    if branches > config.budget:
         raise ConfigError(
             f"{flag}: {text} makes {branches} branches for a speculation of {config.depth} "
-            f"tokens, 1 to {config.budget} (--budget) are possible"
+            f"tokens, at most {config.budget} (--budget) are possible"
         )
     return values
 
