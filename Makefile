@@ -23,11 +23,14 @@ help:
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.serve: pyproject.toml | $(VENV)/pyvenv.cfg
+# Compiled when the package is installed.
+KERNEL = services/engine/ssd_engine/few_rows.c
+
+$(VENV)/.serve: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --editable '.[serve]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
+$(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --editable '.[serve,dev]'
 	@touch $@ $(VENV)/.serve
 

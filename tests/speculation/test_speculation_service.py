@@ -302,6 +302,7 @@ class TestOtherServers:
             assert sum(each.ngram_rounds for each in stats) == 0
         if "1" in flags:
             assert all(each.drafted_tokens <= each.rounds for each in stats)
+        assert not any("refused" in each.fallbacks for each in stats)
         info = server.stub().GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
         absent = info.speculation_endpoints[1]
         assert absent.address == NOBODY

@@ -177,7 +177,7 @@ class DraftCore:
         known = link.sequences.get(frame.sequence)
         if known is not None:
             self._close(known, link)
-        sequence = DraftSequence(link.id, frame, self._now())
+        sequence = DraftSequence(link.id, frame, self._now(), link.planner.depth)
         try:
             self._admit(link, sequence)
         except NoRoom as error:

@@ -51,7 +51,7 @@ class Planner:
         hit_list: tuple[int, ...] | None = None,
         miss_list: tuple[int, ...] | None = None,
     ) -> None:
-        self._depth = depth
+        self.depth = depth
         self._budget = budget
         self._lists = {True: hit_list, False: miss_list}
         self._rates = {True: Rates(), False: Rates()}
@@ -78,7 +78,7 @@ class Planner:
     def plan(self, sequence: DraftSequence, clock: StepClock, others: int) -> RoundPlan:
         """``others``: rows that further sequences will put into the same forwards."""
         from_cache = sequence.source is Source.CACHE
-        depth = min(self._depth, sequence.depth)
+        depth = min(self.depth, sequence.depth)
         length = len(sequence.speculation)
         chosen = self._lists[from_cache]
         if chosen is not None:

@@ -55,7 +55,8 @@ class Offer:
 
 
 class DraftSequence:
-    def __init__(self, link: int, frame: Open, now: float) -> None:
+    def __init__(self, link: int, frame: Open, now: float, max_depth: int) -> None:
+        """``max_depth``: of the branches that this endpoint drafts."""
         self.link = link
         self.id = frame.sequence
         self.round = frame.round
@@ -68,7 +69,8 @@ class DraftSequence:
         self.verification = Verification(frame.verification)
         self.down_weight = frame.down_weight
         self.max_tokens = frame.max_tokens
-        self.depth = frame.depth
+        self._max_depth = max_depth
+        self.depth = min(frame.depth, max_depth)  # tokens of a branch that are of use
         self.verify_seconds = frame.verify_micros / 1e6
         self.offers: dict[tuple[int, int], Offer] = {}
         self.decided: tuple[int, int] | None = None
@@ -113,7 +115,8 @@ class DraftSequence:
         self.phase = after
         self.round = frame.round
         self.speculation, self.source = frame.speculation, Source(frame.source)
-        self.depth, self.verify_seconds = frame.depth, frame.verify_micros / 1e6
+        self.depth = min(frame.depth, self._max_depth)
+        self.verify_seconds = frame.verify_micros / 1e6
         self.offers, self.decided = {}, None
         self._moved(now)
         return True
@@ -121,7 +124,7 @@ class DraftSequence:
     def is_late(self, frame: Launch) -> bool:
         """Whether a branch that was prepared came too late to be taken in full."""
         taken = len(frame.speculation) if frame.source == Source.CACHE else 0
-        return taken < self.depth
+        return taken < min(self.depth, frame.depth)  # towards the end less may be wanted
 
     def _moved(self, now: float) -> None:
         self.changed_at = self.pushed_at = now

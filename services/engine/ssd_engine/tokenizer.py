@@ -20,7 +20,7 @@ PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<d
 
 class Tokenizer:
     def __init__(self, directory: Path, config: ModelConfig) -> None:
-        self._inner = _load(directory)
+        self._inner = _load(directory, config.architecture)
         if not self._inner.is_fast:
             raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
         highest = max(self._inner.get_vocab().values())
@@ -99,9 +99,9 @@ class Tokenizer:
         return digest.hexdigest()[:32]
 
 
-def _load(directory: Path) -> Any:
+def _load(directory: Path, architecture: str) -> Any:
     try:
-        return _tokenizer_class(directory).from_pretrained(
+        return _tokenizer_class(directory, architecture).from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # many kinds; the user needs the first line
@@ -109,13 +109,17 @@ def _load(directory: Path) -> Any:
         raise ModelError(f"{directory}: the tokenizer cannot be loaded: {reason}") from error
 
 
-def _tokenizer_class(directory: Path) -> Any:
-    """A generic tokenizer is all in its file; to find any other class, torch is imported."""
+def _tokenizer_class(directory: Path, architecture: str) -> Any:
+    """A generic tokenizer is all in its file; to find any other class, torch is imported.
+
+    For Qwen2, transformers takes another class whatever is named.
+    """
     import transformers
 
     settings = directory / "tokenizer_config.json"
     named = json.loads(settings.read_text()).get("tokenizer_class") if settings.exists() else None
-    if named in GENERIC and (directory / "tokenizer.json").exists():
+    generic = named in GENERIC and architecture != "qwen2"
+    if generic and (directory / "tokenizer.json").exists():
         return transformers.PreTrainedTokenizerFast
     return transformers.AutoTokenizer
 

@@ -140,6 +140,8 @@ class ModelSpeculator:
         if sequence.phase is Phase.DECIDED:
             state.rankings, state.decided = [], _decided(sequence)
             self._keep_branch(sequence)
+            if sequence.num_committed + len(state.decided.tokens) > state.path.max_tokens:
+                sequence.ready = sequence.complete = True  # no room to go on
         else:
             state.foreseen = _foreseen(sequence.speculation, state.decided)
             sequence.foreseen = state.foreseen is not None

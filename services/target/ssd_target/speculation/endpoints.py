@@ -154,9 +154,12 @@ class Endpoints:
 
     # What they hold
 
-    def choose(self, speculated: Speculated) -> Endpoint | None:
-        """The least occupied of those that may hold the sequence; its payoff has the last word."""
-        chosen = self._least_occupied(speculated)
+    def choose(self, speculated: Speculated, length: int) -> Endpoint | None:
+        """The least occupied of those that may hold the sequence; its payoff has the last word.
+
+        ``length``: of the speculation in flight.
+        """
+        chosen = self._least_occupied(speculated, length)
         if chosen is None:
             return None
         speculated.home = chosen.link
@@ -165,7 +168,7 @@ class Endpoints:
             return None
         return chosen
 
-    def _least_occupied(self, speculated: Speculated) -> Endpoint | None:
+    def _least_occupied(self, speculated: Speculated, length: int) -> Endpoint | None:
         request, now = speculated.request, self._now()
         needed = speculated.sequence.num_committed + self._options.depth
         fitting = [
@@ -173,6 +176,7 @@ class Endpoints:
             for endpoint in self
             if endpoint.has_room(now)
             and needed < endpoint.max_context
+            and length <= endpoint.max_depth
             and endpoint.link not in speculated.refused_by
             and (endpoint.link in request.links if request.links else not endpoint.named)
         ]

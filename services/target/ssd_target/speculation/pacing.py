@@ -51,8 +51,10 @@ class Pacing:
         return self._depth(speculated, num_rows, self._sync_alpha, self._sync_seconds.value())
 
     def depth(self, speculated: Speculated, num_rows: int, endpoint: Endpoint | None) -> int:
-        alpha = None if endpoint is None else endpoint.alpha
-        return self._depth(speculated, num_rows, alpha)
+        if endpoint is None:
+            return self._depth(speculated, num_rows, None)
+        depth = self._depth(speculated, num_rows, endpoint.alpha)
+        return min(depth, endpoint.max_depth)  # a longer one it could not follow
 
     def _depth(
         self,
@@ -85,11 +87,11 @@ class Pacing:
         self._ngram_idle = 0
         return min(2, row.wanted)
 
-    def next_depth(self, row: Taken) -> int:
+    def next_depth(self, row: Taken, endpoint: Endpoint) -> int:
         """How long a branch can be of use in the round after the one that is launched."""
         speculated = row.speculated
         wanted = row.wanted or min(speculated.request.depth, self._options.depth)
-        return max(0, min(wanted, speculated.room() - 1))
+        return max(0, min(wanted, endpoint.max_depth, speculated.room() - 1))
 
     def verify_micros(self, width: int) -> int:
         """What endpoints are told: they may use as much time for their trees."""

@@ -24,6 +24,7 @@ class Speculated:
     ended_at: float = 0.0  # of the round before
     attached_before: bool = False  # the endpoint followed before the round in flight
     outcome_sent: bool = True
+    told_depth: int = 0  # what the endpoint was told to prepare for the next round
     ngrams: NgramIndex | None = None
     num_indexed: int = 0
     home: int | None = None  # the endpoint whose payoff this sequence is evidence for

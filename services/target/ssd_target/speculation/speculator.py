@@ -60,6 +60,7 @@ class Speculator:
         rounds = Rounds(self._vocab_size, self._options.depth)
         speculated = Speculated(sequence, request, rounds)
         self._sequences[sequence.id] = speculated
+        self._width = 1  # a prefill takes at least as long
         self._launch(Taken(speculated, 0))
 
     def knows(self, sequence: Sequence) -> bool:
@@ -227,15 +228,17 @@ class Speculator:
             self.endpoints.leave(speculated, "does not pay")
         if rounds.attached:
             self._send_launch(row)
-        elif (endpoint := self._choose_endpoint(speculated)) is not None:
+        elif (endpoint := self._choose_endpoint(row)) is not None:
             self._send_open(row, endpoint)
         else:
             rounds.launch(len(row.tokens))
         home = self.endpoints.home_of(speculated)
         speculated.under_speculation = home is not None and home.payoff.speculates
 
-    def _choose_endpoint(self, speculated: Speculated) -> Endpoint | None:
-        return self.endpoints.choose(speculated) if speculated.request.mode is Mode.SSD else None
+    def _choose_endpoint(self, row: Taken) -> Endpoint | None:
+        if row.speculated.request.mode is not Mode.SSD:
+            return None
+        return self.endpoints.choose(row.speculated, len(row.tokens))
 
     def _endpoint_of(self, row: Taken) -> Endpoint:
         endpoint = self.endpoints.of(row.speculated)
@@ -254,6 +257,7 @@ class Speculator:
         rounds, endpoint = row.speculated.rounds, self._endpoint_of(row)
         self._send_outcome(row.speculated)
         rounds.launch(len(row.tokens))
+        row.speculated.told_depth = self._pacing.next_depth(row, endpoint)
         self._distributions.expect(row)
         endpoint.say(
             Launch(
@@ -261,7 +265,7 @@ class Speculator:
                 rounds.round,
                 row.tokens,
                 row.source,
-                self._pacing.next_depth(row),
+                row.speculated.told_depth,
                 self._pacing.verify_micros(self._width),
             ),
             self._now(),
@@ -272,6 +276,7 @@ class Speculator:
         if endpoint.epoch is None:
             raise RuntimeError("an endpoint that is not connected was chosen")
         speculated.rounds.launch_open(len(row.tokens), endpoint.link, endpoint.epoch)
+        speculated.told_depth = self._pacing.next_depth(row, endpoint)
         rejection = speculated.request.verification is Verification.REJECTION
         speculated.rejecting = rejection and endpoint.receiver is not None
         endpoint.sequences.add(sequence.id)
@@ -286,7 +291,7 @@ class Speculator:
                 sequence.sampling,
                 Verification.REJECTION if speculated.rejecting else Verification.COUPLED,
                 speculated.request.down_weight,
-                self._pacing.next_depth(row),
+                speculated.told_depth,
                 self._pacing.verify_micros(self._width),
             ),
             self._now(),
@@ -297,4 +302,5 @@ def _is_awaited(row: Taken) -> bool:
     rounds = row.speculated.rounds
     if not rounds.attached or rounds.decided is None:
         return False
-    return len(rounds.branches.find(*rounds.decided)) < row.wanted
+    useful = min(row.wanted, row.speculated.told_depth)  # more is not sent
+    return len(rounds.branches.find(*rounds.decided)) < useful

@@ -1,0 +1,180 @@
+"""A draft model's rounds, told frame by frame: what is computed, pushed and held."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_draft.core import DraftCore
+from ssd_draft.plan import FILL, IN_TIME, LATE, Planner
+from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.sequence import DraftSequence
+from ssd_draft.speculators import ModelSpeculator
+from ssd_engine.batch import Chunk, Moved, Part
+from ssd_engine.frames import (
+    Branches,
+    DraftFrame,
+    Launch,
+    Notice,
+    Open,
+    Outcome,
+    Source,
+    TargetFrame,
+    Verification,
+)
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.token_ids import pack_tokens
+from tests.harness import BLOCK, make_runner
+from tests.random_models import make_model
+
+DEPTH, BUDGET = 4, 6
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
+    directory: Path = tmp_path_factory.mktemp("model")
+    make_model("qwen3", directory)
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield make_runner(directory)
+
+
+class Watched:
+    """A runner that remembers what it was asked for."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.num_blocks = runner.num_blocks
+        self.forwards: list[list[Part]] = []
+
+    def forward(self, parts: list[Part], *rest: Any) -> Any:
+        self.forwards.append(list(parts))
+        return self._runner.forward(parts, *rest)
+
+
+class Draft:
+    """One link with one sequence."""
+
+    def __init__(self, runner: ModelRunner, max_context: int = 256) -> None:
+        self.runner = Watched(runner)
+        speculator = ModelSpeculator(self.runner, BLOCK, max_context, DEPTH, BUDGET)
+        self.planner = Planner(DEPTH, BUDGET)
+        self.core = DraftCore(speculator, lambda depth: self.planner, 4, None, 64, 64)
+        self.core.handle(LinkUp(1, "target", 12))
+        self.round = 0
+
+    @property
+    def sequence(self) -> DraftSequence:
+        return self.core._links[1].sequences[1]
+
+    def open(self, prompt: int, max_tokens: int, depth: int) -> list[DraftFrame]:
+        tokens = pack_tokens([5 + i % 50 for i in range(prompt)])
+        sampling = SamplingParams(seed=0, temperature=0.0)
+        coupled = Verification.COUPLED
+        return self.tell(Open(1, 0, tokens, b"", [], max_tokens, sampling, coupled, 1, depth, 0))
+
+    def tell(self, *frames: TargetFrame, steps: int = 20) -> list[DraftFrame]:
+        self.runner.forwards.clear()
+        self.core.handle(LinkFrames(1, list(frames)))
+        said: list[DraftFrame] = []
+        for _ in range(steps):
+            for link in self.core.step().links:
+                said += link.frames
+            self.core.check_integrity()
+        return said
+
+    def hit(self) -> tuple[Outcome, list[int]]:
+        offer = max(self.sequence.offers.values(), key=lambda o: (o.accepted, len(o.tokens)))
+        return Outcome(1, self.round, offer.accepted, offer.token), offer.tokens
+
+    def launch(self, tokens: list[int], source: Source, depth: int) -> Launch:
+        self.round += 1
+        return Launch(1, self.round, tokens, source, depth, 0)
+
+
+def longest(said: list[DraftFrame]) -> int:
+    pushed = [b for frame in said if isinstance(frame, Branches) for b in frame.branches]
+    return max(branch.start + len(branch.tokens) for branch in pushed)
+
+
+def test_after_a_hit_nothing_is_computed_again(runner: ModelRunner) -> None:
+    draft = Draft(runner)
+    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+    for _ in range(5):
+        outcome, tokens = draft.hit()
+        draft.tell(outcome, draft.launch(tokens[:DEPTH], Source.CACHE, DEPTH))
+        first = draft.runner.forwards[0]
+        assert isinstance(first[0], Moved)
+        assert not [p for parts in draft.runner.forwards for p in parts if isinstance(p, Chunk)]
+        assert len(draft.runner.forwards) == DEPTH + 1
+
+
+def test_what_was_moved_is_what_would_have_been_computed(runner: ModelRunner) -> None:
+    """Rounds of hits, and of misses with the same text, prepare for the same outcomes."""
+    texts = []
+    for source in (Source.CACHE, Source.NGRAM):
+        draft = Draft(runner)
+        draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+        offers = []
+        for _ in range(6):
+            outcome, tokens = draft.hit()
+            launch = draft.launch(tokens[:DEPTH], source, DEPTH)
+            if source is Source.NGRAM:  # as if it had never been drafted
+                draft.sequence.offers.clear()
+                draft.sequence.state.tree = None
+            draft.tell(outcome, launch)
+            best = max(draft.sequence.offers.values(), key=lambda o: o.accepted)
+            offers.append((best.accepted, best.token, best.tokens))
+        texts.append(offers)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("asked", "pushed"), [(2, 2), (DEPTH, DEPTH), (12, DEPTH)])
+def test_no_more_is_pushed_than_is_of_use(runner: ModelRunner, asked: int, pushed: int) -> None:
+    draft = Draft(runner)
+    assert longest(draft.open(prompt=30, max_tokens=200, depth=asked)) == pushed
+    outcome, tokens = draft.hit()
+    said = draft.tell(outcome, draft.launch(tokens[:pushed], Source.CACHE, asked))
+    assert longest(said) == pushed
+    assert not [frame for frame in said if isinstance(frame, Notice)]
+
+
+def test_a_path_at_the_end_of_the_context_does_not_go_beyond_it(runner: ModelRunner) -> None:
+    for prompt in range(50, 64):
+        draft = Draft(runner, max_context=64)
+        draft.open(prompt, max_tokens=200, depth=DEPTH)
+        if not draft.sequence.offers:
+            continue
+        outcome, _ = draft.hit()
+        draft.tell(outcome)  # and no launch: it goes on with that path
+
+
+def test_a_target_that_asks_for_more_than_it_opened_for_harms_nothing(runner: ModelRunner) -> None:
+    for prompt in range(20, 20 + BLOCK):
+        draft = Draft(runner)
+        draft.open(prompt, max_tokens=prompt + 1, depth=DEPTH)
+        outcome, _ = draft.hit()
+        draft.tell(outcome)
+
+
+@pytest.mark.parametrize(
+    ("taken", "source", "wanted", "late"),
+    [
+        (DEPTH, Source.CACHE, DEPTH, False),
+        (2, Source.CACHE, DEPTH, True),
+        (DEPTH, Source.JUST_IN_TIME, DEPTH, True),
+        (0, Source.NONE, DEPTH, True),
+        (2, Source.CACHE, 2, False),  # no more was wanted
+        (0, Source.NONE, 0, False),
+    ],
+)
+def test_trees_are_narrower_after_one_that_was_late(
+    runner: ModelRunner, taken: int, source: Source, wanted: int, late: bool
+) -> None:
+    draft = Draft(runner)
+    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+    outcome, tokens = draft.hit()
+    draft.tell(outcome, draft.launch(tokens[:taken], source, wanted))
+    assert draft.planner._fill == pytest.approx(FILL - LATE if late else FILL + IN_TIME)
