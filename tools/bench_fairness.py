@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
-import os
 import queue
 import statistics
 import threading
@@ -27,7 +26,15 @@ import grpc
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import speculation_pb2_grpc as rpc
 from ssd.v1 import target_pb2
-from tools.bench_kit import Client, Generated, bootstrap, service, setting, story_prompts
+from tools.bench_kit import (
+    Client,
+    Generated,
+    bootstrap,
+    pin_to,
+    service,
+    setting,
+    story_prompts,
+)
 
 NEIGHBOURS = ("none", "polite", "flooding")
 SHAPE = "hidden=1280,ff=5120,layers=8"
@@ -112,7 +119,7 @@ class Neighbour:
 
 
 def run_neighbour(address: str, style: str, sequences: int, stop: Event) -> None:
-    os.sched_setaffinity(0, {0})
+    pin_to(0)
     Neighbour(address, style, sequences).play(stop)
 
 

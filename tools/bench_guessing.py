@@ -63,7 +63,7 @@ class UniformPlanner(Planner):
     """The same budget whatever is being verified, the same for each of its outcomes."""
 
     def plan(self, sequence: DraftSequence, clock: StepClock, others: int) -> RoundPlan:
-        depth = min(self._depth, sequence.depth)
+        depth = min(self.depth, sequence.depth)
         return RoundPlan(uniform(len(sequence.speculation), self._budget), depth)
 
 

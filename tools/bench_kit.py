@@ -45,6 +45,12 @@ def story_prompts(count: int, seed: int) -> list[str]:
     return random.Random(seed).sample(pairs, count)
 
 
+def pin_to(core: int) -> None:
+    """The first, second, … of the cores that this process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
 @contextlib.contextmanager
 def service(module: str, *flags: str, core: int | None = None) -> Iterator[str]:
     """``ssd_target`` or ``ssd_draft`` on a free port, pinned to a core; its address once ready."""
@@ -52,7 +58,7 @@ def service(module: str, *flags: str, core: int | None = None) -> Iterator[str]:
         port_file, log_file = Path(folder) / "port", Path(folder) / "log"
         command = [sys.executable, "-m", module, "serve", *flags]
         command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
-        pin = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
+        pin = (lambda: pin_to(core)) if core is not None else None
         with log_file.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=pin)
         try:

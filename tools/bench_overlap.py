@@ -12,7 +12,6 @@ import argparse
 import bisect
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -41,7 +40,15 @@ from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.tensor_parallel import SingleRank
 from ssd_engine.token_ids import pack_tokens
 from ssd_engine.verification import Verification
-from tools.bench_kit import Client, Generated, bootstrap, service, setting, story_prompts
+from tools.bench_kit import (
+    Client,
+    Generated,
+    bootstrap,
+    pin_to,
+    service,
+    setting,
+    story_prompts,
+)
 
 DRAFT_SHAPE = "hidden=1280,ff=5120"
 CONTEXT = 160  # tokens before a round, about the middle of a timed generation
@@ -95,7 +102,7 @@ def alone(
         check=True,
         capture_output=True,
         text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        preexec_fn=lambda: pin_to(core),
     )
     times: dict[str, float] = json.loads(result.stdout)
     return times

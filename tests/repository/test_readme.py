@@ -11,10 +11,26 @@ import pytest
 
 from ssd_target.cli import serve
 from tests.processes import TargetProcess, draft, target
+from tests.scale import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SERVERS = ("ssd-target serve ", "ssd-draft serve ")
+SMALL = ("--shape", "hidden=256,ff=1024,layers=8")
+# As short as can be, and what the output must say.
+BENCHES = {
+    "overlap": (
+        *("--repeats", "1", "--tokens", "12", "--prompts", "1", *SMALL),
+        *("--draft-shape", "hidden=128,ff=512"),
+        r"ssd / sync: \d+\.\d\d .*theorem 7 with p = ",
+    ),
+    "delay": ("--repeats", "1", "--tokens", "12", "--prompts", "1", *SMALL, r"\n +20 ms +\d"),
+    "useless": ("--repeats", "1", "--tokens", "64", r"wrong +\d.*\nlate +\d"),
+    "backup": ("--repeats", "1", "--tokens", "8", *SMALL, r" 8  auto +\d"),
+    "guessing": ("--prompts", "2", "--tokens", "12", r"rejection, C = 0.5 .*of the same budget"),
+    "fairness": ("--repeats", "1", "--tokens", "12", *SMALL, r"beside a polite one: \d"),
+}
+QUICK = ("overlap",)
 ELSEWHERE = {
     "make test": "the command that runs this very test, called by .ci/run",
     'pip install ".[serve]"': "test_packaging.py installs the package; make test this extra",
@@ -56,7 +72,8 @@ def test_nothing_is_left_to_fill_in() -> None:
 
 def test_every_command_is_known() -> None:
     for command in commands():
-        known = command in ELSEWHERE or command in ("make demo", "make bench")
+        benches = ("make bench", *(f"make bench-{name}" for name in BENCHES))
+        known = command in ELSEWHERE or command in ("make demo", *benches)
         assert known or command.startswith(("ssd-client ", *SERVERS)), command
 
 
@@ -92,6 +109,16 @@ def test_the_benchmark_prints_its_ratios() -> None:
     assert result.returncode == 0, result.stderr
     assert re.search(r"1 stream: ssd-target / transformers +\d+\.\d\d x", result.stdout)
     assert "equal texts: 8 of 8" in result.stdout
+
+
+@pytest.mark.parametrize("name", BENCHES if FULL else QUICK)
+def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
+    *flags, said = BENCHES[name]
+    module = f"tools.bench_{name}"
+    assert module in run("make", "--dry-run", f"bench-{name}", f"VENV={BIN.parent}").stdout
+    result = run(sys.executable, "-m", module, *flags)
+    assert result.returncode == 0, result.stderr
+    assert re.search(said, result.stdout, re.DOTALL), result.stdout
 
 
 def test_the_metrics_that_are_named_exist() -> None:
