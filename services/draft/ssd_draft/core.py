@@ -357,6 +357,8 @@ class DraftCore:
         if sequence.plan is None:
             planner = self._links[sequence.link].planner
             sequence.plan = planner.plan(sequence, self._step_clock, others)
+            if sequence.phase is Phase.VERIFYING:
+                sequence.planned = sequence.plan.depth
         plan: RoundPlan = sequence.plan
         return plan
 

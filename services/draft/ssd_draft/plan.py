@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ssd_draft.sequence import DraftSequence
+from ssd_draft.sequence import DraftSequence, Phase
 from ssd_engine.fan_out import AcceptanceRate, MissLaw, MissRate, fan_out
 from ssd_engine.frames import Source
 from ssd_engine.pace import StepClock
@@ -84,20 +84,26 @@ class Planner:
         if chosen is not None:
             padded = (*chosen, *(chosen[-1:] * (length + 1)))
             return RoundPlan(list(padded[: length + 1]), depth)
-        case = (from_cache, length, self._affordable(sequence, clock, depth, others))
+        budget, depth = self._affordable(sequence, clock, depth, others)
+        case = (from_cache, length, budget)
         if case not in self._fan_outs:
             self._fan_outs[case] = self._rates[from_cache].fan_out(*case[1:])
         return RoundPlan(self._fan_outs[case], depth)
 
     def _affordable(
         self, sequence: DraftSequence, clock: StepClock, depth: int, others: int
-    ) -> int:
-        """The widest tree that is ready, at full depth, before the target's forward ends."""
-        least = min(self._budget, len(sequence.speculation) + 1)
+    ) -> tuple[int, int]:
+        """The widest tree of full depth that is ready before the target's forward ends.
+
+        Where the narrowest one is not, the deepest of that width. A decided path is waited for.
+        """
         available = self._fill * sequence.verify_seconds
-        if not available or not clock.known:
-            return self._budget
-        budget, forwards = self._budget, depth + (not sequence.foreseen)
-        while budget > least and forwards * clock.seconds(others + budget) > available:
+        if not available or not clock.known or sequence.phase is not Phase.VERIFYING:
+            return self._budget, depth
+        first, budget = not sequence.foreseen, self._budget
+        least = min(self._budget, len(sequence.speculation) + 1)
+        while budget > least and (depth + first) * clock.seconds(others + budget) > available:
             budget -= 1
-        return budget
+        while depth > 1 and (depth + first) * clock.seconds(others + budget) > available:
+            depth -= 1
+        return budget, depth

@@ -81,6 +81,7 @@ class DraftSequence:
         self.complete = False  # nothing is left to prepare in this phase
         self.answered = False  # something was pushed in this phase
         self.plan: Any = None  # of this phase, once it is made
+        self.planned = 0  # depth of the last round's tree
         self.state: Any = None  # the speculator's own
 
     @property
@@ -124,7 +125,8 @@ class DraftSequence:
     def is_late(self, frame: Launch) -> bool:
         """Whether a branch that was prepared came too late to be taken in full."""
         taken = len(frame.speculation) if frame.source == Source.CACHE else 0
-        return taken < min(self.depth, frame.depth)  # towards the end less may be wanted
+        # Towards the end less may be wanted.
+        return taken < min(self.depth, self.planned, frame.depth)
 
     def _moved(self, now: float) -> None:
         self.changed_at = self.pushed_at = now
