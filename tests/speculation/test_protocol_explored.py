@@ -71,7 +71,7 @@ IN_FULL: dict[str, dict[str, Any]] = {
     "waiting": dict(max_tokens=4, wait=3),
     "two sequences": dict(num_faults=1, faults=MOVES | GARBLED),
     "two drafts": dict(max_tokens=4, faults=FAULTS),
-    "two targets": dict(num_faults=1, faults=AMNESIA),
+    "two targets": dict(num_faults=1, faults=BREAKS, draft_room=8),
 }
 
 
