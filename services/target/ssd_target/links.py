@@ -259,20 +259,19 @@ class Link:
         log.info("link to %s (%s) is up", self.address, self.draft_name)
 
     async def _first_end(self, call: Any) -> None:
-        """Read and write until the stream ends or the epoch is broken off."""
+        """Read and write until one of them ends or the epoch is broken off."""
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call))
         broken = self._broken
         if broken is None:
             raise RuntimeError("no epoch")
         try:
-            running: set[asyncio.Future[Any]] = {reader, writer, broken}
-            while running >= {reader, broken}:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                if broken in done:
-                    raise broken.result()
-                for task in done:
-                    await task
+            ends: set[asyncio.Future[Any]] = {reader, writer, broken}
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if broken in done:
+                raise broken.result()
+            for task in done:
+                await task
         finally:
             call.cancel()
             for task in (reader, writer):
@@ -314,10 +313,7 @@ class Link:
                 frames += self._outbox.get_nowait()
             for begin in range(0, len(frames), MAX_FRAMES):
                 part = frames[begin : begin + MAX_FRAMES]
-                try:
-                    await call.write(encode_target_frames(self.epoch, part))
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # the stream is over, and its reader knows why
+                await call.write(encode_target_frames(self.epoch, part))
 
     def _failed(self, reason: str, message: str) -> None:
         """Said once: an endpoint that stays away is no news."""
