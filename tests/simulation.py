@@ -25,7 +25,8 @@ from ssd_target.records import LinkDown, LinkFrames, LinkUp
 from ssd_target.speculation.options import SpeculationOptions
 from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.sync_drafter import SyncDrafter
-from tests.harness import BLOCK, make_core
+from tests.harness import BLOCK
+from tests.synchronous import ByForward
 
 VERIFY_SECONDS, STEP_SECONDS = 0.010, 0.001
 DRAFT_DEPTH, DRAFT_BUDGET, DRAFT_ROWS = 8, 16, 256
@@ -140,11 +141,13 @@ class Simulation:
             open_plane=lambda up, plane: self.planes[int(plane.address)],  # type: ignore[arg-type, return-value]
             clock=lambda: self.now,
         )
-        self.core: EngineCore = make_core(
-            self,  # type: ignore[arg-type]
+        self.core = EngineCore(
+            ByForward(self.num_blocks, self.forward),
             token_bytes or [b""] * self.vocab_size,
-            speculator=self.speculator,
-            max_num_seqs=max_num_seqs,
+            BLOCK,
+            max_num_seqs,
+            128,
+            self.speculator,
         )
 
         def planner() -> Planner:

@@ -49,9 +49,9 @@ class Watched:
         self.num_blocks = runner.num_blocks
         self.forwards: list[list[Part]] = []
 
-    def forward(self, parts: list[Part], *rest: Any) -> Any:
+    def step(self, parts: list[Part], *rest: Any) -> Any:
         self.forwards.append(list(parts))
-        return self._runner.forward(parts, *rest)
+        return self._runner.step(parts, *rest)
 
 
 class Draft:

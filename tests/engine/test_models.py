@@ -248,7 +248,7 @@ def test_what_an_earlier_sequence_left_in_a_block_reaches_nobody(
     runner = make_runner(tmp_path, 256)
     short, long = list(range(3, 8)), list(range(3, 60))
     alone = runner.forward([Chunk(short, 0, [9], 1)])
-    for cache in runner.caches:
+    for cache in runner.kv.layers:
         cache.key.fill_(rubbish)
         cache.value.fill_(rubbish)
     runner.forward([Chunk(short[:-1], 0, [9], 0), Chunk(long[:-1], 0, [1, 2, 3, 4], 0)])

@@ -45,20 +45,15 @@ class Case:
         return self.blocks[position // BLOCK] * BLOCK + position % BLOCK
 
     def rows(self, depth: int) -> TreeRows:
-        n, k, rows = len(self.prefix), len(self.chain), len(self.branches)
-        tail = [self.slot(n + i) for i in range(k)] + self.scratch[: rows * (depth + 1)]
-        visible = np.zeros((rows, len(tail)), dtype=bool)
-        for i, leave in enumerate(self.leaves):
-            visible[i, :leave] = True
-            visible[i, k + i :: rows] = True
+        n, rows = len(self.prefix), len(self.branches)
         return TreeRows(
             tokens=[branch[depth] for branch in self.branches],
             positions=[n + leave + depth for leave in self.leaves],
+            limits=[n + leave - 1 for leave in self.leaves],
             slots=self.scratch[rows * depth : rows * (depth + 1)],
             context=n,
             blocks=self.blocks,
-            tail=tail,
-            visible=visible,
+            scratch=self.scratch[: rows * (depth + 1)],
         )
 
 
@@ -126,7 +121,7 @@ def test_parts_travel_as_integers() -> None:
 def test_there_is_room_for_all_that_one_sequence_can_send() -> None:
     blocks, tree = list(range(6)), Case(random.Random(5), 0, 7, 3).rows(2)
     parts = [Moved(range(5), 30, blocks), Chunk(range(5), 35, blocks, 0), tree]
-    tokens, tail = 5 + len(tree.tokens), len(tree.tail)
+    tokens, tail = 5 + len(tree.tokens), len(tree.scratch)
     assert len(encode_parts(parts)) <= max_encoded_size(tokens, 1, 6, max_tail=tail)
 
 

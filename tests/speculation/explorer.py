@@ -38,7 +38,7 @@ class Explored:
 def toy_models() -> Iterator[None]:
     """No logits to verify, and no time but the world's own."""
     still = SimpleNamespace(monotonic=lambda: 0.0)
-    with patch("ssd_target.core.verify", toy_verify), patch("ssd_target.core.time", still):
+    with patch("ssd_target.core.verify", toy_verify), patch("ssd_engine.scored.time", still):
         yield
 
 

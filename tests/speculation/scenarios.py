@@ -26,7 +26,7 @@ from ssd_draft.speculators import ModelSpeculator
 from ssd_engine.batch import Chunk
 from ssd_engine.config import load_model_config
 from ssd_engine.frames import Source
-from ssd_engine.kv_cache import allocate
+from ssd_engine.kv_cache import KVCache
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores
@@ -107,7 +107,8 @@ def _pair(name: str, target: Path, draft: Path, spelling: list[bytes]) -> Pair:
 
 def _with_own_cache(runner: ModelRunner) -> ModelRunner:
     other = copy.copy(runner)
-    other.caches = allocate(runner.spec, runner.num_blocks, runner.device)
+    other.kv = KVCache(runner.kv.spec, runner.device)
+    other.kv.allocate(runner.num_blocks)
     return other
 
 
@@ -418,7 +419,7 @@ def _count_truncated(simulation: Simulation, met: Met) -> None:
 def _run(simulation: Simulation, todo: list[Request], stagger: int) -> list[Result]:
     # Measured time would decide how long is waited: no two runs would be alike.
     clock = SimpleNamespace(monotonic=lambda: simulation.now)
-    with patch("ssd_target.core.time", clock):
+    with patch("ssd_engine.scored.time", clock):
         return run(simulation.core, todo, stagger)
 
 

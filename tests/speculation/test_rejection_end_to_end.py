@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ssd_engine.batch import Part
+from ssd_engine.batch import Draw, Part
 from ssd_engine.frames import Verification
 from ssd_engine.guessing import drawn_guesses
 from ssd_engine.noise import STREAM_DRAFT, signed64
@@ -38,6 +38,7 @@ from ssd_engine.rejection import (
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, target_distribution
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.scored import Computed
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.stats import SpeculationStats
@@ -77,6 +78,9 @@ class Leaning:
     def forward(self, parts: Sequence[Part]) -> Tensor | None:
         logits = self._runner.forward(parts)
         return None if logits is None else self.lean(logits)
+
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Computed:
+        return Computed(lambda: self.forward(parts))
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def generate(
     texts: list[list[int]] = [[] for _ in requests]
     with ExitStack() as stack:
         clock = SimpleNamespace(monotonic=lambda: sim.now)
-        everything = {"ssd_target.core.time": clock, **(patches or {})}
+        everything = {"ssd_engine.scored.time": clock, **(patches or {})}
         for name, value in everything.items():
             stack.enter_context(patch(name, value))
         for begin in range(0, len(requests), WAVE):

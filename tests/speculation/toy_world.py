@@ -31,6 +31,7 @@ from ssd_draft.speculators.base import Need
 from ssd_engine.completion import StopRules
 from ssd_engine.frames import Branches, DraftFrame, Load, TargetFrame
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.scored import Scored
 from ssd_engine.token_ids import pack_tokens
 from ssd_target import link_state
 from ssd_target.core import EngineCore
@@ -39,6 +40,7 @@ from ssd_target.scheduler import Work
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.speculator import Speculator
 from ssd_target.verifier import Outcome, count_accepted, speculation
+from tests.synchronous import ByForward
 
 VOCAB = 1 << 20
 BLOCK, NUM_BLOCKS = 32, 4
@@ -158,8 +160,9 @@ def _text_before(sequence: DraftSequence, offer: Offer) -> Text:
     return (*committed, *sequence.speculation[: offer.accepted], offer.token)
 
 
-def toy_verify(works: list[Work], drawn: list[int], *_: object) -> list[Outcome]:
+def toy_verify(works: list[Work], scored: Scored, *_: object) -> list[Outcome]:
     """In place of the verifier's: there are no logits here, only what the target says."""
+    drawn: Any = scored.logits
     rows = iter(drawn)
     outcomes = []
     for work in works:
@@ -265,7 +268,7 @@ class Target:
             clock=self.world.clock,
         )
         self.core = EngineCore(
-            self,  # type: ignore[arg-type]
+            ByForward(self.num_blocks, self.forward),
             NoBytes(),  # type: ignore[arg-type]
             BLOCK,
             8,

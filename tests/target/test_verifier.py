@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ssd_engine.batch import Chunk
 from ssd_engine.completion import StopRules
 from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.scored import Scored
 from ssd_engine.token_ids import pack_tokens
 from ssd_target.core import EngineCore
 from ssd_target.records import Delta, Submit
@@ -25,6 +27,7 @@ from ssd_target.speculation.options import SpeculationOptions, SpeculationReques
 from ssd_target.speculation.speculator import Speculator
 from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, verify
 from tests.scale import share
+from tests.synchronous import ByForward
 
 VOCAB = 40
 TOKEN_BYTES = [b"x"] * VOCAB
@@ -76,7 +79,7 @@ def plain_decoding(sequence: Sequence, logits: Tensor) -> list[int]:
 
 
 def verify_one(work: Work, logits: Tensor) -> Outcome:
-    (outcome,) = verify([work], logits)
+    (outcome,) = verify([work], Scored(lambda: logits))
     assert isinstance(outcome, Outcome)
     return outcome
 
@@ -169,7 +172,7 @@ def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
             guesses[data.draw(st.integers(0, k - 1))] = data.draw(st.integers(0, VOCAB - 1))
         works.append(last_prefill(sequence) if prefill else round_of(sequence, guesses))
         logits.append(rows)
-    together = verify(works, torch.cat(logits))
+    together = verify(works, Scored(lambda: torch.cat(logits)))
     assert together == [verify_one(w, rows) for w, rows in zip(works, logits, strict=True)]
 
 
@@ -217,11 +220,11 @@ def test_broken_logits_fail_their_own_round_alone(broken: str, options: dict[str
         round_of(second, plain_decoding(second, logits[3:5])[:1]),
         last_prefill(make_sequence(options, 3, seed=3, state=State.PREFILL)),
     ]
-    healthy = verify(works, logits)
+    healthy = verify(works, Scored(lambda: logits))
     for row, hit in ((0, 0), (2, 0), (3, 1), (4, 1), (5, 2)):
         bad = logits.clone()
         BROKEN[broken](bad[row])
-        outcomes = verify(works, bad)
+        outcomes = verify(works, Scored(partial(torch.clone, bad)))
         assert isinstance(outcomes[hit], NonFiniteLogits)
         for i in range(3):
             if i != hit:
@@ -248,8 +251,6 @@ def test_a_token_without_probability_is_no_broken_row() -> None:
 class BrokenForOne:
     """A model that gives NaN to sequences whose first token is 0."""
 
-    num_blocks = 16
-
     def __init__(self) -> None:
         self.first: dict[int, int] = {}  # block -> first token of the sequence that begins there
 
@@ -265,7 +266,7 @@ class BrokenForOne:
 
 def test_a_request_with_broken_logits_ends_with_an_error_and_the_others_go_on() -> None:
     plain = Speculator(SpeculationOptions(), VOCAB)
-    core = EngineCore(BrokenForOne(), TOKEN_BYTES, 4, 4, 64, plain)
+    core = EngineCore(ByForward(16, BrokenForOne().forward), TOKEN_BYTES, 4, 4, 64, plain)
     for i in range(3):
         prompt = pack_tokens([i, i, i])
         params = SamplingParams(seed=i)

@@ -15,9 +15,10 @@ from ssd_draft.config import (
 from ssd_draft.engine_client import DraftEngine
 from ssd_draft.handshake import Endpoint
 from ssd_draft.metrics import Metrics
+from ssd_draft.plan import RANKS
 from ssd_draft.service import SERVICE, DraftServicer, Serving
 from ssd_engine.frames import PROTOCOL_VERSION
-from ssd_engine.serving.config import parse_address
+from ssd_engine.serving.config import StepSizes, parse_address
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.server import ServiceServer
@@ -37,7 +38,15 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
         return None
     # A row of a tree sees the chain that is verified, and the branches.
     max_tail = config.depth + scratch_tokens(config)
-    return plan_model(config.model, config, config.max_rows, max_tail)
+    sizes = StepSizes(
+        config.max_rows,
+        max_tail,
+        exact=False,
+        step_rows=config.depth + 1,
+        branches=config.budget,
+        ranks=RANKS + 1,
+    )
+    return plan_model(config.model, config, sizes)
 
 
 class DraftServer(ServiceServer):

@@ -7,8 +7,6 @@ scratch slots, depth after depth.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ssd_draft.sequence import Offer
 from ssd_engine.batch import TreeRows
 
@@ -19,23 +17,15 @@ class Tree:
         offers: list[Offer],
         num_committed: int,
         blocks: Sequence[int],
-        chain: list[int],
         scratch: list[int],
     ) -> None:
-        """``blocks`` of committed tokens and chain; slots of the verified ``chain``, and
-        ``scratch`` ones for the branches' own tokens."""
+        """``blocks`` of committed tokens and chain; ``scratch`` slots for the branches' own."""
         self.offers = offers
         self._num_committed = num_committed
         self._blocks = blocks
-        self._chain_length = len(chain)
         self._scratch = scratch
-        self._tail = chain + scratch
         self._max_depth = len(scratch) // len(offers)
-        # Of all depths; a forward sees the first ones.
-        accepted = np.array([offer.accepted for offer in offers])
-        on_chain = np.arange(len(chain)) < accepted[:, None]
-        own = np.tile(np.eye(len(offers), dtype=bool), self._max_depth)
-        self._visible = np.concatenate((on_chain, own), axis=1)
+        self._limits = [num_committed + offer.accepted - 1 for offer in offers]
 
     @property
     def depth(self) -> int:
@@ -54,11 +44,11 @@ class Tree:
         return TreeRows(
             tokens=[offer.tokens[-1] if depth else offer.token for offer in self.offers],
             positions=[first + offer.accepted for offer in self.offers],
+            limits=self._limits,
             slots=self._scratch[end - rows : end],
             context=self._num_committed,
             blocks=self._blocks,
-            tail=self._tail[: self._chain_length + end],
-            visible=self._visible[:, : self._chain_length + end],
+            scratch=self._scratch[:end],
         )
 
     def index(self, offer: Offer) -> int | None:

@@ -9,6 +9,20 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """A row of logits whose token can be drawn where they are: by temperature and seed alone."""
+
+    seed: int
+    temperature: float  # 0: greedy
+    position: int  # absolute, of the token to be drawn
+
+    @property
+    def signed_seed(self) -> int:
+        """64 unsigned bits as the int64 of the same bits."""
+        return self.seed - (1 << 64) if self.seed >= 1 << 63 else self.seed
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive tokens of one sequence that a forward writes to the cache."""
 
@@ -26,17 +40,18 @@ class Chunk:
 class TreeRows:
     """One depth of several continuations of one sequence: one row for each of them.
 
-    Every row sees the first ``context`` tokens of the sequence, which are in the cache, and of the
-    slots in ``tail`` those that ``visible`` grants it. All rows need logits.
+    Row i sees the sequence's positions up to ``limits[i]``, which are in the cache, and of the
+    slots in ``scratch``, as many for each depth as there are rows, those of its own branch: i,
+    i + rows, and so on. All rows need logits.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    slots: Sequence[int]  # where the rows' own KV goes; they are part of the tail
-    context: int
-    blocks: Sequence[int]  # enough for the context
-    tail: Sequence[int]
-    visible: NDArray[np.bool_]  # [rows, tail]
+    limits: Sequence[int]
+    slots: Sequence[int]  # where the rows' own KV goes: the last ones of the scratch
+    context: int  # positions that every row sees
+    blocks: Sequence[int]  # enough for the highest limit
+    scratch: Sequence[int]
 
     @property
     def num_logits(self) -> int:
@@ -79,9 +94,9 @@ def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:
             flat += (_MOVED, len(part.sources), part.start, len(part.blocks), 0)
             flat += (*part.sources, *part.blocks)
         else:
-            flat += (_TREE, len(part.tokens), part.context, len(part.blocks), len(part.tail))
-            flat += (*part.tokens, *part.positions, *part.slots, *part.blocks, *part.tail)
-            flat += np.packbits(part.visible.ravel()).tolist()
+            flat += (_TREE, len(part.tokens), part.context, len(part.blocks), len(part.scratch))
+            flat += (*part.tokens, *part.positions, *part.limits, *part.slots)
+            flat += (*part.blocks, *part.scratch)
     return np.array(flat, dtype=np.int32)
 
 
@@ -106,18 +121,16 @@ def _decode_part(reader: _Reader) -> Part:
         return Chunk(reader.take(rows), start, reader.take(num_blocks), last)
     if kind == _MOVED:
         return Moved(reader.take(rows), start, reader.take(num_blocks))
-    tokens, positions, slots = (reader.take(rows) for _ in range(3))
-    blocks, tail = reader.take(num_blocks), reader.take(last)
-    bits = np.array(reader.take(-(-rows * last // 8)), dtype=np.uint8)
-    visible = np.unpackbits(bits, count=rows * last).astype(bool).reshape(rows, last)
-    return TreeRows(tokens, positions, slots, start, blocks, tail, visible)
+    tokens, positions, limits, slots = (reader.take(rows) for _ in range(4))
+    blocks, scratch = reader.take(num_blocks), reader.take(last)
+    return TreeRows(tokens, positions, limits, slots, start, blocks, scratch)
 
 
 def max_encoded_size(
     max_tokens: int, max_sequences: int, max_blocks_per_sequence: int, max_tail: int = 0
 ) -> int:
     """Integers that a forward can need; ``max_tail`` of a tree, 0 where there are none."""
-    per_token = 1 if not max_tail else 3 + -(-max_tail // 8) + 1
+    per_token = 4 if max_tail else 1
     per_part = 5 + max_blocks_per_sequence + max_tail
     parts = max_sequences * (_PARTS_OF_TREE if max_tail else 1)
     return 1 + max_tokens * per_token + parts * per_part

@@ -62,13 +62,16 @@ class BlockPool:
         self._next_name += 1
         return self._next_name - 1
 
-    def open(self, tokens: Sequence[int], max_tokens: int, root: int = ROOT) -> "BlockLease | None":
+    def open(
+        self, tokens: Sequence[int], max_tokens: int, root: int = ROOT, unit: int = 1
+    ) -> "BlockLease | None":
         """A lease for a sequence that starts with ``tokens`` and never holds over ``max_tokens``.
 
         None when it does not fit now. The last token is never taken from the cache: its forward
-        gives the logits of the next one.
+        gives the logits of the next one. Blocks are taken from there in multiples of ``unit``.
         """
         shared = self._match(tokens[: max(0, len(tokens) - 1)], root)
+        del shared[len(shared) // unit * unit :]
         wanted = self.blocks_for(max_tokens) - len(shared)
         revived = sum(self._holders[block] == 0 for block in shared)
         if wanted > self.num_free - revived - self._reserved:

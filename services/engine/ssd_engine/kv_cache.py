@@ -43,9 +43,22 @@ class KVCacheSpec:
         return 2 * self.num_layers * elements * self.dtype.itemsize
 
 
-def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[LayerCache]:
-    shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
-    return [
-        LayerCache(*(torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(2)))
-        for _ in range(spec.num_layers)
-    ]
+class KVCache:
+    """The keys and values of all layers, in one tensor; empty until it is known how much fits."""
+
+    def __init__(self, spec: KVCacheSpec, device: torch.device) -> None:
+        self.spec = spec
+        self._device = device
+        self.layers: list[LayerCache] = []
+        self.pool = torch.empty(0)  # [layers * 2, blocks, block_size, kv_heads, head_dim]
+
+    def allocate(self, num_blocks: int) -> None:
+        spec = self.spec
+        self.layers.clear()
+        self.pool = torch.empty(0)
+        shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        self.pool = torch.zeros(
+            (2 * spec.num_layers, *shape), dtype=spec.dtype, device=self._device
+        )
+        pairs = self.pool.view(spec.num_layers, 2, *shape)
+        self.layers += [LayerCache(pair[0], pair[1]) for pair in pairs]

@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -25,19 +26,21 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.batch import Part, decode_parts, encode_parts, max_encoded_size
+from ssd_engine.batch import Draw, Part, decode_parts, encode_parts, max_encoded_size
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
 from ssd_engine.log import setup_logging
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.scored import Pending
 from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 GO = b"\0"
+FORWARD, STEP = 0, 1
 VERDICT_SECONDS = 5.0
 _spawn = multiprocessing.get_context("spawn")
 
@@ -103,7 +106,7 @@ class RankedRunner:
             self._runner = ModelRunner(config, options, SingleRank())
             return
         store = loopback_store()
-        capacity = max_encoded_size(
+        capacity = 1 + max_encoded_size(
             max_tokens=options.max_forward_tokens,
             max_sequences=options.max_num_seqs,
             max_blocks_per_sequence=-(-options.max_model_len // options.block_size),
@@ -119,6 +122,14 @@ class RankedRunner:
     def num_blocks(self) -> int:
         return self._runner.num_blocks
 
+    @property
+    def asynchronous(self) -> bool:
+        return self._runner.asynchronous
+
+    @property
+    def gap_seconds(self) -> float:
+        return self._runner.gap_seconds
+
     def forward(
         self, parts: Sequence[Part], launched: Callable[[], None] = _nothing
     ) -> Tensor | None:
@@ -126,11 +137,31 @@ class RankedRunner:
 
         ``launched`` is called as soon as the device has its work, which on a CPU is at once.
         """
+        with self._others(FORWARD, parts):
+            return self._runner.forward(parts, launched)
+
+    def step(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        launched: Callable[[], None] = _nothing,
+    ) -> Pending:
+        """A forward over few rows of each sequence, which may be computed meanwhile.
+
+        ``draws``: of every row that asks for logits; None where its token is not drawn there.
+        """
+        with self._others(STEP, parts):
+            return self._runner.step(parts, draws, launched)
+
+    @contextmanager
+    def _others(self, kind: int, parts: Sequence[Part]) -> Iterator[None]:
+        """The other ranks do the same."""
         if self._channel is None:
-            return self._runner.forward(parts, launched)
+            yield
+            return
         try:
-            self._channel.send(encode_parts(parts))
-            return self._runner.forward(parts, launched)
+            self._channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
+            yield
         except (RuntimeError, OSError, EOFError):
             # A collective or a pipe fails the moment a rank dies. The watcher knows which one,
             # says so, and ends this process.
@@ -213,7 +244,12 @@ def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
     runner = ModelRunner(start.config, start.options, group)
     log.info("ready")
     while True:
-        runner.forward(decode_parts(steps.receive()))
+        kind, *_ = values = steps.receive()
+        parts = decode_parts(values[1:])
+        if kind == STEP:
+            runner.step(parts, [None] * sum(part.num_logits for part in parts)).result()
+        else:
+            runner.forward(parts)
 
 
 def _watch_ranks(workers: list[BaseProcess]) -> None:

@@ -3,29 +3,38 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ssd_engine.attention import QueryRun, Run, SdpaBackend, TreeRun
-from ssd_engine.batch import Chunk, Moved, Part, Rows, TreeRows
+from ssd_engine.attention import QueryRun, Run, TreeRun
+from ssd_engine.attention.choice import HALVES, make_attention
+from ssd_engine.batch import Chunk, Draw, Moved, Part, Rows, TreeRows
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import ModelConfig
 from ssd_engine.decoder import Decoder, DecoderWeights
+from ssd_engine.device_memory import blocks_on_device, check_weights_fit, needed_share
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config
-from ssd_engine.kv_cache import KVCacheSpec, LayerCache, allocate
+from ssd_engine.kv_cache import KVCache, KVCacheSpec
 from ssd_engine.linear import Linear, plain_linear, second_layout
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
+from ssd_engine.scored import Computed, Pending
 from ssd_engine.tensor_parallel import TensorParallel, rank_device
+
+if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
+    from ssd_engine.cuda.graphs import GraphRunner
+    from ssd_engine.cuda.products import Product
 
 log = logging.getLogger(__name__)
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CPU_CACHE_SHARE = 0.25  # of the memory that is available
 SECOND_COPY_SHARE = 0.1  # likewise, at most, for weights in a second layout
+LOGIT_ROWS = 8  # of one product with the head, where row counts are fixed
 
 
 class ModelRunner:
@@ -38,23 +47,60 @@ class ModelRunner:
         self.tp = tp
         self.device = rank_device(options.device, tp.rank)
         dtype = DTYPES[options.dtype]
+        # Halves on a CUDA device have kernels of their own; the rest is torch's everywhere.
+        self._tuned = self.device.type == "cuda" and dtype in HALVES
         kv_heads = grown.kv_heads_per_rank(tp.size)
+        spec = KVCacheSpec(grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            check_weights_fit(grown, options, tp.size, dtype, self.device)
         weights = load_weights(config, grown, checkpoint, tp, dtype, self.device)
+        self.kv = KVCache(spec, self.device)
+        attention = make_attention(
+            grown, options, grown.num_heads // tp.size, kv_heads, dtype, self.device
+        )
         self.model = Decoder(
             grown,
             weights,
             RopeTable(grown.rope, grown.head_dim, options.max_model_len, dtype, self.device),
-            SdpaBackend(
-                grown.num_heads // tp.size, kv_heads, options.block_size, dtype, self.device
-            ),
+            attention,
             tp,
             self._choose_linear(weights),
         )
-        self.spec = KVCacheSpec(
-            grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype
+        self._steps = self._make_steps() if self._tuned else None
+        self._head = self._make_head() if self._tuned else None
+        self.num_blocks = self._allocate()
+        if self._steps is not None:
+            self._steps.capture(self._dummy_slot)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a launched step is computed while the caller does something else."""
+        return self._steps is not None
+
+    @property
+    def gap_seconds(self) -> float:
+        """The device's idle time before the last step; 0 where nobody knows."""
+        return 0.0 if self._steps is None else self._steps.gap_seconds
+
+    def _make_steps(self) -> "GraphRunner | None":
+        from ssd_engine.cuda.graphs import GraphRunner
+        from ssd_engine.cuda.shapes import step_shapes
+        from ssd_engine.cuda.step import Step
+
+        shapes = step_shapes(self.options)
+        if not shapes:
+            return None
+        ranks = self.options.ranks
+        return GraphRunner(
+            [Step(self.model, self.kv, shape, ranks) for shape in shapes], self.options.eager
         )
-        self.num_blocks = self._agree_on_blocks()
-        self.caches: list[LayerCache] = allocate(self.spec, self.num_blocks, self.device)
+
+    def _make_head(self) -> "Product":
+        from ssd_engine.cuda.products import ProductShape, make_product
+
+        n, k = self.model.weights.head.shape
+        return make_product(ProductShape(n, k, LOGIT_ROWS, wide=True), self.device)
 
     def _choose_linear(self, weights: DecoderWeights) -> Linear:
         matrices = weights.matrices()
@@ -64,8 +110,8 @@ class ModelRunner:
             return plain_linear
         return second_layout(matrices)
 
-    def _agree_on_blocks(self) -> int:
-        """The minimum over ranks, so that a block id is valid on each of them."""
+    def _allocate(self) -> int:
+        """The KV cache, in what is left; the same number of blocks on every rank."""
         blocks = self.tp.minimum(self.options.num_kv_blocks or self._blocks_that_fit())
         needed = self._blocks_per_sequence()
         if blocks < needed:
@@ -73,9 +119,23 @@ class ModelRunner:
             raise ConfigError(
                 f"the KV cache has room for {blocks} blocks, one sequence of --max-model-len "
                 f"{self.options.max_model_len} needs {needed}: lower --max-model-len to "
-                f"{max(0, shorter)} or give more memory"
+                f"{max(0, shorter)} or give more memory{self._more_memory(needed - blocks)}"
             )
+        # One more, of no sequence: what pads a forward is written there.
+        self.kv.allocate(blocks + self._tuned)
+        self._set_dummy(blocks)
         return blocks
+
+    def _more_memory(self, missing: int) -> str:
+        if self.device.type != "cuda":
+            return ""
+        share = needed_share(self.options, missing * self.kv.spec.bytes_per_block, self.device)
+        return f" (--gpu-memory-utilization {share:.2f})" if share <= 1 else ""
+
+    def _set_dummy(self, block: int) -> None:
+        self._dummy_slot = block * self.options.block_size
+        if self._tuned:
+            self.model.attention.dummy_block = block
 
     def _blocks_per_sequence(self) -> int:
         """Of the longest sequence, a tree after it included."""
@@ -84,13 +144,22 @@ class ModelRunner:
 
     def _blocks_that_fit(self) -> int:
         """As many as memory allows, and no more than all sequences together can use."""
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            budget = free - (1 - self.options.gpu_memory_utilization) * total
-        else:
-            budget = CPU_CACHE_SHARE * available_memory() / self.tp.size
         useful = self.options.max_num_seqs * self._blocks_per_sequence()
-        return max(0, min(int(budget) // self.spec.bytes_per_block, useful))
+        size = self.kv.spec.bytes_per_block
+        if self.device.type == "cuda":
+            self._warm_up()
+            return min(blocks_on_device(self.options, size, self.device), useful)
+        budget = CPU_CACHE_SHARE * available_memory() / self.tp.size
+        return max(0, min(int(budget) // size, useful))
+
+    def _warm_up(self) -> None:
+        """The largest forward, over a cache that is just large enough for it."""
+        rows = min(self.options.max_forward_tokens, self.options.max_model_len - 1)
+        blocks = -(-self.options.max_forward_tokens // self.options.block_size) + 1
+        self.kv.allocate(blocks + 1)
+        self._set_dummy(blocks)
+        self.forward([Chunk([0] * rows, 0, list(range(blocks)), 1)])
+        self.kv.allocate(0)
 
     @torch.inference_mode()
     def forward(
@@ -103,7 +172,8 @@ class ModelRunner:
         """
         if launched is not None and self.device.type == "cpu":
             launched()
-        self._clear_fresh_blocks([part for part in parts if not isinstance(part, TreeRows)])
+        if not self._tuned:
+            self._clear_fresh_blocks([part for part in parts if not isinstance(part, TreeRows)])
         self._move([part for part in parts if isinstance(part, Moved)])
         rows = [part for part in parts if not isinstance(part, Moved)]
         logits = self._compute(rows) if rows else None
@@ -111,39 +181,85 @@ class ModelRunner:
             launched()
         return logits
 
+    @torch.inference_mode()
+    def step(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        launched: Callable[[], None] | None = None,
+    ) -> Pending:
+        """A forward over few rows of each sequence: a round, or one depth of trees.
+
+        ``draws``: of every row that asks for logits; None where its token is not drawn here.
+        """
+        if self._steps is not None:
+            flight = self._steps.launch(parts, draws, self._dummy_slot)
+            if flight is not None:
+                if launched is not None:
+                    launched()
+                return flight
+            if self.options.exact:
+                raise RuntimeError("a step is larger than what the server was started for")
+        return Computed(lambda: self.forward(parts, launched))
+
     def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
-        tokens = torch.tensor([t for part in parts for t in part.tokens], device=self.device)
+        tokens = [t for part in parts for t in part.tokens]
         positions, slots = self._places(parts)
+        if self._tuned and self.options.exact:
+            # One shape for every prefill: the bits of a row depend on how many there are.
+            padding = self.options.max_forward_tokens - len(tokens)
+            tokens += [0] * padding
+            positions += [0] * padding
+            slots += [self._dummy_slot] * padding
         plan = self.model.attention.plan([_run(part) for part in parts])
-        hidden = self.model.forward(tokens, positions, slots, plan, self.caches)
+        hidden = self.model.forward(
+            self._upload(tokens), self._upload(positions), self._upload(slots), plan, self.kv.layers
+        )
         wanted = _logit_rows(parts)
         if not wanted:
             return None
         if len(wanted) < hidden.shape[0]:
-            hidden = hidden[torch.tensor(wanted, device=self.device)]
-        return self.model.logits(hidden)
+            hidden = hidden[self._upload(wanted)]
+        if self._head is None:
+            return self.model.logits(hidden)
+        return self._logits(hidden, self._head)
+
+    def _logits(self, hidden: Tensor, product: "Product") -> Tensor | None:
+        """As the model's own, by products of a fixed number of rows."""
+        rows, head = hidden.shape[0], self.model.weights.head
+        padded = hidden.new_zeros(-(-rows // LOGIT_ROWS) * LOGIT_ROWS, hidden.shape[1])
+        padded[:rows] = hidden
+        out = torch.empty(padded.shape[0], head.shape[0], device=self.device)
+        for begin in range(0, rows, LOGIT_ROWS):
+            some = slice(begin, begin + LOGIT_ROWS)
+            product(head, padded[some], out[some])
+        whole = self.tp.gather_columns(out[:rows])
+        return None if whole is None else whole[:, : self.config.vocab_size]
+
+    def _upload(self, values: list[int]) -> Tensor:
+        if self.device.type == "cpu":
+            return torch.tensor(values)
+        return torch.tensor(values).pin_memory().to(self.device, non_blocking=True)
 
     def _clear_fresh_blocks(self, parts: Sequence[Chunk | Moved]) -> None:
         """A block is fresh when its first slot is written."""
         size = self.options.block_size
         fresh = [b for p in parts for b in p.blocks[-(-p.start // size) : -(-p.end // size)]]
         if fresh:
-            blocks = torch.tensor(fresh, device=self.device)
-            for cache in self.caches:
+            blocks = self._upload(fresh)
+            for cache in self.kv.layers:
                 cache.clear(blocks)
 
     def _move(self, parts: Sequence[Moved]) -> None:
         if not parts:
             return
         size = self.options.block_size
-        sources = [slot for part in parts for slot in part.sources]
-        slots = [slot for part in parts for slot in _slots(part, size)]
-        source_rows = torch.tensor(sources, device=self.device)
-        rows = torch.tensor(slots, device=self.device)
-        for cache in self.caches:
+        source_rows = self._upload([slot for part in parts for slot in part.sources])
+        rows = self._upload([slot for part in parts for slot in _slots(part, size)])
+        for cache in self.kv.layers:
             cache.move(source_rows, rows)
 
-    def _places(self, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+    def _places(self, parts: Sequence[Rows]) -> tuple[list[int], list[int]]:
         """Position and cache slot of every row."""
         size = self.options.block_size
         positions: list[int] = []
@@ -155,10 +271,7 @@ class ModelRunner:
             else:
                 positions += part.positions
                 slots += part.slots
-        return (
-            torch.tensor(positions, device=self.device),
-            torch.tensor(slots, device=self.device),
-        )
+        return positions, slots
 
 
 def _slots(part: Chunk | Moved, size: int) -> list[int]:
@@ -168,7 +281,7 @@ def _slots(part: Chunk | Moved, size: int) -> list[int]:
 def _run(part: Rows) -> Run:
     if isinstance(part, Chunk):
         return QueryRun(len(part.tokens), part.end, part.blocks)
-    return TreeRun(len(part.tokens), part.context, part.blocks, part.tail, part.visible)
+    return TreeRun(len(part.tokens), part.context, part.blocks, part.limits, part.scratch)
 
 
 def _logit_rows(parts: Sequence[Rows]) -> list[int]:

@@ -22,3 +22,9 @@ class RunnerOptions:
     threads: int | None = None  # None: all cores but one, dealt out to the ranks
     expand_to: Shape | None = None  # None: the checkpoint's own
     max_tail: int = 0  # slots that the rows of a tree see beyond their context; 0: no trees
+    # On a CUDA device:
+    exact: bool = True  # one step shape and one prefill shape: equal bits whatever else is running
+    eager: bool = False  # steps are launched kernel by kernel
+    step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows
+    branches: int = 0  # of one sequence's tree
+    ranks: int = 1  # best tokens of a row that a step finds

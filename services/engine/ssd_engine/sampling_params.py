@@ -43,6 +43,11 @@ class SamplingParams:
     def filters(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Nothing but a temperature: drawn where the logits are."""
+        return not self.filters and not self.adjusts_logits
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

@@ -29,6 +29,7 @@ class TargetConfig(ServiceConfig):
     model: str
     listen: str = "127.0.0.1:7410"
     max_waiting: int = 256
+    exact: bool = True
     write_timeout: float = 60.0
     mode: str = "auto"
     draft: tuple[str, ...] = ()

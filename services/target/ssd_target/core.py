@@ -1,14 +1,19 @@
-"""The engine: schedule, speculate, run, verify, commit. No gRPC, no tokenizer, no processes."""
+"""The engine: schedule, speculate, run, verify, commit. No gRPC, no tokenizer, no processes.
 
-import time
+On a device that computes by itself a round is launched at the end of a step and ended at the
+beginning of the next: what a round has to say to others is said while the next one is computed.
+"""
+
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from ssd_engine.batch import Part
+from ssd_engine.batch import Draw, Part
 from ssd_engine.block_pool import BlockPool
+from ssd_engine.scored import Pending, Scored
 from ssd_engine.token_ids import unpack_tokens
 from ssd_target.records import (
     Cancel,
@@ -28,8 +33,9 @@ from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.speculator import Speculator
-from ssd_target.verifier import NonFiniteLogits, Outcome, verify
+from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, draws, verify
 
+MOST_RECORDS = 64  # of links, that are heard between a round and the next
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
 
 
@@ -37,7 +43,26 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    @property
+    def asynchronous(self) -> bool: ...
+
+    @property
+    def gap_seconds(self) -> float: ...
+
     def forward(self, parts: Tokens[Part], launched: Callable[[], None]) -> Tensor | None: ...
+
+    def step(
+        self, parts: Tokens[Part], draws: Tokens[Draw | None], launched: Callable[[], None]
+    ) -> Pending: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A round that was launched."""
+
+    works: list[Work]
+    rows: list[Taken]  # of works that are not replayed
+    pending: Pending
 
 
 class EngineCore:
@@ -49,18 +74,22 @@ class EngineCore:
         max_num_seqs: int,
         prefill_chunk: int,
         speculator: Speculator,
+        replay_rows: int = 0,
     ) -> None:
+        """``replay_rows``: that of Scheduler."""
         self._runner = runner
         self._token_bytes = token_bytes
-        self._steps = 0
+        self._steps = self._forwards = 0
+        self._forward_seconds = self._gap_seconds = 0.0
         self._requests: dict[int, SpeculationRequest] = {}  # of sequences not yet begun
+        self._flight: Flight | None = None
         pool = BlockPool(runner.num_blocks, block_size)
-        self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk)
+        self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows)
         self.speculator = speculator
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._flight is not None
 
     def handle(self, record: Submit | Cancel | LinkRecord) -> None:
         match record:
@@ -87,8 +116,12 @@ class EngineCore:
                 endpoints.follow(record.link, record.epoch, record.frames, record.load)
 
     def step(self) -> StepOutput:
+        deltas = self._end_flight()
         plan = self.scheduler.plan()
-        deltas = self._prefill(plan.prefill) + self._decode(plan.decode)
+        deltas += self._prefill(plan.prefill)
+        self._launch(plan.decode)
+        if not self._runner.asynchronous:
+            deltas += self._end_flight()
         self.speculator.flush()
         self._steps += 1
         return StepOutput(deltas, self.stats())
@@ -104,6 +137,9 @@ class EngineCore:
             prompt_tokens=scheduler.counters.prompt_tokens,
             hit_tokens=scheduler.counters.hit_tokens,
             steps=self._steps,
+            forwards=self._forwards,
+            forward_seconds=self._forward_seconds,
+            gap_seconds=self._gap_seconds,
             speculation=self.speculator.totals,
             dropped_frames=self.speculator.endpoints.dropped,
             endpoints=[
@@ -129,40 +165,79 @@ class EngineCore:
 
     def _prefill(self, works: list[Work]) -> list[Delta]:
         for work in works:
-            request = self._requests.pop(work.sequence.id, None)
-            if request is not None:
-                self.speculator.begin(work.sequence, request)
-        return self._run(works)
-
-    def _decode(self, works: list[Work]) -> list[Delta]:
-        """The round of every running sequence: look up, wait rule, launch, verify, commit."""
-        if not works:
-            return []
-        rows = self.speculator.take([work.sequence for work in works])
-        works = [
-            self.scheduler.extend(work, row.tokens) for work, row in zip(works, rows, strict=True)
-        ]
-        self.speculator.launch(rows)
-        begin = time.monotonic()
-        deltas = self._run(works, rows)
-        seconds = time.monotonic() - begin
-        self.speculator.stepped(rows, seconds, [len(delta.tokens) for delta in deltas])
-        return deltas
-
-    def _run(self, works: list[Work], rows: list[Taken] | None = None) -> list[Delta]:
-        """One forward, and the end of the rounds in it."""
+            if not self.scheduler.replays(work.sequence):
+                self._begin(work.sequence)
         if not works:
             return []
         logits = self._runner.forward([work.chunk for work in works], self.speculator.flush)
-        ending = [work for work in works if work.chunk.num_logits]
         for work in works:
             if not work.chunk.num_logits:
                 self.scheduler.advance(work, 0, [])
-        if logits is None:
+        ending = [work for work in works if work.chunk.num_logits]
+        deltas = self._end_rounds(ending, Scored(lambda: logits)) if ending else []
+        return [delta for delta in deltas if delta is not None]
+
+    def _begin(self, sequence: Sequence) -> None:
+        request = self._requests.pop(sequence.id, None)
+        if request is not None:
+            self.speculator.begin(sequence, request)
+
+    def _launch(self, works: list[Work]) -> None:
+        """The round of every running sequence: look up, wait rule, launch."""
+        if not works:
+            return
+        replays = [work for work in works if not work.chunk.num_logits]
+        asking = [work for work in works if work.chunk.num_logits]
+        # The first round of a sequence that was replayed, as a prefill is for others.
+        opening = [work for work in asking if work.sequence.id in self._requests]
+        for work in opening:
+            self._begin(work.sequence)
+        rounds = [work for work in asking if work not in opening] if opening else asking
+        rows = self.speculator.take([work.sequence for work in rounds]) if rounds else []
+        rounds = [
+            self.scheduler.extend(work, row.tokens) for work, row in zip(rounds, rows, strict=True)
+        ]
+        self.speculator.launch(rows)
+        works = [*rounds, *opening, *replays]
+        parts = [work.chunk for work in works]
+        how = [draw for work in works for draw in draws(work)]
+        self._flight = Flight(works, rows, self._runner.step(parts, how, self.speculator.flush))
+
+    def _end_flight(self) -> list[Delta]:
+        """Verify and commit what was launched; hear what links say as long as it takes."""
+        flight, self._flight = self._flight, None
+        if flight is None:
             return []
-        drawn = None if rows is None else self.speculator.drawn(rows)
-        outcomes = verify(ending, logits, drawn)
-        return [self._end_round(w, o) for w, o in zip(ending, outcomes, strict=True)]
+        while not flight.pending.done():
+            self.speculator.listen()
+        self.speculator.listen(MOST_RECORDS)
+        scored = flight.pending.result()
+        self._forwards += 1
+        self._forward_seconds += scored.seconds
+        self._gap_seconds += self._runner.gap_seconds
+        for work in flight.works:
+            if not work.chunk.num_logits and not work.sequence.ended:
+                self.scheduler.advance(work, 0, [])
+        rounds = [work for work in flight.works if work.chunk.num_logits]
+        if not rounds:
+            return []
+        drawn = self.speculator.drawn(flight.rows)
+        drawn += [None] * (len(rounds) - len(drawn))
+        deltas = self._end_rounds(rounds, scored, drawn)
+        committed = [len(delta.tokens) if delta else 0 for delta in deltas[: len(flight.rows)]]
+        if flight.rows:
+            self.speculator.stepped(flight.rows, scored.seconds, committed)
+        return [delta for delta in deltas if delta is not None]
+
+    def _end_rounds(
+        self, works: list[Work], scored: Scored, drawn: list[Drawn | None] | None = None
+    ) -> list[Delta | None]:
+        """None for a sequence that was cancelled meanwhile."""
+        outcomes = verify(works, scored, drawn)
+        return [
+            None if work.sequence.ended else self._end_round(work, outcome)
+            for work, outcome in zip(works, outcomes, strict=True)
+        ]
 
     def _end_round(self, work: Work, outcome: Outcome | NonFiniteLogits) -> Delta:
         sequence, cached = work.sequence, work.sequence.num_cached_tokens

@@ -34,11 +34,11 @@ def engine_main(pipe: Connection, options: EngineOptions) -> None:
 
 def _serve(pipe: Connection, options: EngineOptions) -> None:
     started = time.monotonic()
+    drafter = _load_drafter(options)  # first: the target takes what memory is left
     runner = RankedRunner(
         options.model, options.runner, options.tp, role="target", log_level=options.log_level
     )
     warm_up(runner)
-    drafter = _load_drafter(options)
     vocabulary = decode_to_engine(pipe.recv_bytes())
     if not isinstance(vocabulary, Vocabulary):
         raise RuntimeError(f"the vocabulary comes first, got {type(vocabulary).__name__}")
@@ -58,6 +58,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
             drafter=drafter,
             open_plane=PlaneOpener(options),
         ),
+        replay_rows=_replay_rows(runner, options),
     )
     inbox.core = core
     ability = local_offer(torch.device(options.runner.device))
@@ -65,6 +66,11 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     pipe.send_bytes(encode(PlaneAbility(kinds, ability.host_id, ability.device_id)))
     pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
+
+
+def _replay_rows(runner: RankedRunner, options: EngineOptions) -> int:
+    """Where the bits of a row depend on the shape of its forward, shapes are kept apart."""
+    return options.runner.step_rows if runner.asynchronous and options.runner.exact else 0
 
 
 def _load_drafter(options: EngineOptions) -> SyncDrafter | None:

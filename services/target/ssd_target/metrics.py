@@ -61,6 +61,12 @@ class Metrics(ServiceMetrics):
                 lambda s: s.hit_tokens,
             ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
+            "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
+            "ssd_forward_seconds": ("Time of these forwards.", lambda s: s.forward_seconds),
+            "ssd_forward_gap_seconds": (
+                "Time for which a GPU had nothing to do before them.",
+                lambda s: s.gap_seconds,
+            ),
         }
         self.engine_gauges(gauges)
         self.engine_counters(counters)

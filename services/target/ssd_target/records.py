@@ -115,6 +115,9 @@ class Stats(Record, frozen=True):
     prompt_tokens: int  # since start, as the following
     hit_tokens: int
     steps: int
+    forwards: int  # rounds' forwards, all sequences together
+    forward_seconds: float
+    gap_seconds: float  # that the device had nothing to do before them
     speculation: SpeculationStats
     dropped_frames: int  # of endpoints: stale, unknown or out of bounds
     endpoints: list[EndpointStats]

@@ -4,6 +4,11 @@ A step is at most one prefill forward and one decode forward. Prefill is cut at 
 ``prefill_chunk`` of the sequence's own positions, so that how a prompt is cut does not depend on
 what else is running. Admission is first come, first served, and reserves all blocks that a
 sequence can need: nothing runs out half way.
+
+Where the bits of a row depend on the shape of its forward (``replay_rows``), a token's KV always
+comes from the same kind of forward: the prompt's from prefill on the grid, and only such whole
+chunks are shared; that of tokens which were generated once, elsewhere, from steps like those that
+generated them.
 """
 
 from collections import deque
@@ -35,8 +40,12 @@ class CacheCounters:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, max_num_seqs: int, prefill_chunk: int) -> None:
+    def __init__(
+        self, pool: BlockPool, max_num_seqs: int, prefill_chunk: int, replay_rows: int = 0
+    ) -> None:
+        """``replay_rows``: tokens that a step can replay; 0: they are prefilled like the prompt."""
         self.pool = pool
+        self._replay_rows = replay_rows
         self.counters = CacheCounters()
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
@@ -82,8 +91,10 @@ class Scheduler:
         sequence, committed = work.sequence, []
         if sequence.state is State.PREFILL:
             sequence.num_written = work.chunk.end
-            if work.chunk.num_logits:
+            if work.chunk.end == self._num_prefilled(sequence):
                 sequence.move(Event.PREFILLED)
+        elif not work.chunk.num_logits:
+            sequence.num_written = work.chunk.end
         else:
             sequence.num_written = work.chunk.start + 1 + accepted
         for token in tokens:
@@ -124,7 +135,9 @@ class Scheduler:
             sequence = self._waiting[0]
             committed = sequence.committed()
             # The last token that is drawn is never written.
-            lease = self.pool.open(committed, max(len(committed), sequence.max_committed - 1))
+            most = max(len(committed), sequence.max_committed - 1)
+            known = sequence.prompt if self._replay_rows else committed
+            lease = self.pool.open(known, most, unit=self._shared_unit())
             if lease is None:
                 self._head_blocked = True
                 return
@@ -151,21 +164,35 @@ class Scheduler:
         return works
 
     def _prefill_piece(self, sequence: Sequence) -> Chunk:
-        start, total = sequence.num_written, sequence.num_committed
+        start, total = sequence.num_written, self._num_prefilled(sequence)
         grid_end = (start // self._prefill_chunk + 1) * self._prefill_chunk
         end = min(grid_end, total)
         tokens = sequence.committed()[start:end]
-        return Chunk(tokens, start, sequence.blocks, num_logits=int(end == total))
+        return Chunk(tokens, start, sequence.blocks, int(end == sequence.num_committed))
+
+    def replays(self, sequence: Sequence) -> bool:
+        """Whether it has tokens that were generated before it came here, and are replayed."""
+        return self._num_prefilled(sequence) < sequence.num_committed
+
+    def _num_prefilled(self, sequence: Sequence) -> int:
+        if self._replay_rows and sequence.state is not State.DECODE:
+            return len(sequence.prompt)
+        return sequence.num_committed
 
     def _plan_decode(self) -> list[Work]:
         return [
-            self._work(
-                sequence,
-                Chunk([sequence.last_token], sequence.num_committed - 1, sequence.blocks, 1),
-            )
+            self._work(sequence, self._decode_piece(sequence))
             for sequence in self._running.values()
             if sequence.state is State.DECODE
         ]
+
+    def _decode_piece(self, sequence: Sequence) -> Chunk:
+        last = sequence.num_committed - 1
+        start = sequence.num_written
+        if start >= last:
+            return Chunk([sequence.last_token], last, sequence.blocks, 1)
+        tokens = sequence.committed()[start : min(last, start + self._replay_rows)]
+        return Chunk(tokens, start, sequence.blocks, 0)
 
     def _work(self, sequence: Sequence, chunk: Chunk) -> Work:
         if sequence.lease is not None:
@@ -175,8 +202,14 @@ class Scheduler:
     def _offer_blocks(self, sequence: Sequence) -> None:
         """Whole blocks of committed tokens enter the prefix cache."""
         written = min(sequence.num_written, sequence.num_committed)
+        if self._replay_rows:
+            written = min(written, len(sequence.prompt))
+            written -= written % self._prefill_chunk
         if sequence.lease is not None and sequence.lease.can_enter(written):
             sequence.lease.commit(sequence.committed(), written)
+
+    def _shared_unit(self) -> int:
+        return self._prefill_chunk // self.pool.block_size if self._replay_rows else 1
 
     def _end(self, sequence: Sequence) -> None:
         sequence.move(Event.END)

@@ -78,6 +78,11 @@ class Sequence:
     def finished(self) -> bool:
         return self.completion.finish is not None
 
+    @property
+    def ended(self) -> bool:
+        """Finished, cancelled or failed."""
+        return self.state is State.FINISHED
+
     def committed(self) -> list[int]:
         return self.prompt + self.output
 

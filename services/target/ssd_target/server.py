@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import ConfigError
+from ssd_engine.serving.config import StepSizes
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.server import ServiceServer
@@ -50,11 +51,13 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     """Raise SSDError for whatever can be known to be wrong without loading weights."""
     check_config(config)
     rows = config.max_num_seqs * (config.depth + 1)
-    target = plan_model(config.model, config, max_rows=rows)
+    sizes = StepSizes(rows, exact=config.exact, step_rows=config.depth + 1)
+    target = plan_model(config.model, config, sizes)
     if config.draft_model is None:
         return TargetPlan(target, None)
     own = replace(config, name=None, tp=1, num_kv_blocks=None, expand_to=config.draft_expand_to)
-    draft = plan_model(config.draft_model, own, max_rows=rows)
+    # A drafted token that was right is not in the draft's cache yet when the next one is drafted.
+    draft = plan_model(config.draft_model, own, StepSizes(rows, exact=False, step_rows=2))
     if draft.model.vocab_size != target.model.vocab_size:
         raise ConfigError(
             f"--draft-model: a vocabulary of {draft.model.vocab_size}, "

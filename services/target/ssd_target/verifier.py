@@ -7,9 +7,11 @@ from itertools import accumulate, islice
 import torch
 from torch import Tensor
 
+from ssd_engine.batch import Draw
 from ssd_engine.rejection import Speculation, verify_rejection
 from ssd_engine.sampling import SampleRow, logprobs, sample, target_distribution
 from ssd_engine.sampling_params import Logprobs
+from ssd_engine.scored import Scored
 from ssd_target.scheduler import Work
 from ssd_target.sequence import State
 
@@ -56,19 +58,62 @@ def sample_rows(work: Work) -> list[SampleRow]:
     ]
 
 
+def is_plain(work: Work) -> bool:
+    """Whether the tokens of a round can be drawn where the logits are."""
+    return work.sequence.num_logprobs is None and work.sequence.sampling.plain
+
+
+def draws(work: Work) -> list[Draw | None]:
+    """How they are drawn there; None where it takes more than a temperature."""
+    if not is_plain(work):
+        return [None] * work.chunk.num_logits
+    first = work.chunk.end - work.chunk.num_logits + 1
+    params = work.sequence.sampling
+    return [Draw(params.seed, params.temperature, first + i) for i in range(work.chunk.num_logits)]
+
+
 def verify(
-    works: Rows[Work], logits: Tensor, drawn: Rows[Drawn | None] | None = None
+    works: Rows[Work], scored: Scored, drawn: Rows[Drawn | None] | None = None
 ) -> list[Outcome | NonFiniteLogits]:
-    """Outcomes of rounds whose logits [sum of num_logits, vocab] are given, round after round.
+    """Outcomes of rounds whose rows [sum of num_logits] were scored, round after round.
 
     Coupled: the target draws its own token in every row; a speculated one is right when it is
     that token. Rounds that are Drawn are verified by rejection.
     """
+    ends = list(accumulate(work.chunk.num_logits for work in works))
+    spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
+    drawn = drawn or [None] * len(works)
+    outcomes: dict[int, Outcome | NonFiniteLogits] = {}
+    if scored.best is not None:
+        by_device = [i for i, work in enumerate(works) if drawn[i] is None and is_plain(work)]
+        outcomes = {i: _drawn_by_device(works[i], scored, spans[i]) for i in by_device}
+    others = [i for i in range(len(works)) if i not in outcomes]
+    if others:
+        logits = _rows_of(scored.logits, spans, others)
+        verdicts = _verify_logits([works[i] for i in others], logits, [drawn[i] for i in others])
+        outcomes |= zip(others, verdicts, strict=True)
+    return [outcomes[i] for i in range(len(works))]
+
+
+def _drawn_by_device(work: Work, scored: Scored, span: slice) -> Outcome | NonFiniteLogits:
+    if scored.best is None or scored.broken is None:
+        raise RuntimeError("the device has drawn nothing")
+    own: list[int] = scored.best[span, 0].tolist()
+    accepted = count_accepted(speculation(work), own)
+    if scored.broken[span][: accepted + 1].any():
+        return NonFiniteLogits()
+    return Outcome(accepted, own[: accepted + 1], None)
+
+
+def _verify_logits(
+    works: Rows[Work], logits: Tensor, drawn: Rows[Drawn | None]
+) -> list[Outcome | NonFiniteLogits]:
+    """From logits [sum of num_logits, vocab]."""
     # A row that holds NaN or +inf has a maximum that is not finite.
     finite: list[bool] = logits.amax(dim=-1).isfinite().tolist()
     ends = list(accumulate(work.chunk.num_logits for work in works))
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
-    verdicts = _verdicts(works, logits, spans, drawn or [None] * len(works))
+    verdicts = _verdicts(works, logits, spans, drawn)
     return [
         _outcome(work, *verdict, logits[span], finite[span])
         for work, verdict, span in zip(works, verdicts, spans, strict=True)

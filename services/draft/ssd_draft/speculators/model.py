@@ -22,12 +22,13 @@ from ssd_draft.plan import RoundPlan
 from ssd_draft.sequence import DraftSequence, Offer, Phase
 from ssd_draft.speculators.base import Cannot, Need
 from ssd_draft.tree import Tree
-from ssd_engine.batch import Chunk, Part
+from ssd_engine.batch import Chunk, Draw, Part
 from ssd_engine.block_pool import BlockLease, BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.frames import Verification
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
 from ssd_engine.sampling import SampleRow
+from ssd_engine.scored import Pending, Scored
 
 LOOK_AHEAD = 1  # depths beyond what is of use
 
@@ -36,7 +37,7 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def forward(self, parts: Sequence[Part]) -> Tensor | None: ...
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Pending: ...
 
 
 @dataclass(slots=True)
@@ -213,9 +214,11 @@ class ModelSpeculator:
                 if isinstance(part, Chunk):
                     sequence.state.path.wrote(part)  # it will be, before anybody asks
                 begin += part.num_logits
-        logits = self._runner.forward(parts) if parts else None
-        if logits is not None:
-            self._use(logits, wanted)
+        if parts:
+            draws = [draw for w in wanted for draw in _draws(w)]
+            scored = self._runner.step(parts, draws).result()
+            if wanted:
+                self._use(scored, wanted)
         return sum(len(part.tokens) for part in parts)
 
     def _parts(self, sequence: DraftSequence, limit: int, plan: RoundPlan) -> list[Part]:
@@ -248,44 +251,42 @@ class ModelSpeculator:
         moved = state.path.move(tokens, slots)
         return [] if moved is None else [moved]
 
-    def _use(self, logits: Tensor, wanted: list[_Wanted]) -> None:
+    def _use(self, scored: Scored, wanted: list[_Wanted]) -> None:
         """Chains need ranked guesses after each of their tokens, all others one token."""
         chains = [w for w in wanted if w.is_chain]
         others = [w for w in wanted if not w.is_chain]
         for coupled in (True, False):
-            self._rank([w for w in chains if w.coupled is coupled], logits, coupled)
-        self._guess([w for w in others if w.coupled], logits)
-        self._draw([w for w in others if not w.coupled], logits)
+            self._rank([w for w in chains if w.coupled is coupled], scored, coupled)
+        self._guess([w for w in others if w.coupled], scored)
+        self._draw([w for w in others if not w.coupled], scored)
 
-    def _rank(self, chains: list[_Wanted], logits: Tensor, coupled: bool) -> None:
+    def _rank(self, chains: list[_Wanted], scored: Scored, coupled: bool) -> None:
         if not chains:
             return
-        count = max(w.plan.ranks for w in chains)
-        guesses = iter(
-            ranked_guesses(_select(logits, chains), _sample_rows(chains), count, coupled)
-        )
+        guesses = iter(_ranked(scored, chains, coupled))
         for w in chains:
             self._plant(w.sequence, w.plan, list(islice(guesses, w.part.num_logits)))
             self._judge_complete(w.sequence, w.plan)
 
-    def _guess(self, others: list[_Wanted], logits: Tensor) -> None:
+    def _guess(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
-        count = max(w.plan.ranks for w in others)
-        guesses = iter(ranked_guesses(_select(logits, others), _sample_rows(others), count))
+        guesses = iter(_ranked(scored, others, coupled=True))
         for w in others:
             rankings = list(islice(guesses, w.part.num_logits))
             for offer, ranking in zip(w.offers, rankings, strict=True):
                 offer.rankings.append(ranking)
             self._extend(w, [ranking[0] for ranking in rankings])
 
-    def _draw(self, others: list[_Wanted], logits: Tensor) -> None:
+    def _draw(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
         # A token at depth d is verified at that place: there so many outcomes are prepared for.
         widths = [w.plan.width(w.depth) for w in others for _ in range(w.part.num_logits)]
         weights = [w.sequence.down_weight for w in others for _ in range(w.part.num_logits)]
-        tokens, wire = drawn_guesses(_select(logits, others), _sample_rows(others), widths, weights)
+        tokens, wire = drawn_guesses(
+            _select(scored.logits, others), _sample_rows(others), widths, weights
+        )
         at = 0
         for w in others:
             end = at + w.part.num_logits
@@ -316,10 +317,9 @@ class ModelSpeculator:
         ]
         sequence.offers = {(offer.accepted, offer.token): offer for offer in offers}
         n = sequence.num_committed
-        slots = [state.path.slot(n + i, self._block_size) for i in range(len(chain))]
         scratch = _slots(state.scratch, self._block_size)
         if offers:
-            state.tree = Tree(offers, n, state.path.blocks, slots, scratch)
+            state.tree = Tree(offers, n, state.path.blocks, scratch)
 
     def _judge_complete(self, sequence: DraftSequence, plan: RoundPlan) -> None:
         tree: Tree | None = sequence.state.tree
@@ -363,6 +363,36 @@ def _foreseen(chain: Sequence[int], drafted: Offer | None) -> list[list[int]] | 
 
 def _slots(lease: BlockLease, block_size: int) -> list[int]:
     return [block * block_size + i for block in lease.blocks for i in range(block_size)]
+
+
+def _draws(w: _Wanted) -> list[Draw | None]:
+    """How the device ranks a sequence's rows; None where it takes more than a temperature."""
+    params, n = w.sequence.sampling, w.sequence.num_committed
+    if not params.plain:
+        return [None] * w.part.num_logits
+    if w.sequence.phase is Phase.DECIDED:
+        positions = [n + len(_decided(w.sequence).tokens)]
+    elif isinstance(w.part, Chunk):
+        positions = [n + i for i in range(w.part.num_logits)]
+    else:
+        positions = [n + o.accepted + 1 + len(o.tokens) for o in w.offers]
+    temperature = params.temperature if w.coupled else 0.0  # the target's noise is its own
+    return [Draw(params.seed, temperature, position) for position in positions]
+
+
+def _ranked(scored: Scored, group: list[_Wanted], coupled: bool) -> list[list[int]]:
+    """The best guesses of every row, best first."""
+    count = max(w.plan.ranks for w in group)
+    best = scored.best
+    if best is None or best.shape[1] < count or not all(w.sequence.sampling.plain for w in group):
+        rows = _sample_rows(group)
+        return ranked_guesses(_select(scored.logits, group), rows, count, coupled)
+    if len(group) == 1:
+        begin = group[0].begin
+        found: list[list[int]] = best[begin : begin + group[0].part.num_logits, :count].tolist()
+        return found
+    found = best[[w.begin + i for w in group for i in range(w.part.num_logits)], :count].tolist()
+    return found
 
 
 def _select(logits: Tensor, group: list[_Wanted]) -> Tensor:

@@ -27,15 +27,35 @@ class QueryRun:
 class TreeRun:
     """Rows that continue one sequence side by side.
 
-    Each sees the first ``context`` tokens, and of the slots in ``tail`` those that ``visible``
-    grants it. The context is read once for all rows, and there is no mask over it.
+    Row i sees the positions up to ``limits[i]``, and of the slots in ``scratch``, as many for each
+    depth as there are rows, those of its own branch. All see the first ``context`` positions: these
+    are read once for all rows, and there is no mask over them.
     """
 
     length: int
     context: int
     blocks: Sequence[int]
-    tail: Sequence[int]  # slots: block * block_size + offset
-    visible: NDArray[np.bool_]  # [length, tail]
+    limits: Sequence[int]
+    scratch: Sequence[int]  # slots: block * block_size + offset
+
+    @property
+    def tail_length(self) -> int:
+        return max(self.limits) + 1 - self.context + len(self.scratch)
+
+    def tail(self, block_size: int) -> list[int]:
+        """Slots after the context: those of the sequence, then the scratch."""
+        own = range(self.context, max(self.limits) + 1)
+        return [self.blocks[p // block_size] * block_size + p % block_size for p in own] + list(
+            self.scratch
+        )
+
+    def visible(self) -> NDArray[np.bool_]:
+        """[length, tail]"""
+        limits = np.array(self.limits)[:, None]
+        on_sequence = np.arange(self.context, limits.max() + 1) <= limits
+        depths = len(self.scratch) // self.length
+        own = np.tile(np.eye(self.length, dtype=bool), depths)
+        return np.concatenate((on_sequence, own), axis=1)
 
 
 Run = QueryRun | TreeRun
@@ -43,6 +63,8 @@ AttentionPlan = Any  # each backend's own; made once per forward, used by every 
 
 
 class AttentionBackend(Protocol):
+    dummy_block: int  # belongs to no sequence; what pads a run may read it
+
     def plan(self, runs: Sequence[Run]) -> AttentionPlan:
         """Prepare a forward whose rows are those of ``runs``, in order."""
         ...

@@ -76,6 +76,7 @@ class SdpaBackend:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
+        self.dummy_block = 0
         self._attend_part = _part_on_cpu if device.type == "cpu" else _part_anywhere
         if device.type == "cuda":
             # cuDNN plans anew for every context length, which costs tens of milliseconds a step.
@@ -85,7 +86,7 @@ class SdpaBackend:
         starts, row = [], 0
         members: dict[tuple[int, int], list[int]] = {}
         for i, run in enumerate(runs):
-            tail = len(run.tail) if isinstance(run, TreeRun) else 0
+            tail = run.tail_length if isinstance(run, TreeRun) else 0
             members.setdefault((run.length, tail), []).append(i)
             starts.append(row)
             row += run.length
@@ -105,7 +106,7 @@ class SdpaBackend:
     def _tree_group(self, runs: Sequence[TreeRun], starts: Sequence[int]) -> _TreeGroup:
         context = max(run.context for run in runs)
         # In numpy: these are small, and torch's overhead is not.
-        visible = np.stack([run.visible for run in runs])
+        visible = np.stack([run.visible() for run in runs])
         additive = np.where(visible, np.float32(0), np.float32("-inf"))
         mask = np.tile(additive, (1, self.group, 1))[:, None]
         return _TreeGroup(
@@ -115,7 +116,9 @@ class SdpaBackend:
             num_runs=len(runs),
             context=context,
             beyond=self._beyond([run.context for run in runs], context),
-            tail=torch.tensor([slot for run in runs for slot in run.tail], device=self.device),
+            tail=torch.tensor(
+                [slot for run in runs for slot in run.tail(self.block_size)], device=self.device
+            ),
             mask=torch.from_numpy(mask).to(self.device, self.dtype),
         )
 

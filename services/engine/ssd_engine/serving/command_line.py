@@ -62,6 +62,11 @@ class Options:
             self("--block-size", "Tokens per KV block.", type=int),
             self("--num-kv-blocks", "KV blocks. Default: sized from memory.", type=int),
             self("--gpu-memory-utilization", "Share of a GPU's memory to use.", type=float),
+            self(
+                "--eager",
+                "Debug: on a GPU, launch steps kernel by kernel instead of as graphs.",
+                is_flag=True,
+            ),
             self("--threads", "CPU threads per rank. Default: all cores but one.", type=int),
             self(
                 "--expand-to",

@@ -45,6 +45,7 @@ class ServiceConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
+    eager: bool = False
     threads: int | None = None
     expand_to: str | None = None
     drain_timeout: float = 30.0
@@ -100,13 +101,22 @@ def _check_port_file(path: Path | None) -> None:
         raise ConfigError(f"--port-file: {path} is a directory, a file is needed")
 
 
-def runner_options(
-    config: ServiceConfig, model: ModelConfig, directory: Path, max_rows: int, max_tail: int
-) -> RunnerOptions:
-    """Settle what is left to the server, and check what the model does not allow.
+@dataclass(frozen=True)
+class StepSizes:
+    """Of forwards that are not prefills; the names are those of RunnerOptions."""
 
-    ``max_rows`` is the largest forward that is not a prefill, ``max_tail`` that of RunnerOptions.
-    """
+    max_rows: int
+    max_tail: int = 0
+    exact: bool = True
+    step_rows: int = 0
+    branches: int = 0
+    ranks: int = 1
+
+
+def runner_options(
+    config: ServiceConfig, model: ModelConfig, directory: Path, sizes: StepSizes
+) -> RunnerOptions:
+    """Settle what is left to the server, and check what the model does not allow."""
     shape = None if config.expand_to is None else parse_shape(config.expand_to)
     check_tensor_parallel(grow_config(model, shape or Shape()), config.tp)
     device = _device(config)
@@ -117,12 +127,17 @@ def runner_options(
         block_size=config.block_size,
         max_model_len=_max_model_len(config, model),
         max_num_seqs=config.max_num_seqs,
-        max_forward_tokens=max(config.prefill_chunk, max_rows),
+        max_forward_tokens=max(config.prefill_chunk, sizes.max_rows),
         num_kv_blocks=config.num_kv_blocks,
         gpu_memory_utilization=config.gpu_memory_utilization,
         threads=config.threads,
         expand_to=shape,
-        max_tail=max_tail,
+        max_tail=sizes.max_tail,
+        exact=sizes.exact,
+        eager=config.eager,
+        step_rows=sizes.step_rows,
+        branches=sizes.branches,
+        ranks=sizes.ranks,
     )
 
 

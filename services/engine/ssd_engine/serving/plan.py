@@ -8,7 +8,7 @@ from ssd_engine.config import ModelConfig, load_model_config
 from ssd_engine.growth import count_parameters, grow_config
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.serving.config import ServiceConfig, runner_options
+from ssd_engine.serving.config import ServiceConfig, StepSizes, runner_options
 from ssd_engine.tokenizer import Tokenizer
 
 
@@ -37,8 +37,17 @@ class ModelPlan:
             self.model,
             self.runner.dtype,
             self.runner.expand_to,
+            *self._shapes(),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _shapes(self) -> tuple[object, ...]:
+        """On a CUDA device the bits of a row depend on the shapes of forwards, too."""
+        runner = self.runner
+        if runner.device != "cuda" or not runner.step_rows:
+            return ()
+        sizes = (runner.max_num_seqs, runner.step_rows, runner.max_forward_tokens)
+        return (runner.device, runner.exact, runner.max_model_len, *sizes)
 
     def describe(self, num_blocks: int) -> str:
         runner = self.runner
@@ -51,7 +60,7 @@ class ModelPlan:
         return f"{self.name}, {self.num_parameters / 1e6:.1f}M parameters"
 
 
-def plan_model(model: str, config: ServiceConfig, max_rows: int, max_tail: int = 0) -> ModelPlan:
+def plan_model(model: str, config: ServiceConfig, sizes: StepSizes) -> ModelPlan:
     """Raise SSDError for whatever can be known to be wrong without loading weights."""
     directory = resolve_model(model)
     model_config = load_model_config(directory)
@@ -59,5 +68,5 @@ def plan_model(model: str, config: ServiceConfig, max_rows: int, max_tail: int =
         name=config.name or directory.name,
         model=model_config,
         checkpoint=open_checkpoint(directory, model_config),
-        runner=runner_options(config, model_config, directory, max_rows, max_tail),
+        runner=runner_options(config, model_config, directory, sizes),
     )

@@ -99,6 +99,11 @@ class Speculator:
     def flush(self) -> None:
         self.endpoints.flush()
 
+    def listen(self, most: int = 1) -> None:
+        """Hear what links have said so far, up to so many records."""
+        while most and self._receive(0.0):
+            most -= 1
+
     def drawn(self, rows: Rows[Taken]) -> list[Drawn | None]:
         """How each row of the forward that has just ended is verified."""
         return self._distributions.of(rows)

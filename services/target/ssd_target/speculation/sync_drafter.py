@@ -10,11 +10,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ssd_engine.batch import Part
+from ssd_engine.batch import Draw, Part
 from ssd_engine.block_pool import BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
 from ssd_engine.sampling import SampleRow
+from ssd_engine.scored import Pending, Scored
 from ssd_target.sequence import Sequence
 
 FAN_OUT = 3  # likeliest tokens that rejection's down-weighting is applied to
@@ -24,7 +25,7 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def forward(self, parts: Rows[Part]) -> Tensor | None: ...
+    def step(self, parts: Rows[Part], draws: Rows[Draw | None]) -> Pending: ...
 
 
 @dataclass(slots=True)
@@ -88,19 +89,37 @@ class SyncDrafter:
                 self._paths[row.sequence.id].next_chunk(row.tokens, 1, self._prefill_chunk)
                 for row in pending
             ]
-            logits = self._runner.forward(chunks)
+            draws = [
+                _draw(row)
+                for row, chunk in zip(pending, chunks, strict=True)
+                for _ in range(chunk.num_logits)
+            ]
+            scored = self._runner.step(chunks, draws).result()
             done: list[DraftRow] = []
             left: list[DraftRow] = []
             for row, chunk in zip(pending, chunks, strict=True):
                 self._paths[row.sequence.id].wrote(chunk)
                 (done if chunk.num_logits else left).append(row)
-            if logits is not None:
-                _guess(done, logits)
+            if done:
+                _guess(done, scored)
             pending = left
 
 
-def _guess(rows: Rows[DraftRow], logits: Tensor) -> None:
-    """The next token of each row, from its logits [rows, vocab]."""
+def _draw(row: DraftRow) -> Draw | None:
+    """How the device draws a row's next token; None where it takes more than a temperature."""
+    params = row.sequence.sampling
+    if row.down_weight is not None or not params.plain:
+        return None
+    return Draw(params.seed, params.temperature, row.sequence.num_committed + len(row.tokens))
+
+
+def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
+    """The next token of each row."""
+    if scored.best is not None and all(_draw(row) is not None for row in rows):
+        for row, best in zip(rows, scored.best, strict=True):
+            row.tokens.append(int(best[0]))
+        return
+    logits = scored.logits
     coupled = [i for i, row in enumerate(rows) if row.down_weight is None]
     drawing = [i for i, row in enumerate(rows) if row.down_weight is not None]
     if coupled:

@@ -1,0 +1,52 @@
+"""Which backend serves a device."""
+
+import importlib.util
+import logging
+
+import torch
+
+from ssd_engine.attention.base import AttentionBackend
+from ssd_engine.attention.sdpa import SdpaBackend
+from ssd_engine.config import ModelConfig
+from ssd_engine.runner_options import RunnerOptions
+
+log = logging.getLogger(__name__)
+
+HALVES = (torch.bfloat16, torch.float16)
+FLASHINFER_DIMS = (64, 128, 256)
+
+
+def make_attention(
+    config: ModelConfig,
+    options: RunnerOptions,
+    num_heads: int,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionBackend:
+    """Of prefill, and of every forward that is not a step of few rows."""
+    if device.type != "cuda" or dtype not in HALVES:
+        return SdpaBackend(num_heads, num_kv_heads, options.block_size, dtype, device)
+    dim = config.head_dim
+    if dim in FLASHINFER_DIMS and importlib.util.find_spec("flashinfer") is not None:
+        from ssd_engine.attention.flashinfer import FlashInferBackend
+
+        log.info("prefill attention: FlashInfer")
+        return FlashInferBackend(
+            num_heads,
+            num_kv_heads,
+            dim,
+            options.block_size,
+            dtype,
+            device,
+            exact=options.exact,
+            few_rows=0,
+            prefill_rows=options.max_forward_tokens,
+            max_context=options.max_model_len,
+        )
+    from ssd_engine.attention.paged import PagedBackend
+
+    log.info("prefill attention: Triton (FlashInfer is not installed, or heads are of %d)", dim)
+    return PagedBackend(
+        num_heads, num_kv_heads, dim, options.block_size, options.max_model_len, device
+    )

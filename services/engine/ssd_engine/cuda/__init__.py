@@ -1,0 +1,1 @@
+"""What runs on a CUDA device alone: kernels, and steps of few rows captured as graphs."""

@@ -1,0 +1,172 @@
+"""From logits to tokens on the device: coupled noise, the best tokens of a row, and acceptance.
+
+The same function of (seed, position, token) as ``noise.py``, for rows that are greedy or have a
+temperature alone; all others are drawn from the same logits by ``sampling.py``.
+"""
+
+import triton
+import triton.language as tl
+
+PIECE = 1024  # tokens of one program
+LEAF = 128  # tokens that are ranked together
+MOST_RANKS = 32
+
+
+@triton.jit
+def _gumbel(word, PRECISE: tl.constexpr):
+    """Of the uniform u = (word + 1/2) / 2^32."""
+    if PRECISE:
+        u = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+        noise = -tl.log(-tl.log(u))
+    else:
+        # In float32 u rounds to 1 where 1 - u is tiny; there -log(u) is a short series of it.
+        rest = ((~word).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+        u = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+        series = rest * (1.0 + rest * (0.5 + rest * 0.33333333))
+        noise = -tl.log(tl.where(rest < 0.004, series, -tl.log(u)))
+    return noise
+
+
+@triton.jit
+def _scores(
+    logits, stride, row, token, vocab, seeds, temperatures, positions, PRECISE: tl.constexpr
+):
+    """Perturbed scores, in float64 where PRECISE; -inf beyond the vocabulary."""
+    inside = token < vocab
+    x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
+    temperature = tl.load(temperatures + row)
+    score = x.to(tl.float64 if PRECISE else tl.float32)
+    if temperature > 0:
+        position = tl.load(positions + row).to(tl.uint32)
+        zero = (token * 0).to(tl.uint32)
+        seed = tl.load(seeds + row)
+        word, _, _, _ = tl.philox(seed, token.to(tl.uint32), zero + position, zero, zero, 10)
+        score = (x / temperature).to(score.dtype) + _gumbel(word, PRECISE)
+    return tl.where(inside, score, float("-inf")), inside & ((x != x) | (x == float("inf")))
+
+
+@triton.jit
+def best_of_piece_kernel(
+    logits,  # [rows, stride] float32
+    seeds,  # [rows] int64
+    temperatures,  # [rows] float32, 0: greedy
+    positions,  # [rows] of the token to be drawn
+    best,  # out [rows, pieces] float64
+    best_token,  # out [rows, pieces] int32
+    broken,  # out [rows, pieces] int32: values that are no logits
+    stride,  # of a row of logits
+    vocab,
+    pieces,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row, piece = tl.program_id(1), tl.program_id(0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = piece * PIECE + tl.arange(0, PIECE)
+    score, bad = _scores(logits, stride, row, token, vocab, seeds, temperatures, positions, True)
+    highest, at = tl.max(score, 0, return_indices=True)
+    here = row * pieces + piece
+    tl.store(best + here, highest)
+    tl.store(best_token + here, piece * PIECE + at)
+    tl.store(broken + here, tl.sum(bad.to(tl.int32), 0))
+
+
+@triton.jit
+def verdict_kernel(
+    tokens,  # [rows] what each row was given
+    run_begin,  # [runs]
+    run_rows,  # [runs]
+    best,
+    best_token,
+    broken,
+    out,  # [runs, 1 + 2 * ROWS]: accepted, the rows' tokens, values that are no logits
+    pieces,
+    ROWS: tl.constexpr,  # of a run at most, a power of 2
+    PIECES: tl.constexpr,  # a power of 2
+    OVERLAP: tl.constexpr,
+):
+    """A speculated token is right when it is what the target drew in its place."""
+    run = tl.program_id(0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    begin, rows = tl.load(run_begin + run), tl.load(run_rows + run)
+    i, piece = tl.arange(0, ROWS), tl.arange(0, PIECES)
+    real = i < rows
+    at = (begin + i)[:, None] * pieces + piece[None, :]
+    there = real[:, None] & (piece < pieces)[None, :]
+    _, chosen = tl.max(tl.load(best + at, mask=there, other=float("-inf")), 1, return_indices=True)
+    token = tl.load(best_token + (begin + i) * pieces + chosen, mask=real, other=-1)
+    bad = tl.sum(tl.load(broken + at, mask=there, other=0), 1)
+    following = tl.load(tokens + begin + i + 1, mask=i + 1 < rows, other=-2)
+    here = out + run * (1 + 2 * ROWS)
+    tl.store(here, tl.min(tl.where(following == token, ROWS, i), 0))
+    tl.store(here + 1 + i, token, mask=real)
+    tl.store(here + 1 + ROWS + i, bad, mask=real)
+
+
+@triton.jit
+def leaf_kernel(
+    logits,
+    seeds,
+    temperatures,
+    positions,
+    scores,  # out [rows, leaves * LEAF] float32
+    best,  # out [rows, leaves] float32
+    stride,  # of a row of logits
+    vocab,
+    leaves,
+    LEAF: tl.constexpr,
+    LEAVES: tl.constexpr,  # of one program
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(1)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0) * LEAF * LEAVES + tl.arange(0, LEAF * LEAVES)
+    score, _ = _scores(logits, stride, row, token, vocab, seeds, temperatures, positions, False)
+    tl.store(scores + row.to(tl.int64) * leaves * LEAF + token, score, mask=token < leaves * LEAF)
+    highest = tl.max(tl.reshape(score, (LEAVES, LEAF)), 1)
+    leaf = tl.program_id(0) * LEAVES + tl.arange(0, LEAVES)
+    tl.store(best + row * leaves + leaf, highest, mask=leaf < leaves)
+
+
+@triton.jit
+def rank_kernel(
+    scores,
+    best,
+    out,  # [rows, RANKS] int32, best first
+    leaves,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,  # RANKS as a power of 2
+    LEAF: tl.constexpr,
+    LEAVES: tl.constexpr,  # a power of 2
+    OVERLAP: tl.constexpr,
+):
+    """The best tokens lie in the leaves with the best bests."""
+    row = tl.program_id(0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    leaf = tl.arange(0, LEAVES)
+    left = tl.load(best + row * leaves + leaf, mask=leaf < leaves, other=float("-inf"))
+    rank = tl.arange(0, WIDTH)
+    chosen = tl.zeros((WIDTH,), tl.int32)
+    for i in range(RANKS):
+        _, at = tl.max(left, 0, return_indices=True)
+        chosen = tl.where(rank == i, at, chosen)
+        left = tl.where(leaf == at, float("-inf"), left)
+    token = chosen[:, None] * LEAF + tl.arange(0, LEAF)[None, :]
+    base = scores + row.to(tl.int64) * leaves * LEAF
+    score = tl.load(
+        base + token, mask=(rank < tl.minimum(RANKS, leaves))[:, None], other=float("-inf")
+    )
+    score, token = tl.reshape(score, (WIDTH * LEAF,)), tl.reshape(token, (WIDTH * LEAF,))
+    place = tl.arange(0, WIDTH * LEAF)
+    for i in range(RANKS):
+        _, at = tl.max(score, 0, return_indices=True)
+        tl.store(out + row * RANKS + i, tl.sum(tl.where(place == at, token, 0), 0))
+        score = tl.where(place == at, float("-inf"), score)

@@ -1,0 +1,128 @@
+"""CUDA C++ compiled at start by NVRTC, which comes with torch, and launched by the driver.
+
+Triton covers most kernels; this is for those that need the last word on registers and loads.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PROGRAMMATIC = 6  # launch attribute: may begin while the kernel before it in the stream ends
+_DYNAMIC_SHARED = 8  # function attribute: bytes that a launch may ask for
+
+
+class CompileError(RuntimeError):
+    """The source did not compile: the compiler's log is the message."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+@lru_cache(maxsize=1)
+def _nvrtc() -> ctypes.CDLL:
+    major = (torch.version.cuda or "12").split(".")[0]
+    names = [f"libnvrtc.so.{major}", "libnvrtc.so"]
+    packages = Path(torch.__file__).parents[1]
+    for root in (packages / "torch" / "lib", packages / "nvidia"):
+        names += map(str, root.rglob(f"libnvrtc.so.{major}"))
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CompileError(f"libnvrtc.so.{major} was not found: reinstall torch's CUDA build")
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{what}: {(text.value or b'?').decode()}")
+
+
+def compile_source(source: str, defines: Mapping[str, int], arch: str) -> bytes:
+    """A cubin."""
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ssd.cu", 0, None, None)
+    options = [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        *(f"-D{k}={v}" for k, v in defines.items()),
+    ]
+    array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
+    size = ctypes.c_size_t()
+    if failed:
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, text)
+        raise CompileError(text.value.decode())
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    binary = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, binary)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return binary.raw
+
+
+class Kernel:
+    def __init__(self, binary: bytes, name: str, block: int, shared: int = 0) -> None:
+        torch.cuda.current_stream()  # the module is loaded into torch's context
+        self._binary = binary
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), binary), f"loading {name}")
+        found = _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode())
+        _check(found, name)
+        self._block, self._shared = block, shared
+        if shared:
+            _check(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED, shared), name)
+
+    def launch(self, grid: int, arguments: Sequence[Tensor | float | None]) -> None:
+        """It may begin while the kernel before it ends; it says itself when it must not go on."""
+        values = [_argument(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
+        )
+        attribute = _Attribute(_PROGRAMMATIC, 0, (ctypes.c_int * 16)(1))
+        config = _Config(
+            (grid, 1, 1),
+            (self._block, 1, 1),
+            self._shared,
+            torch.cuda.current_stream().cuda_stream,
+            ctypes.pointer(attribute),
+            1,
+        )
+        _check(
+            _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None),
+            "launch",
+        )
+
+
+def _argument(value: Tensor | float | None) -> Any:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if value is None:
+        return ctypes.c_void_p(0)
+    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)

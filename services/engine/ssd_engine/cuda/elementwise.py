@@ -1,0 +1,71 @@
+"""Small kernels between matrix products, for row counts that the fused products do not cover."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(
+    x,  # [rows, WIDTH]
+    weight,  # [WIDTH]
+    out,  # [rows, WIDTH]
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,  # WIDTH as a power of 2
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    tl.store(out + row * WIDTH + column, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gate_kernel(
+    x,  # [rows, 2 * width]: gates, then what they gate
+    out,  # [rows, width]
+    width,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+    inside = column < width
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * value
+    tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def move_kernel(
+    cache,  # [layers * 2, slots, WIDTH]
+    sources,  # [most] slots
+    targets,  # [most]
+    count,  # [1]
+    slots,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Keys and values of computed tokens to other slots, in all layers; none is both."""
+    which = tl.program_id(0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if which < tl.load(count):
+        layer = cache + tl.program_id(1).to(tl.int64) * slots * WIDTH
+        column = tl.arange(0, PADDED)
+        source = tl.load(sources + which).to(tl.int64) * WIDTH + column
+        target = tl.load(targets + which).to(tl.int64) * WIDTH + column
+        tl.store(layer + target, tl.load(layer + source, mask=column < WIDTH), mask=column < WIDTH)

@@ -1,0 +1,228 @@
+// A few rows times a weight matrix that is read once, with all of x in shared memory.
+//
+// out[r][n] = sum_k x[r][k] * w[n][k]; x [COLUMNS][K], w [N][K] in bf16, sums in float32.
+//
+// One block per multiprocessor. Its warps first bring x into shared memory, while their first
+// weights are on their way, then each streams weight rows straight into the registers of
+// mma.m16n8k16, the next ones always in flight. Which k goes to which place of the instruction does
+// not matter as long as both operands agree, so lanes load 16 contiguous bytes. SLICES warps divide
+// the k of one group of weight rows; their sums are added in a fixed order: a row's result depends
+// on that row and on nothing else.
+//
+// Compiled for one shape: N, K, OCTETS (of x rows), TILES (of 16 weight rows per group), SLICES,
+// UNROLL (of 32 k), GRID, and
+//   NORM   x is normalised: x * norm * rsqrt(mean(x^2) + eps), the last factor after the sum
+//   GATED  the upper half of the weight gates the lower: out = silu(first) * second, [rows][N / 2]
+//   BIAS   out += bias
+//   WIDE   out is float32
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+#define WARPS 16
+#define COLUMNS (OCTETS * 8)
+#define HEIGHT (TILES * 16)
+#define SLOTS (WARPS / SLICES)  // groups that a block works on at a time
+#define NUM_GROUPS (N / HEIGHT)
+#define PASSES ((NUM_GROUPS + GRID * SLOTS - 1) / (GRID * SLOTS))
+#define STEPS (K / (32 * UNROLL * SLICES))
+#define STRIDE (K / 8 + 4)  // of a row of x, in 16 bytes: eight rows fall on different banks
+
+__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 pack(float lower, float upper) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+    return pair;
+}
+
+__device__ __forceinline__ uint4 stream(const uint4* address) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
+    return v;
+}
+
+__device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ float squares_of(u32 pair) {
+    return low(pair) * low(pair) + high(pair) * high(pair);
+}
+
+__device__ __forceinline__ u32 weighted(u32 pair, u32 norm) {
+    return pack(low(pair) * low(norm), high(pair) * high(norm));
+}
+
+__device__ __forceinline__ void store(void* out, long at, float value) {
+#if WIDE
+    ((float*)out)[at] = value;
+#else
+    ((u16*)out)[at] = (u16)(pack(value, 0.f) & 0xffffu);
+#endif
+}
+
+// The first weight row of tile i of a group; with GATED, tiles of the two halves alternate.
+__device__ __forceinline__ long first_row(int group, int i) {
+#if GATED
+    return (long)(i % 2) * (N / 2) + ((long)group * (TILES / 2) + i / 2) * 16;
+#else
+    return ((long)group * TILES + i) * 16;
+#endif
+}
+
+__device__ __forceinline__ int group_of(int pass, int slot) {
+    return (pass * SLOTS + slot) * GRID + blockIdx.x;
+}
+
+__device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* w, int group,
+                                     int step, int slice, int g, int t) {
+    if (group >= NUM_GROUPS) return;
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                a[i][u][h] = stream(w + (first_row(group, i) + g + 8 * h) * (K / 8) +
+                                    ((step * SLICES + slice) * UNROLL + u) * 4 + t);
+}
+
+// x, times the weight of its norm, to shared memory; the sums of its squares, 256 at a time.
+__device__ __forceinline__ void bring_x(uint4* shared_x, float* squares, const uint4* x,
+                                        const uint4* norm) {
+    constexpr int SHARE = (COLUMNS * (K / 8) + WARPS * 32 - 1) / (WARPS * 32), BATCH = 8;
+#pragma unroll
+    for (int begin = 0; begin < SHARE; begin += BATCH) {
+        uint4 v[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH && begin + j < SHARE; j++) {
+            const int at = (begin + j) * WARPS * 32 + threadIdx.x;
+            v[j] = at < COLUMNS * (K / 8) ? __ldcg(x + at) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH && begin + j < SHARE; j++) {
+            const int at = (begin + j) * WARPS * 32 + threadIdx.x;
+            const int row = at / (K / 8), i = at % (K / 8);
+#if NORM
+            float sum = squares_of(v[j].x) + squares_of(v[j].y) + squares_of(v[j].z) +
+                        squares_of(v[j].w);
+#pragma unroll
+            for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+            if (threadIdx.x % 32 == 0 && row < COLUMNS) squares[at / 32] = sum;
+            if (row < COLUMNS) {
+                const uint4 s = __ldg(norm + i);
+                v[j].x = weighted(v[j].x, s.x), v[j].y = weighted(v[j].y, s.y);
+                v[j].z = weighted(v[j].z, s.z), v[j].w = weighted(v[j].w, s.w);
+            }
+#endif
+            if (row < COLUMNS) shared_x[row * STRIDE + i] = v[j];
+        }
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+few_rows_resident(const uint4* __restrict__ w, const uint4* x, const uint4* __restrict__ norm,
+                  const u16* __restrict__ bias, void* out, float eps, int rows) {
+    extern __shared__ uint4 shared[];
+    uint4* shared_x = shared;
+    float* sums = (float*)(shared + COLUMNS * STRIDE);  // [WARPS][COLUMNS][HEIGHT + 1]
+    float* squares = sums + WARPS * COLUMNS * (HEIGHT + 1);  // [COLUMNS][K / 256]
+    float* scale = squares + COLUMNS * (K / 256);              // [COLUMNS]
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int slot = warp / SLICES, slice = warp % SLICES;
+
+    uint4 a[TILES][UNROLL][2] = {}, next[TILES][UNROLL][2] = {};
+    load(a, w, group_of(0, slot), 0, slice, g, t);
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    bring_x(shared_x, squares, x, norm);
+#if NORM
+    if (threadIdx.x < COLUMNS) {  // read after the next barrier
+        float total = 0.f;
+        for (int i = 0; i < K / 256; i++) total += squares[threadIdx.x * (K / 256) + i];
+        scale[threadIdx.x] = rsqrtf(total * (1.f / K) + eps);
+    }
+#endif
+
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int group = group_of(pass, slot);
+        float c[TILES][OCTETS][4] = {};
+#pragma unroll 1
+        for (int step = 0; step < STEPS; step++) {
+            const bool last = step == STEPS - 1;
+            if (!last || pass + 1 < PASSES)
+                load(next, w, last ? group_of(pass + 1, slot) : group, last ? 0 : step + 1, slice,
+                     g, t);
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                uint4 b[OCTETS];
+#pragma unroll
+                for (int o = 0; o < OCTETS; o++)
+                    b[o] = shared_x[(o * 8 + g) * STRIDE +
+                                    ((step * SLICES + slice) * UNROLL + u) * 4 + t];
+#pragma unroll
+                for (int i = 0; i < TILES; i++)
+#pragma unroll
+                    for (int o = 0; o < OCTETS; o++) {
+                        multiply(c[i][o], a[i][u][0].x, a[i][u][1].x, a[i][u][0].y,
+                                 a[i][u][1].y, b[o].x, b[o].y);
+                        multiply(c[i][o], a[i][u][0].z, a[i][u][1].z, a[i][u][0].w,
+                                 a[i][u][1].w, b[o].z, b[o].w);
+                    }
+            }
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+#pragma unroll
+                for (int u = 0; u < UNROLL; u++) {
+                    a[i][u][0] = next[i][u][0];
+                    a[i][u][1] = next[i][u][1];
+                }
+        }
+
+        float* mine = sums + warp * COLUMNS * (HEIGHT + 1);
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int o = 0; o < OCTETS; o++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    mine[(o * 8 + 2 * t + j % 2) * (HEIGHT + 1) + i * 16 + g + j / 2 * 8] =
+                        c[i][o][j];
+        __syncthreads();
+
+        constexpr int OUTPUTS = GATED ? HEIGHT / 2 : HEIGHT;
+        for (int e = threadIdx.x; e < SLOTS * COLUMNS * OUTPUTS; e += WARPS * 32) {
+            const int s = e / (COLUMNS * OUTPUTS), row = e / OUTPUTS % COLUMNS, m = e % OUTPUTS;
+            const int whose = group_of(pass, s);
+            if (row >= rows || whose >= NUM_GROUPS) continue;
+            const int at = GATED ? m / 16 * 32 + m % 16 : m;
+            const long column = (long)whose * OUTPUTS + m;
+            float value = 0.f, up = 0.f;
+#pragma unroll
+            for (int v = 0; v < SLICES; v++) {
+                const float* theirs =
+                    sums + ((s * SLICES + v) * COLUMNS + row) * (HEIGHT + 1) + at;
+                value += theirs[0];
+                if (GATED) up += theirs[16];
+            }
+#if NORM
+            value *= scale[row], up *= scale[row];
+#endif
+#if BIAS
+            value += __uint_as_float((u32)bias[column] << 16);
+            if (GATED) up += __uint_as_float((u32)bias[N / 2 + column] << 16);
+#endif
+            if (GATED) value = value / (1.f + __expf(-value)) * up;
+            store(out, (long)row * (GATED ? N / 2 : N) + column, value);
+        }
+        __syncthreads();
+    }
+}

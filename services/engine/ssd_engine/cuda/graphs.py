@@ -1,0 +1,182 @@
+"""The graph runner: steps of few rows, each shape captured once and replayed.
+
+Between two replays the host fills a block of pinned memory and launches; what comes back is one
+small copy, whose arrival an event tells.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_engine.batch import Chunk, Draw, Moved, Part, TreeRows
+from ssd_engine.cuda.step import Step
+from ssd_engine.cuda.step_inputs import StepRun, StepShape
+from ssd_engine.scored import Scored
+
+log = logging.getLogger(__name__)
+
+
+class GraphRunner:
+    def __init__(self, steps: Sequence[Step], eager: bool) -> None:
+        """``steps`` in the order in which they are tried: the first that fits is taken."""
+        self._steps = steps
+        self._eager = eager
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._last_end: torch.cuda.Event | None = None
+        self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
+
+    def capture(self, dummy_slot: int) -> None:
+        memory = None
+        for step in self._steps:
+            step.inputs.clear(dummy_slot)
+            step.run()  # what is compiled on first use is compiled now
+            torch.cuda.synchronize()
+            if self._eager:
+                continue
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory):
+                step.run()
+            memory = graph.pool()
+            self._graphs[step.shape] = graph
+        log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
+
+    def launch(
+        self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int
+    ) -> "InFlight | None":
+        """None when there is no step as large as this."""
+        step = self._step_for(parts)
+        if step is None:
+            return None
+        runs, moves = step_runs(parts, draws, step.shape.block_size)
+        begins = step.inputs.fill(runs, dummy_slot, moves)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        if self._eager:
+            step.run()
+        else:
+            self._graphs[step.shape].replay()
+        end.record()
+        return InFlight(self, step, parts, begins, start, end)
+
+    def _step_for(self, parts: Sequence[Part]) -> Step | None:
+        rows = [len(part.tokens) for part in parts if not isinstance(part, Moved)]
+        moves = sum(len(part.sources) for part in parts if isinstance(part, Moved))
+        scratch = max((len(p.scratch) for p in parts if isinstance(p, TreeRows)), default=0)
+        for step in self._steps:
+            shape = step.shape
+            if (
+                sum(rows) <= shape.rows
+                and len(rows) <= shape.runs
+                and max(rows, default=0) <= shape.rows_per_run
+                and scratch <= shape.scratch
+                and moves <= shape.moves
+            ):
+                return step
+        return None
+
+    def ended(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds that the step took; also keeps how long the device had nothing to do before."""
+        if self._last_end is not None:
+            self.gap_seconds = self._last_end.elapsed_time(start) / 1000
+        self._last_end = end
+        return start.elapsed_time(end) / 1000
+
+
+class InFlight:
+    def __init__(
+        self,
+        runner: GraphRunner,
+        step: Step,
+        parts: Sequence[Part],
+        begins: list[int],
+        start: torch.cuda.Event,
+        end: torch.cuda.Event,
+    ) -> None:
+        self._runner, self._step, self._parts, self._begins = runner, step, parts, begins
+        self._start, self._end = start, end
+
+    def done(self) -> bool:
+        return self._end.query()
+
+    def result(self) -> Scored:
+        self._end.synchronize()
+        seconds = self._runner.ended(self._start, self._end)
+        rows = _logit_rows(self._parts, self._begins)
+        drawn = self._step.host_drawn.numpy()
+        if self._step.ranks > 1:
+            best = drawn.reshape(-1, self._step.ranks)[rows]
+            return Scored(lambda: self._logits(rows), best, None, seconds)
+        tokens, broken = self._verdicts(drawn)
+        return Scored(lambda: self._logits(rows), tokens, broken, seconds)
+
+    def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """[rows, 1] tokens, and whether the logits were no logits."""
+        width = self._step.run_width
+        table = drawn.reshape(-1, 1 + 2 * width)
+        tokens, broken = [], []
+        run = 0
+        for part in self._parts:
+            if isinstance(part, Moved):
+                continue
+            first, count = len(part.tokens) - part.num_logits, len(part.tokens)
+            tokens.append(table[run, 1 + first : 1 + count])
+            broken.append(table[run, 1 + width + first : 1 + width + count])
+            run += 1
+        return np.concatenate(tokens)[:, None], np.concatenate(broken) != 0
+
+    def _logits(self, rows: list[int]) -> Tensor | None:
+        logits = self._step.logits
+        if logits is None or not rows:
+            return None
+        chosen = logits[torch.tensor(rows, device=logits.device), : self._step.vocab_size]
+        return chosen.clone()
+
+
+def step_runs(
+    parts: Sequence[Part], draws: Sequence[Draw | None], block_size: int
+) -> tuple[list[StepRun], list[tuple[int, int]]]:
+    """Rows of the parts, and slots whose KV is moved first. ``draws``: of rows with logits."""
+    runs: list[StepRun] = []
+    moves: list[tuple[int, int]] = []
+    at = 0
+    for part in parts:
+        if isinstance(part, Moved):
+            moves += zip(part.sources, _slots(part, block_size), strict=True)
+            continue
+        silent = len(part.tokens) - part.num_logits
+        drawn = (*(None,) * silent, *draws[at : at + part.num_logits])
+        at += part.num_logits
+        if isinstance(part, TreeRows):
+            runs.append(
+                StepRun(
+                    part.tokens,
+                    part.positions,
+                    part.slots,
+                    part.limits,
+                    part.blocks,
+                    part.scratch,
+                    drawn,
+                )
+            )
+        else:
+            places = range(part.start, part.end)
+            slots = _slots(part, block_size)
+            runs.append(StepRun(part.tokens, places, slots, places, part.blocks, (), drawn))
+    return runs, moves
+
+
+def _slots(part: Chunk | Moved, size: int) -> list[int]:
+    return [part.blocks[p // size] * size + p % size for p in range(part.start, part.end)]
+
+
+def _logit_rows(parts: Sequence[Part], begins: Sequence[int]) -> list[int]:
+    rows: list[int] = []
+    computed = [part for part in parts if not isinstance(part, Moved)]
+    for part, begin in zip(computed, begins, strict=True):
+        end = begin + len(part.tokens)
+        rows += range(end - part.num_logits, end)
+    return rows

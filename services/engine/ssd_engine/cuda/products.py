@@ -1,0 +1,227 @@
+"""Rows times the weights of a decoder: which kernel for which shape.
+
+The choice follows from the shape alone, never from a measurement at start: two servers of one
+configuration give the same bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from ssd_engine.cuda.driver import Kernel, compile_source
+from ssd_engine.cuda.elementwise import gate_kernel, norm_kernel
+
+HERE = Path(__file__).parent
+RESIDENT_WARPS = 16
+MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is faster
+MOST_OCTETS = 4  # of rows; likewise
+GATE_PIECE = 1024
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """out [rows, n] = x [rows, k] * weight [n, k], and what is fused with it."""
+
+    n: int
+    k: int
+    rows: int
+    norm: bool = False  # x is normalised first
+    gated: bool = False  # silu(first half) * second half: out [rows, n / 2]
+    residual: bool = False  # out += the product
+    bias: bool = False
+    wide: bool = False  # out is float32
+
+    @property
+    def octets(self) -> int:
+        return -(-self.rows // 8)
+
+
+class Product(Protocol):
+    def __call__(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        """x and out have 8 * octets rows, those beyond ``rows`` are neither used nor written."""
+        ...
+
+
+@cache
+def make_product(shape: ProductShape, device: torch.device) -> Product:
+    if device.type != "cuda":  # where kernels are interpreted
+        return _Blas(shape)
+    properties: Any = torch.cuda.get_device_properties(device)
+    hopper = (properties.major, properties.minor) == (9, 0)
+    arch = "sm_90a" if hopper else f"sm_{properties.major}{properties.minor}"
+    if properties.major >= 9:
+        if _fits_resident(shape, properties.shared_memory_per_block_optin):
+            return _Resident(shape, properties.multi_processor_count, arch)
+        if _fits_split(shape):
+            return _Split(shape, arch)
+    return _Blas(shape)
+
+
+def _fits_resident(shape: ProductShape, most_shared: int) -> bool:
+    if shape.residual or shape.n % 64 or shape.k % 1024 or shape.octets > MOST_OCTETS:
+        return False
+    x_bytes = shape.octets * 8 * shape.k * 2
+    return x_bytes <= MOST_RESIDENT_BYTES and _resident_shared(shape, 4) <= most_shared
+
+
+def _fits_split(shape: ProductShape) -> bool:
+    fused = shape.norm or shape.gated or shape.wide
+    return not fused and shape.n % 32 == 0 and shape.k % 128 == 0 and shape.octets <= MOST_OCTETS
+
+
+def _resident_shared(shape: ProductShape, tiles: int) -> int:
+    columns = shape.octets * 8
+    x = columns * (shape.k // 8 + 4) * 16
+    sums = RESIDENT_WARPS * columns * (tiles * 16 + 1) * 4
+    return x + sums + columns * (shape.k // 256 + 1) * 4
+
+
+class _Resident:
+    """All of x in shared memory: for products of a normalised x, which have many outputs."""
+
+    def __init__(self, shape: ProductShape, processors: int, arch: str) -> None:
+        self._shape = shape
+        tiles, unroll = _resident_tiles(shape, processors)
+        per_block = -(-shape.n // (16 * tiles * processors))
+        slices = RESIDENT_WARPS
+        while slices > 1 and (
+            RESIDENT_WARPS // slices < min(per_block, RESIDENT_WARPS)
+            or shape.k % (32 * unroll * slices)
+        ):
+            slices //= 2
+        defines = {
+            "N": shape.n,
+            "K": shape.k,
+            "OCTETS": shape.octets,
+            "TILES": tiles,
+            "SLICES": slices,
+            "UNROLL": unroll,
+            "GRID": processors,
+            "NORM": int(shape.norm),
+            "GATED": int(shape.gated),
+            "BIAS": int(shape.bias),
+            "WIDE": int(shape.wide),
+        }
+        binary = _compiled("few_rows_resident.cu", defines, arch)
+        shared = _resident_shared(shape, tiles)
+        self._kernel = Kernel(binary, "few_rows_resident", RESIDENT_WARPS * 32, shared)
+        self._grid = processors
+
+    def __call__(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._kernel.launch(self._grid, (weight, x, norm, bias, out, eps, self._shape.rows))
+
+
+def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
+    """Tiles of 16 weight rows that a warp works on, and its unrolling; what fits in registers."""
+    if shape.n // (16 * processors) < 6 and not shape.gated:
+        return 1, 4 if shape.k % 1024 == 0 else 2
+    if shape.octets == 1 and shape.n // (64 * processors) >= 2:
+        return 4, 1
+    return (2, 2) if shape.octets <= 3 else (2, 1)
+
+
+class _Split:
+    """Blocks divide k among their warps: for long k and few outputs."""
+
+    def __init__(self, shape: ProductShape, arch: str) -> None:
+        self._shape = shape
+        one_wave = shape.octets == 1 and 96 <= shape.n // 32 <= 132
+        tiles, warps, unroll, ahead = (2, 32, 1, 0) if one_wave else (1, 16, 2, 1)
+        defines = {
+            "N": shape.n,
+            "K": shape.k,
+            "OCTETS": shape.octets,
+            "TILES": tiles,
+            "WARPS": warps,
+            "UNROLL": unroll,
+            "BLOCKS": 1,
+            "AHEAD": ahead,
+            "RESIDUAL": int(shape.residual),
+            "BIAS": int(shape.bias),
+        }
+        binary = _compiled("few_rows_split.cu", defines, arch)
+        self._kernel = Kernel(binary, "few_rows_split", warps * 32)
+        self._grid = shape.n // (16 * tiles)
+
+    def __call__(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows))
+
+
+class _Blas:
+    """cuBLAS, and kernels of their own for what is fused elsewhere."""
+
+    def __init__(self, shape: ProductShape) -> None:
+        self._shape = shape
+
+    def __call__(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        rows = self._shape.rows
+        x, out = x[:rows], out[:rows]
+        if norm is not None:
+            x = normalise(x, norm, eps)
+        if self._shape.residual:
+            out.addmm_(x, weight.t())
+            if bias is not None:
+                out += bias
+            return
+        product = F.linear(x, weight, bias)
+        if self._shape.gated:
+            gate(product, out)
+        else:
+            out.copy_(product)
+
+
+def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out, width = torch.empty_like(x), x.shape[1]
+    norm_kernel[(x.shape[0],)](
+        x, weight, out, eps, width, triton.next_power_of_2(width), False, num_warps=8
+    )
+    return out
+
+
+def gate(x: Tensor, out: Tensor) -> None:
+    width = out.shape[1]
+    grid = (-(-width // GATE_PIECE), out.shape[0])
+    gate_kernel[grid](x, out, width, GATE_PIECE, False)
+
+
+def _compiled(source: str, defines: Mapping[str, int], arch: str) -> bytes:
+    return compile_source((HERE / source).read_text(), defines, arch)

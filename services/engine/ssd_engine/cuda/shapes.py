@@ -1,0 +1,54 @@
+"""Which step shapes a server captures."""
+
+from ssd_engine.cuda.step_inputs import StepShape
+from ssd_engine.runner_options import RunnerOptions
+
+LEAST_ROWS = 8  # the kernels work on rows in eights
+
+
+def step_shapes(options: RunnerOptions) -> list[StepShape]:
+    """Smallest first: the first one that fits is taken.
+
+    Exact: there is one, for all sequences at their deepest, so that a row's bits do not depend on
+    what else is running. Else one for every power of two of sequences, plain and speculating.
+    """
+    if not options.step_rows:
+        return []
+    if options.exact:
+        return [_shape(options, options.max_num_seqs, options.step_rows)]
+    shapes = {shape for runs in _powers(options) for shape in _for_runs(options, runs)}
+    fitting = [shape for shape in shapes if shape.rows <= options.max_forward_tokens]
+    return sorted(fitting, key=lambda shape: (shape.rows, shape.runs, shape.rows_per_run))
+
+
+def _for_runs(options: RunnerOptions, runs: int) -> list[StepShape]:
+    deep = options.step_rows
+    if not options.branches:
+        return [_shape(options, runs, rows) for rows in sorted({1, deep})]
+    # One depth of trees; the first one may have tokens before it that are new.
+    wide = max(options.branches, deep)
+    tree = _shape(options, runs, wide)
+    first = _shape(options, 2 * runs, wide, rows=runs * (wide + LEAST_ROWS))
+    return [_shape(options, runs, deep), tree, first]
+
+
+def _shape(
+    options: RunnerOptions, runs: int, rows_per_run: int, rows: int | None = None
+) -> StepShape:
+    rows = rows or runs * rows_per_run
+    return StepShape(
+        rows=-(-rows // LEAST_ROWS) * LEAST_ROWS,
+        runs=runs,
+        rows_per_run=rows_per_run,
+        max_positions=options.max_model_len,
+        block_size=options.block_size,
+        scratch=options.max_tail if options.branches else 0,
+        moves=runs * (options.step_rows + 1) if options.branches else 0,
+    )
+
+
+def _powers(options: RunnerOptions) -> list[int]:
+    powers = [1]
+    while powers[-1] < options.max_num_seqs:
+        powers.append(min(2 * powers[-1], options.max_num_seqs))
+    return powers

@@ -1,0 +1,305 @@
+"""One forward over a few rows of several sequences, from tokens to what is drawn after them.
+
+The decoder's layers with fused kernels, over buffers that stay where they are, so that all of it
+can be captured as one graph: the inputs' copy to the device first, the results' copy back last.
+"""
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from ssd_engine.cuda.drawing import (
+    LEAF,
+    PIECE,
+    best_of_piece_kernel,
+    leaf_kernel,
+    rank_kernel,
+    verdict_kernel,
+)
+from ssd_engine.cuda.elementwise import move_kernel
+from ssd_engine.cuda.paged_attention import (
+    Division,
+    merge_parts_kernel,
+    paged_attention_kernel,
+    rotate_and_write_kernel,
+)
+from ssd_engine.cuda.products import Product, ProductShape, make_product
+from ssd_engine.cuda.step_inputs import StepInputs, StepShape
+from ssd_engine.decoder import Decoder, LayerWeights
+from ssd_engine.kv_cache import KVCache, LayerCache
+
+LEAVES_AT_ONCE = 8
+PARTS_AT_ONCE = 8
+
+
+def overlapping(overlap: bool) -> dict[str, bool]:
+    """Options of a kernel that may begin while the one before it ends."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
+
+
+class _Layers:
+    """The decoder's layers over the rows of one shape."""
+
+    def __init__(self, model: Decoder, kv: KVCache, inputs: StepInputs, overlap: bool) -> None:
+        self._model, self._kv, self._inputs = model, kv, inputs
+        self._overlap = overlap
+        config, shape = model.config, inputs.shape
+        device, dtype = model.weights.norm.device, model.weights.norm.dtype
+        heads, kv_heads, dim = model.num_heads, model.num_kv_heads, config.head_dim
+        self._group_rows = max(16, triton.next_power_of_2(shape.rows_per_run * (heads // kv_heads)))
+        self._division = Division.of(shape.max_positions, shape.scratch)
+        self._parts = self._division.most_parts
+        first = model.weights.layers[0]
+        rows, alone = shape.rows, model.tp.size == 1
+
+        def product(weight: Tensor, **fused: bool) -> Product:
+            n, k = weight.shape
+            return make_product(ProductShape(n, k, rows, **fused), device)
+
+        def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(sizes, dtype=kind, device=device)
+
+        self._qkv = product(first.qkv, norm=True, bias=first.qkv_bias is not None)
+        self._o = product(first.o, residual=alone, bias=alone and first.o_bias is not None)
+        self._gate_up = product(
+            first.gate_up, norm=True, gated=True, bias=first.gate_up_bias is not None
+        )
+        self._down = product(first.down, residual=alone, bias=alone and first.down_bias is not None)
+        self._head = product(model.weights.head, norm=True, wide=True)
+        padded = shape.padded_rows
+        self.hidden = empty(padded, config.hidden_size)
+        self._projected = empty(padded, (heads + 2 * kv_heads) * dim)
+        self._query = empty(padded, heads * dim)
+        self._attended = empty(padded, heads * dim)
+        self._gated = empty(padded, first.down.shape[1])
+        self._summed = self.hidden if alone else empty(padded, config.hidden_size)
+        self._partial = empty(
+            shape.runs * kv_heads * self._parts * self._group_rows * dim, kind=torch.float32
+        )
+        self._peaks = empty(
+            shape.runs * kv_heads * self._parts * self._group_rows * 2, kind=torch.float32
+        )
+        self._logits = empty(rows, model.weights.head.shape[0], kind=torch.float32)
+
+    def forward(self) -> Tensor | None:
+        """Logits [rows, head_rows] float32 on rank 0; None elsewhere."""
+        model, rows = self._model, self._inputs.shape.rows
+        tokens = self._inputs["tokens"][:rows]
+        torch.index_select(model.weights.embedding, 0, tokens, out=self.hidden[:rows])
+        for layer, cache in zip(model.weights.layers, self._kv.layers, strict=True):
+            self._attention(layer, cache)
+            self._mlp(layer)
+        eps = model.config.rms_norm_eps
+        self._head(model.weights.head, self.hidden, self._logits, model.weights.norm, eps)
+        return model.tp.gather_columns(self._logits)
+
+    def _attention(self, layer: LayerWeights, cache: LayerCache) -> None:
+        eps = self._model.config.rms_norm_eps
+        self._qkv(layer.qkv, self.hidden, self._projected, layer.input_norm, eps, layer.qkv_bias)
+        self._rotate_and_write(layer, cache)
+        self._attend(cache)
+        self._add(self._o, layer.o, self._attended, layer.o_bias)
+
+    def _mlp(self, layer: LayerWeights) -> None:
+        eps = self._model.config.rms_norm_eps
+        self._gate_up(
+            layer.gate_up, self.hidden, self._gated, layer.post_norm, eps, layer.gate_up_bias
+        )
+        self._add(self._down, layer.down, self._gated, layer.down_bias)
+
+    def _add(self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """Each rank holds some input columns; the bias is added once, after the sum."""
+        if self._summed is self.hidden:
+            product(weight, x, self.hidden, bias=bias)
+            return
+        product(weight, x, self._summed)
+        self.hidden += self._model.tp.all_reduce(self._summed)
+        if bias is not None:
+            self.hidden += bias
+
+    def _rotate_and_write(self, layer: LayerWeights, cache: LayerCache) -> None:
+        model, inputs = self._model, self._inputs
+        heads, kv_heads = model.num_heads, model.num_kv_heads
+        rotate_and_write_kernel[(inputs.shape.rows, heads + 2 * kv_heads)](
+            self._projected,
+            layer.qk_norm if layer.qk_norm is not None else self._projected,
+            model.rope.cos,
+            model.rope.sin,
+            inputs["positions"],
+            inputs["slots"],
+            self._query,
+            cache.key,
+            cache.value,
+            model.config.qk_norm_eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=model.config.head_dim,
+            NORM=layer.qk_norm is not None,
+            num_warps=1,
+            **overlapping(self._overlap),
+        )
+
+    def _attend(self, cache: LayerCache) -> None:
+        model, inputs, shape = self._model, self._inputs, self._inputs.shape
+        kv_heads, dim = model.num_kv_heads, model.config.head_dim
+        about = {
+            "HEADS": model.num_heads,
+            "KV_HEADS": kv_heads,
+            "DIM": dim,
+            "ROWS": self._group_rows,
+            **self._division.constants(),
+            "TREE": bool(shape.scratch),
+            **overlapping(self._overlap),
+        }
+        runs = [inputs[name] for name in ("run_begin", "run_rows", "run_end")]
+        trees = [inputs[name] for name in ("run_branches", "run_depths")]
+        paged_attention_kernel[(self._parts, kv_heads, shape.runs)](
+            self._query,
+            cache.key,
+            cache.value,
+            self._attended,
+            *runs,
+            inputs["limits"],
+            inputs["tables"],
+            inputs["branches"],
+            *trees,
+            inputs["scratch"],
+            self._partial,
+            self._peaks,
+            math.log2(math.e) / math.sqrt(dim),
+            shape.table_width,
+            shape.scratch,
+            BLOCK=shape.block_size,
+            num_warps=4,
+            num_stages=3,
+            **about,
+        )
+        lanes = shape.rows_per_run * (model.num_heads // kv_heads)
+        merge_parts_kernel[(lanes, kv_heads, shape.runs)](
+            self._partial,
+            self._peaks,
+            self._attended,
+            *runs,
+            *trees,
+            AT_ONCE=PARTS_AT_ONCE,
+            num_warps=1,
+            **about,
+        )
+
+
+class Step:
+    """``ranks`` 1: what the rows draw, and how much of what they verify is right.
+
+    More: the best ``ranks`` tokens of every row, for a draft's guesses.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KVCache,
+        shape: StepShape,
+        ranks: int,
+        overlap: bool = True,
+    ) -> None:
+        """``kv`` may be allocated later, before the first run."""
+        device = model.weights.norm.device
+        self.inputs = StepInputs(shape, device)
+        self.shape, self.ranks = shape, ranks
+        self._layers = _Layers(model, kv, self.inputs, overlap)
+        self.vocab_size = model.config.vocab_size
+        self._kv, self._overlap = kv, overlap
+        self.logits: Tensor | None = None
+        rows = shape.rows
+        self.run_width = triton.next_power_of_2(shape.rows_per_run)
+        self._pieces = -(-self.vocab_size // PIECE)
+        self._leaves = -(-self.vocab_size // LEAF)
+        width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
+        self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
+        self.host_drawn = torch.zeros(width, dtype=torch.int32, pin_memory=device.type == "cuda")
+        if ranks == 1:
+            self._best = torch.empty(rows, self._pieces, dtype=torch.float64, device=device)
+            self._best_token = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
+            self._broken = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
+        else:
+            self._scores = torch.empty(rows, self._leaves * LEAF, device=device)
+            self._bests = torch.empty(rows, self._leaves, device=device)
+
+    def run(self) -> None:
+        """Everything between the two copies; of fixed addresses, so that it can be captured."""
+        self.inputs.copy()
+        if self.shape.moves:
+            self._move()
+        self.logits = self._layers.forward()
+        if self.logits is None:
+            return
+        (self._draw if self.ranks == 1 else self._rank)(self.logits)
+        self.host_drawn.copy_(self.drawn, non_blocking=True)
+
+    def _move(self) -> None:
+        pool = self._kv.pool
+        width, slots = pool.shape[-1] * pool.shape[-2], pool.shape[1] * pool.shape[2]
+        move_kernel[(self.shape.moves, pool.shape[0])](
+            pool,
+            self.inputs["sources"],
+            self.inputs["targets"],
+            self.inputs["num_moves"],
+            slots,
+            width,
+            triton.next_power_of_2(width),
+            False,
+        )
+
+    def _noise(self) -> list[Tensor]:
+        return [self.inputs[name] for name in ("seeds", "temperatures", "draw_positions")]
+
+    def _draw(self, logits: Tensor) -> None:
+        found = (self._best, self._best_token, self._broken)
+        best_of_piece_kernel[(self._pieces, self.shape.rows)](
+            logits,
+            *self._noise(),
+            *found,
+            logits.stride(0),
+            self.vocab_size,
+            self._pieces,
+            PIECE=PIECE,
+            **overlapping(self._overlap),
+        )
+        verdict_kernel[(self.shape.runs,)](
+            self.inputs["tokens"],
+            self.inputs["run_begin"],
+            self.inputs["run_rows"],
+            *found,
+            self.drawn,
+            self._pieces,
+            ROWS=self.run_width,
+            PIECES=triton.next_power_of_2(self._pieces),
+            **overlapping(self._overlap),
+        )
+
+    def _rank(self, logits: Tensor) -> None:
+        leaf_kernel[(-(-self._leaves // LEAVES_AT_ONCE), self.shape.rows)](
+            logits,
+            *self._noise(),
+            self._scores,
+            self._bests,
+            logits.stride(0),
+            self.vocab_size,
+            self._leaves,
+            LEAF=LEAF,
+            LEAVES=LEAVES_AT_ONCE,
+            **overlapping(self._overlap),
+        )
+        rank_kernel[(self.shape.rows,)](
+            self._scores,
+            self._bests,
+            self.drawn,
+            self._leaves,
+            RANKS=self.ranks,
+            WIDTH=triton.next_power_of_2(self.ranks),
+            LEAF=LEAF,
+            LEAVES=triton.next_power_of_2(self._leaves),
+            num_warps=8,
+            **overlapping(self._overlap),
+        )

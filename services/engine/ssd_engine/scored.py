@@ -1,0 +1,53 @@
+"""What a forward says after each of the rows that it was asked about."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows in the order of the parts that asked for them."""
+
+    make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
+    best: NDArray[np.int32] | None = None  # [rows, ranks]: drawn where the logits are, best first
+    broken: NDArray[np.bool_] | None = None  # [rows]: logits with a NaN or an infinity
+    seconds: float = 0.0  # that the device took
+
+    @property
+    def logits(self) -> Tensor:
+        """Only for those who need more than what was drawn: they take a while to look at."""
+        logits = self.make_logits()
+        if logits is None:
+            raise RuntimeError("no logits were asked for")
+        return logits
+
+
+class Pending(Protocol):
+    """A forward that was launched."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Scored:
+        """Waits for it."""
+        ...
+
+
+class Computed:
+    """A device that works when it is asked to: it begins when the result is wanted."""
+
+    def __init__(self, forward: Callable[[], Tensor | None]) -> None:
+        self._forward = forward
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Scored:
+        begin = time.monotonic()
+        logits = self._forward()
+        return Scored(lambda: logits, seconds=time.monotonic() - begin)

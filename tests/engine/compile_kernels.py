@@ -1,0 +1,76 @@
+"""Compile every Triton kernel for an H100, here: what the interpreter forgives is found."""
+
+import sys
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from ssd_engine.cuda import drawing, elementwise, paged_attention
+
+HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"
+ABOUT = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "ROWS": 32, "OVERLAP": True}
+DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
+
+KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
+    (
+        paged_attention.paged_attention_kernel,
+        [HALF] * 4 + [INTS] * 9 + [FLOATS, FLOATS, "fp32", "i32", "i32"],
+        {**ABOUT, **DIVISION, "BLOCK": 16, "TREE": True},
+    ),
+    (
+        paged_attention.merge_parts_kernel,
+        [FLOATS, FLOATS, HALF] + [INTS] * 5,
+        {**ABOUT, **DIVISION, "AT_ONCE": 8, "TREE": True},
+    ),
+    (
+        paged_attention.rotate_and_write_kernel,
+        [HALF] * 4 + [INTS, INTS] + [HALF] * 3 + ["fp32"],
+        {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "NORM": True, "OVERLAP": True},
+    ),
+    (
+        drawing.best_of_piece_kernel,
+        [FLOATS, LONGS, FLOATS, INTS, DOUBLES, INTS, INTS, "i32", "i32", "i32"],
+        {"PIECE": 1024, "OVERLAP": True},
+    ),
+    (
+        drawing.verdict_kernel,
+        [INTS, INTS, INTS, DOUBLES, INTS, INTS, INTS, "i32"],
+        {"ROWS": 8, "PIECES": 256, "OVERLAP": True},
+    ),
+    (
+        drawing.leaf_kernel,
+        [FLOATS, LONGS, FLOATS, INTS, FLOATS, FLOATS, "i32", "i32", "i32"],
+        {"LEAF": 128, "LEAVES": 8, "OVERLAP": True},
+    ),
+    (
+        drawing.rank_kernel,
+        [FLOATS, FLOATS, INTS, "i32"],
+        {"RANKS": 17, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
+    ),
+    (
+        elementwise.norm_kernel,
+        [HALF, HALF, HALF, "fp32"],
+        {"WIDTH": 5120, "PADDED": 8192, "OVERLAP": False},
+    ),
+    (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
+    (
+        elementwise.move_kernel,
+        [HALF, INTS, INTS, INTS, "i32"],
+        {"WIDTH": 1024, "PADDED": 1024, "OVERLAP": False},
+    ),
+]
+
+
+def compile_kernel(kernel: Any, types: list[str], constants: dict[str, Any]) -> None:
+    names = kernel.arg_names
+    given = iter(types)
+    signature = {name: "constexpr" if name in constants else next(given) for name in names}
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+
+
+if __name__ == "__main__":
+    for kernel, types, constants in KERNELS:
+        compile_kernel(kernel, types, constants)
+    sys.exit(0)

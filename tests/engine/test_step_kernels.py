@@ -1,0 +1,264 @@
+"""The kernels of a CUDA device, interpreted where there is none: steps of few rows."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd_engine.batch import Chunk, Draw, Moved, Part
+from ssd_engine.cuda.graphs import step_runs
+from ssd_engine.cuda.step import Step
+from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling import SampleRow, perturbed_scores, sample
+from ssd_engine.sampling_params import SamplingParams
+from tests.engine.test_tree_rows import Case
+from tests.harness import BLOCK, make_runner
+from tests.random_models import make_model
+from tools.gpu.attention_check import SMALL, check_attention, paged
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LONGEST = 160
+VERIFY = StepShape(rows=8, runs=3, rows_per_run=4, max_positions=LONGEST, block_size=BLOCK)
+TREE = StepShape(
+    rows=8,
+    runs=2,
+    rows_per_run=5,
+    max_positions=LONGEST,
+    block_size=BLOCK,
+    scratch=32,
+    moves=8,
+)
+DUMMY = 511
+
+
+def load(kind: str, factory: pytest.TempPathFactory) -> ModelRunner:
+    directory = factory.mktemp(kind)
+    make_model(kind, directory)
+    return make_runner(directory, device=DEVICE.type)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    return load("llama3-untied", tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=["llama3-untied", "qwen3"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    return load(request.param, tmp_path_factory)
+
+
+def run_step(
+    runner: ModelRunner, shape: StepShape, parts: Sequence[Part], draws: Sequence[Draw | None]
+) -> tuple[Step, list[int]]:
+    ranks = 5 if shape.scratch else 1
+    step = Step(runner.model, runner.kv, shape, ranks, overlap=False)
+    step.inputs.clear(DUMMY * BLOCK)
+    runs, moves = step_runs(parts, draws, BLOCK)
+    begins = step.inputs.fill(runs, DUMMY * BLOCK, moves)
+    with torch.inference_mode():
+        step.run()
+    return step, begins
+
+
+def logits_of(step: Step, begin: int, rows: int) -> Tensor:
+    assert step.logits is not None
+    return step.logits[begin : begin + rows]
+
+
+def test_a_round_computes_what_the_plain_forward_does(either: ModelRunner) -> None:
+    runner, rng = either, random.Random(1)
+    prompts = [[rng.randrange(512) for _ in range(n)] for n in (5, 63, 120)]
+    blocks = [list(range(10 * i, 10 * i + 10)) for i in range(3)]
+    runner.forward([Chunk(p, 0, b, 1) for p, b in zip(prompts, blocks, strict=True)])
+    rounds = [
+        Chunk([rng.randrange(512) for _ in range(k)], len(p), b, k)
+        for k, p, b in zip((1, 4, 3), prompts, blocks, strict=True)
+    ]
+    expected = runner.forward(rounds)
+    assert expected is not None
+    step, begins = run_step(runner, VERIFY, rounds, [None] * 8)
+    got = torch.cat([logits_of(step, b, r.num_logits) for b, r in zip(begins, rounds, strict=True)])
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others(runner: ModelRunner) -> None:
+    """In a batch, at another place, verified after other tokens of its own sequence."""
+    rng = random.Random(2)
+    prompt = [rng.randrange(512) for _ in range(90)]
+    text = [rng.randrange(512) for _ in range(3)]
+    other = [rng.randrange(512) for _ in range(30)]
+    own, theirs = list(range(8)), list(range(8, 12))
+    runner.forward([Chunk(prompt, 0, own, 1), Chunk(other, 0, theirs, 1)])
+    alone = []
+    for i, token in enumerate(text):
+        step, begins = run_step(runner, VERIFY, [Chunk([token], 90 + i, own, 1)], [None])
+        alone.append(logits_of(step, begins[0], 1).clone())
+    together = [Chunk([7, 8, 9], 30, theirs, 3), Chunk(text, 90, own, 3)]
+    step, begins = run_step(runner, VERIFY, together, [None] * 6)
+    assert torch.equal(logits_of(step, begins[1], 3), torch.cat(alone))
+
+
+def test_padding_writes_to_no_sequence(runner: ModelRunner) -> None:
+    before = runner.kv.pool.clone()
+    run_step(runner, VERIFY, [Chunk([3], 20, [0, 1], 1)], [None])
+    changed = (runner.kv.pool != before).any(dim=-1).any(dim=-1)  # [layers * 2, blocks, size]
+    places = {(int(b), int(o)) for _, b, o in changed.nonzero()}
+    assert places <= {(1, 4), (DUMMY, 0)}
+    assert (1, 4) in places
+
+
+def test_a_tree_computes_what_the_plain_forward_does(either: ModelRunner) -> None:
+    runner, rng = either, random.Random(3)
+    cases = [Case(rng, 12 * i, (3, 5)[i], 2) for i in range(2)]
+    runner.forward([case.chunk() for case in cases])
+    for level in range(2):
+        parts = [case.rows(level) for case in cases]
+        rows = sum(part.num_logits for part in parts)
+        expected = runner.forward(parts)
+        assert expected is not None
+        step, _ = run_step(runner, TREE, parts, [None] * rows)
+        torch.testing.assert_close(logits_of(step, 0, rows), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_the_kv_of_a_taken_branch_is_moved_first(runner: ModelRunner) -> None:
+    rng = random.Random(4)
+    case = Case(rng, 0, 5, 3)
+    runner.forward([case.chunk()])
+    for level in range(3):
+        runner.forward([case.rows(level)])
+    start = len(case.prefix) + case.leaves[2]
+    moved = Moved(case.scratch[2::5], start, case.blocks)
+    path = case.prefix + case.chain[: case.leaves[2]] + case.branches[2]
+    alone = runner.forward([Chunk([*path, 9], 0, list(range(300, 310)), 1)])
+    assert alone is not None
+    parts = [moved, Chunk([9], moved.end, case.blocks, 1)]
+    step, begins = run_step(runner, TREE, parts, [None])
+    torch.testing.assert_close(logits_of(step, begins[0], 1), alone, atol=2e-4, rtol=2e-4)
+
+
+def sample_rows(temperatures: Sequence[float], seed: int = 0) -> list[SampleRow]:
+    rng = random.Random(seed)
+    return [
+        SampleRow(SamplingParams(rng.getrandbits(64), t), (), range(rng.randrange(200)))
+        for t in temperatures
+    ]
+
+
+def draws_of(rows: Sequence[SampleRow]) -> list[Draw | None]:
+    return [Draw(row.params.seed, row.params.temperature, row.position) for row in rows]
+
+
+def test_a_step_draws_what_the_sampler_draws(runner: ModelRunner) -> None:
+    rows = sample_rows((0.0, 1.0, 0.7, 1.3))
+    rounds = [Chunk([5, 6], 20, [0, 1], 2), Chunk([7, 8], 20, [2, 3], 2)]
+    step, begins = run_step(runner, VERIFY, rounds, draws_of(rows))
+    got = torch.cat([logits_of(step, begin, 2) for begin in begins])
+    table = step.host_drawn.reshape(3, -1)
+    tokens = [*table[0, 1:3].tolist(), *table[1, 1:3].tolist()]
+    assert tokens == sample(got[:, : step.vocab_size], rows)
+
+
+def test_a_step_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> None:
+    rows = sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
+    case = Case(random.Random(6), 0, 5, 2)
+    runner.forward([case.chunk()])
+    step, _ = run_step(runner, TREE, [case.rows(0)], draws_of(rows))
+    got = logits_of(step, 0, 5)[:, : step.vocab_size]
+    best = perturbed_scores(got, rows).topk(5).indices
+    assert step.host_drawn.reshape(-1, 5)[:5].tolist() == best.tolist()
+
+
+def test_the_outcome_is_found_where_the_tokens_are_drawn(runner: ModelRunner) -> None:
+    """However many of the speculated tokens are right."""
+    greedy: list[Draw | None] = [Draw(0, 0.0, 0)] * 4
+    text: list[int] = [5]
+    for _ in range(3):
+        step, _ = run_step(runner, VERIFY, [Chunk(text, 20, [0, 1], len(text))], greedy)
+        text.append(int(step.host_drawn[len(text)]))
+    for accepted in (0, 2, 3):
+        tokens = list(text)
+        if accepted < 3:
+            tokens[accepted + 1] = (tokens[accepted + 1] + 1) % 512
+        step, _ = run_step(runner, VERIFY, [Chunk(tokens, 20, [0, 1], 4)], greedy)
+        assert int(step.host_drawn[0]) == accepted
+        assert step.host_drawn[1 : 2 + accepted].tolist()[:-1] == text[1 : 1 + accepted]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_none_are_reported_for_their_row(runner: ModelRunner, bad: float) -> None:
+    step, _ = run_step(runner, VERIFY, [Chunk([5, 6], 20, [0, 1], 2)], [None] * 2)
+    assert step.logits is not None
+    assert step.host_drawn[5:7].tolist() == [0, 0]
+    step.logits[1, 17] = bad
+    step._draw(step.logits)
+    assert step.drawn[5:7].tolist() == [0, 1]
+
+
+def test_attention_is_that_of_the_oracle() -> None:
+    for result in check_attention(0, 1, paged, SMALL):
+        assert result["worst_error"] < 1e-5, result
+        assert result["unwritten_rows"] == 0, result
+
+
+# What the host says to a step
+
+
+def test_a_table_is_written_once_and_then_as_it_grows() -> None:
+    inputs = StepInputs(VERIFY, torch.device("cpu"))
+    blocks = [4, 5]
+    for length in range(30, 60):
+        if length // BLOCK == len(blocks):
+            blocks.append(length)
+        run = StepRun([1], [length], [0], [length], blocks)
+        inputs.fill([run], DUMMY)
+        inputs.copy()
+        used = length // BLOCK + 1
+        assert inputs["tables"].reshape(3, -1)[0, :used].tolist() == blocks[:used]
+
+
+def test_a_table_of_another_sequence_is_written_anew() -> None:
+    inputs = StepInputs(VERIFY, torch.device("cpu"))
+    first, second = [1, 2, 3, 4], [9, 8]
+    for blocks in (first, second, first):
+        inputs.fill([StepRun([1], [17], [0], [17], blocks)], DUMMY)
+        inputs.copy()
+        assert inputs["tables"][:2].tolist() == blocks[:2]
+
+
+def test_rows_that_are_not_used_are_padding() -> None:
+    inputs = StepInputs(VERIFY, torch.device("cpu"))
+    inputs.clear(DUMMY)
+    full = [StepRun([1] * 4, range(4), range(4), range(4), [i]) for i in range(2)]
+    inputs.fill(full, DUMMY)
+    inputs.fill(full[:1], DUMMY)
+    inputs.copy()
+    assert inputs["slots"].tolist() == [0, 1, 2, 3] + [DUMMY] * 4
+    assert inputs["run_rows"].tolist() == [4, 0, 0]
+    assert inputs["run_end"].tolist() == [4, 0, 0]
+
+
+def test_seeds_of_64_bits_arrive_whole() -> None:
+    inputs = StepInputs(VERIFY, torch.device("cpu"))
+    seeds = [0, (1 << 64) - 1, 1 << 63, 12345678901234567890]
+    draws = [Draw(seed, 0.5, 7) for seed in seeds]
+    inputs.fill([StepRun([1] * 4, range(4), range(4), range(4), [0], (), draws)], DUMMY)
+    inputs.copy()
+    assert [int(s) % (1 << 64) for s in inputs["seeds"][:4]] == seeds
+    assert inputs["temperatures"][:4].tolist() == [0.5] * 4
+
+
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    """Without one: the compiler needs none."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_kernels.py")
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,18 @@
+"""A forward of a test's own, seen as a runner that computes when it is asked to."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ssd_engine.scored import Computed
+
+
+class ByForward:
+    asynchronous = False
+    gap_seconds = 0.0
+
+    def __init__(self, num_blocks: int, forward: Callable[..., Any]) -> None:
+        self.num_blocks = num_blocks
+        self.forward = forward
+
+    def step(self, parts: Sequence[Any], draws: Sequence[Any], *launched: Any) -> Computed:
+        return Computed(lambda: self.forward(parts, *launched))

@@ -1,0 +1,164 @@
+"""A device that computes by itself: a round is in flight while its sequences go on living."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from ssd_engine.batch import Chunk, Draw, Part
+from ssd_engine.model_store import resolve_model
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.scored import Scored
+from ssd_target.core import EngineCore
+from ssd_target.records import Cancel
+from ssd_target.speculation.options import SpeculationOptions
+from ssd_target.speculation.speculator import Speculator
+from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
+
+ROWS = 4  # that a step can replay
+CHUNK = 32
+
+
+class Deferred:
+    """A runner whose steps are computed when their result is asked for, some looks later."""
+
+    asynchronous = True
+    gap_seconds = 0.0
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.config, self.num_blocks = runner.config, runner.num_blocks
+        self.steps: list[list[Part]] = []
+        self.prefills: list[list[Part]] = []
+
+    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
+        self.prefills.append(list(parts))
+        return self._runner.forward(parts, launched)
+
+    def step(
+        self, parts: Sequence[Part], draws: Sequence[Draw | None], launched: Callable[[], None]
+    ) -> "Flying":
+        self.steps.append(list(parts))
+        launched()
+        return Flying(self._runner, list(parts))
+
+
+class Flying:
+    def __init__(self, runner: ModelRunner, parts: list[Part]) -> None:
+        self._runner, self._parts, self._looks = runner, parts, 0
+
+    def done(self) -> bool:
+        self._looks += 1
+        return self._looks > 2
+
+    def result(self) -> Scored:
+        logits = self._runner.forward(self._parts)
+        return Scored(lambda: logits)
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return make_runner(resolve_model("stories-target"))
+
+
+def make_deferred(runner: ModelRunner, replay_rows: int = ROWS) -> tuple[EngineCore, Deferred]:
+    deferred = Deferred(runner)
+    size = runner.config.vocab_size
+    speculator = Speculator(SpeculationOptions(), size)
+    core = EngineCore(deferred, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=replay_rows)
+    return core, deferred
+
+
+def make_requests(count: int, seed: int, max_tokens: int = 12) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        Request(
+            [rng.randrange(4096) for _ in range(rng.randint(1, 90))],
+            SamplingParams(rng.getrandbits(64), rng.choice((0.0, 1.0))),
+            max_tokens=max_tokens,
+        )
+        for _ in range(count)
+    ]
+
+
+def test_texts_are_those_of_rounds_that_are_waited_for(runner: ModelRunner) -> None:
+    requests = make_requests(6, seed=1)
+    core, _ = make_deferred(runner)
+    expected = run(make_core(runner), requests)
+    got = run(core, requests, stagger=2)
+    assert [r.tokens for r in got] == [r.tokens for r in expected]
+    assert not core.has_work
+
+
+def test_a_sequence_that_is_cancelled_in_flight_is_free_at_once_and_says_no_more(
+    runner: ModelRunner,
+) -> None:
+    requests = make_requests(3, seed=2)
+    core, _ = make_deferred(runner)
+    for i, request in enumerate(requests):
+        core.handle(submit(i, request))
+    said: dict[int, int] = dict.fromkeys(range(3), 0)
+    for step in range(40):
+        if step == 6:
+            core.handle(Cancel(1))
+            assert core.stats().running == 2
+            core.check_integrity()
+            before = said[1]
+        for delta in core.step().deltas:
+            said[delta.sequence] += len(delta.tokens)
+        core.check_integrity()
+    assert not core.has_work
+    assert said[1] == before < 12
+    assert said[0] == said[2] == 12
+    assert core.stats().used_blocks == 0
+
+
+def test_generated_tokens_are_replayed_in_steps_and_the_text_goes_on(runner: ModelRunner) -> None:
+    """Not prefilled: their KV comes from forwards like those that it came from at first."""
+    for request in make_requests(3, seed=3):
+        (whole,) = run(make_core(runner), [request])
+        for known in (1, 2, 7, 11):
+            core, deferred = make_deferred(runner)
+            resumed = replace(request, generated=whole.tokens[:known])
+            (rest,) = run(core, [resumed])
+            assert rest.tokens == whole.tokens[known:]
+            prefilled = sum(len(part.tokens) for parts in deferred.prefills for part in parts)
+            assert prefilled == len(request.prompt)
+            stepped = [part for parts in deferred.steps for part in parts]
+            assert all(len(part.tokens) <= ROWS for part in stepped)
+            replayed = [part for part in stepped if not part.num_logits]
+            assert sum(len(part.tokens) for part in replayed) == known - 1
+
+
+def test_only_whole_chunks_of_prompts_are_shared(runner: ModelRunner) -> None:
+    core, deferred = make_deferred(runner)
+    rng = random.Random(4)
+    prompt = [rng.randrange(4096) for _ in range(CHUNK + 20)]
+    (first,) = run(core, [Request(prompt, max_tokens=40)])
+    longer = prompt + first.tokens + [5, 6, 7]  # as the next turn of a chat
+    (expected,) = run(make_core(runner), [Request(longer, max_tokens=8)])
+    (second,) = run(core, [Request(longer, max_tokens=8)])
+    assert second.tokens == expected.tokens
+    assert second.cached_tokens == CHUNK
+    starts = [
+        part.start for parts in deferred.prefills for part in parts if isinstance(part, Chunk)
+    ]
+    assert all(start % CHUNK == 0 for start in starts)
+
+
+def test_a_resumed_sequence_takes_nothing_from_the_cache_beyond_its_prompt(
+    runner: ModelRunner,
+) -> None:
+    """There the same tokens may lie as another's prompt, with other bits."""
+    core, _ = make_deferred(runner)
+    rng = random.Random(5)
+    prompt = [rng.randrange(4096) for _ in range(CHUNK)]
+    (whole,) = run(core, [Request(prompt, max_tokens=2 * CHUNK)])
+    run(core, [Request(prompt + whole.tokens, max_tokens=2)])
+    resumed = Request(prompt, max_tokens=2 * CHUNK, generated=whole.tokens[: CHUNK + 5])
+    (rest,) = run(core, [resumed])
+    assert rest.tokens == whole.tokens[CHUNK + 5 :]
+    assert rest.cached_tokens < CHUNK
