@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from ssd_engine.token_ids import pack_tokens
 
 MODES = {
     "off": pb.SPECULATION_MODE_OFF,
@@ -95,6 +96,8 @@ class Generated:
     tokens: list[int]
     seconds: float  # from the first token to the last
     stats: pb.SpeculationStats
+    text: str = ""
+    cached: int = 0  # prompt tokens that were found in the prefix cache
 
     @property
     def rate(self) -> float:
@@ -123,16 +126,22 @@ class Client:
         temperature: float = 0.0,
         seed: int = 0,
         endpoints: Sequence[str] = (),
+        generated: Sequence[int] = (),
+        before: Sequence[tuple[str, str]] = (),
     ) -> Generated:
+        """``before``: earlier turns of the chat, as (role, text)."""
         request = pb.GenerateRequest(
+            generated_token_ids=pack_tokens(list(generated)),
             sampling=pb.SamplingOptions(temperature=temperature, seed=seed),
             stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
             speculation=pb.SpeculationOptions(
                 mode=MODES[mode], depth=depth, endpoints=list(endpoints)
             ),
         )
-        request.chat.messages.add(role="user", content=prompt)
+        for role, content in (*before, ("user", prompt)):
+            request.chat.messages.add(role=role, content=content)
         received: list[int] = []
+        text, cached = "", 0
         first = last = 0.0
         stats = pb.SpeculationStats()
         for response in self._stub.Generate(request):
@@ -141,9 +150,11 @@ class Client:
                 # Tokens of one message come at one time: the clock starts with the first message.
                 first = first or last
                 received += response.tokens.token_ids
+            text += response.tokens.text
             if response.WhichOneof("event") == "finish":
                 stats = response.finish.speculation
-        return Generated(received, last - first, stats)
+                cached = response.finish.usage.cached_prompt_tokens
+        return Generated(received, last - first, stats, text, cached)
 
     def together(
         self, prompts: Sequence[str], mode: str, tokens: int, temperature: float = 0.0

@@ -11,7 +11,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -222,12 +222,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--longest", type=int, default=DEFAULT.longest, help="context")
     args = parser.parse_args()
+    setting = replace(DEFAULT, longest=args.longest)
     for exact in (True, False):
-        print(f"\nFlashInfer, exact={exact}, {DEFAULT.dtype}, contexts up to {DEFAULT.longest}")
-        print_table(check_attention(args.seed, args.cases, flashinfer(exact)))
+        print(f"\nFlashInfer, exact={exact}, {DEFAULT.dtype}, contexts up to {setting.longest}")
+        print_table(check_attention(args.seed, args.cases, flashinfer(exact), setting))
     print("\nthe kernel of steps")
-    print_table(check_attention(args.seed, args.cases, paged))
+    print_table(check_attention(args.seed, args.cases, paged, setting))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ssd_engine.grown_weights import GrowingReader, WeightReader
 from ssd_engine.tensor_parallel import TensorParallel
 
 
-class _Reader:
+class CheckpointReader:
     """Reads slices of weights and puts them on the device in the wanted dtype."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
@@ -112,7 +112,7 @@ def load_weights(
     device: torch.device,
 ) -> DecoderWeights:
     """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same."""
-    reader: WeightReader = _Reader(checkpoint, dtype, device)
+    reader: WeightReader = CheckpointReader(checkpoint, dtype, device)
     if grown != config:
         reader = GrowingReader(reader, config, grown, tp.rank, dtype, device)
     return _RankLoader(grown, tp, reader).load()

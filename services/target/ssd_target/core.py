@@ -6,7 +6,7 @@ beginning of the next: what a round has to say to others is said while the next 
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -32,7 +32,7 @@ from ssd_target.scheduler import Scheduler, Work
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.speculated import Taken
-from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.speculator import Measured, Speculator
 from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, draws, verify
 
 MOST_RECORDS = 64  # of links, that are heard between a round and the next
@@ -65,6 +65,16 @@ class Flight:
     pending: Pending
 
 
+@dataclass(slots=True)
+class Ended:
+    """A round whose time is not accounted for yet."""
+
+    flight: Flight
+    scored: Scored
+    measured: Measured
+    committed: list[int] = field(default_factory=list)
+
+
 class EngineCore:
     def __init__(
         self,
@@ -83,6 +93,7 @@ class EngineCore:
         self._forward_seconds = self._gap_seconds = 0.0
         self._requests: dict[int, SpeculationRequest] = {}  # of sequences not yet begun
         self._flight: Flight | None = None
+        self._ended: Ended | None = None
         pool = BlockPool(runner.num_blocks, block_size)
         self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows)
         self.speculator = speculator
@@ -120,8 +131,10 @@ class EngineCore:
         plan = self.scheduler.plan()
         deltas += self._prefill(plan.prefill)
         self._launch(plan.decode)
+        self._account()
         if not self._runner.asynchronous:
             deltas += self._end_flight()
+            self._account()
         self.speculator.flush()
         self._steps += 1
         return StepOutput(deltas, self.stats())
@@ -212,22 +225,31 @@ class EngineCore:
             self.speculator.listen()
         self.speculator.listen(MOST_RECORDS)
         scored = flight.pending.result()
-        self._forwards += 1
-        self._forward_seconds += scored.seconds
-        self._gap_seconds += self._runner.gap_seconds
         for work in flight.works:
             if not work.chunk.num_logits and not work.sequence.ended:
                 self.scheduler.advance(work, 0, [])
         rounds = [work for work in flight.works if work.chunk.num_logits]
+        self._ended = Ended(flight, scored, self.speculator.measure(flight.rows))
         if not rounds:
             return []
         drawn = self.speculator.drawn(flight.rows)
         drawn += [None] * (len(rounds) - len(drawn))
         deltas = self._end_rounds(rounds, scored, drawn)
-        committed = [len(delta.tokens) if delta else 0 for delta in deltas[: len(flight.rows)]]
-        if flight.rows:
-            self.speculator.stepped(flight.rows, scored.seconds, committed)
+        self._ended.committed += [len(delta.tokens) if delta else 0 for delta in deltas]
         return [delta for delta in deltas if delta is not None]
+
+    def _account(self) -> None:
+        """What the round that has ended took: read while the next one is computed."""
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        seconds, rows = ended.scored.seconds, ended.flight.rows
+        self._forwards += 1
+        self._forward_seconds += seconds
+        self._gap_seconds += self._runner.gap_seconds
+        if rows:
+            committed = ended.committed[: len(rows)]
+            self.speculator.stepped(rows, seconds, committed, ended.measured)
 
     def _end_rounds(
         self, works: list[Work], scored: Scored, drawn: list[Drawn | None] | None = None

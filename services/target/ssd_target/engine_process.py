@@ -8,7 +8,7 @@ import torch
 
 from ssd_engine.frames import TargetFrame
 from ssd_engine.ranks import RankedRunner
-from ssd_engine.serving.engine_loop import run_engine, serve_records, warm_up
+from ssd_engine.serving.engine_loop import PipePoll, run_engine, serve_records, warm_up
 from ssd_engine.serving.records import Ready, encode
 from ssd_engine.tensor_plane import local_offer
 from ssd_target.config import EngineOptions
@@ -93,11 +93,12 @@ class Inbox:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._has_data = PipePoll(pipe)
         self._later: deque[Submit | Cancel] = deque()
         self.core: EngineCore | None = None
 
     def poll(self, seconds: float | None) -> bool:
-        return bool(self._later) or self._pipe.poll(seconds)
+        return bool(self._later) or self._has_data(seconds)
 
     def receive(self) -> Submit | Cancel | LinkRecord:
         return self._later.popleft() if self._later else self._read()
@@ -108,7 +109,7 @@ class Inbox:
     def receive_frames(self, seconds: float) -> bool:
         """Handle one record of a link if one comes in time."""
         end = time.monotonic() + seconds
-        while self._pipe.poll(max(0.0, end - time.monotonic())):
+        while self._has_data(max(0.0, end - time.monotonic())):
             record = self._read()
             if isinstance(record, Submit | Cancel):
                 self._later.append(record)

@@ -19,6 +19,8 @@ from ssd_engine.scored import Scored
 
 log = logging.getLogger(__name__)
 
+EVENT_PAIRS = 4  # more than there are steps whose times are not read yet
+
 
 class GraphRunner:
     def __init__(self, steps: Sequence[Step], eager: bool) -> None:
@@ -26,6 +28,11 @@ class GraphRunner:
         self._steps = steps
         self._eager = eager
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(EVENT_PAIRS)
+        ]
+        self._launches = 0
         self._last_end: torch.cuda.Event | None = None
         self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
 
@@ -53,7 +60,7 @@ class GraphRunner:
             return None
         runs, moves = step_runs(parts, draws, step.shape.block_size)
         begins = step.inputs.fill(runs, dummy_slot, moves)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = self._next_events()
         start.record()
         if self._eager:
             step.run()
@@ -61,6 +68,12 @@ class GraphRunner:
             self._graphs[step.shape].replay()
         end.record()
         return InFlight(self, step, parts, begins, start, end)
+
+    def _next_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Made once: making one takes as long as all else that a launch does."""
+        pair = self._events[self._launches % len(self._events)]
+        self._launches += 1
+        return pair
 
     def _step_for(self, parts: Sequence[Part]) -> Step | None:
         rows = [len(part.tokens) for part in parts if not isinstance(part, Moved)]
@@ -104,14 +117,16 @@ class InFlight:
 
     def result(self) -> Scored:
         self._end.synchronize()
-        seconds = self._runner.ended(self._start, self._end)
         rows = _logit_rows(self._parts, self._begins)
         drawn = self._step.host_drawn.numpy()
         if self._step.ranks > 1:
             best = drawn.reshape(-1, self._step.ranks)[rows]
-            return Scored(lambda: self._logits(rows), best, None, seconds)
+            return Scored(lambda: self._logits(rows), best, None, self._seconds)
         tokens, broken = self._verdicts(drawn)
-        return Scored(lambda: self._logits(rows), tokens, broken, seconds)
+        return Scored(lambda: self._logits(rows), tokens, broken, self._seconds)
+
+    def _seconds(self) -> float:
+        return self._runner.ended(self._start, self._end)
 
     def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """[rows, 1] tokens, and whether the logits were no logits."""

@@ -8,6 +8,7 @@ one row finds or misses never touches what another one has.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,13 @@ from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from ssd_target.verifier import Drawn
 
 Receive = Callable[[float], bool]  # handle what comes within so many seconds; False: nothing came
+
+
+class Measured(NamedTuple):
+    """Of a decode forward, when it has ended."""
+
+    width: int  # tokens
+    row_seconds: float  # since its speculations were looked up, for each row
 
 
 class Speculator:
@@ -120,10 +128,16 @@ class Speculator:
         rounds.outcome(accepted, token)
         speculated.outcome_sent = not rounds.attached
 
-    def stepped(self, rows: Rows[Taken], seconds: float, committed: Rows[int]) -> None:
-        """A decode forward is over: it took ``seconds``, its rows committed so many tokens."""
-        self._pacing.verified(self._width, seconds)
-        row_seconds = (self._now() - self._step_begin) / max(1, len(rows))
+    def measure(self, rows: Rows[Taken]) -> Measured:
+        """The forward in flight is over."""
+        return Measured(self._width, (self._now() - self._step_begin) / max(1, len(rows)))
+
+    def stepped(
+        self, rows: Rows[Taken], seconds: float, committed: Rows[int], measured: Measured
+    ) -> None:
+        """A decode forward took ``seconds``, its rows committed so many tokens."""
+        self._pacing.verified(measured.width, seconds)
+        row_seconds = measured.row_seconds
         for row, tokens in zip(rows, committed, strict=True):
             speculated = row.speculated
             endpoint = self.endpoints.home_of(speculated)

@@ -1,0 +1,64 @@
+"""What one GPU gives: correctness first, then times, section by section.
+
+    python -m tools.gpu.bench attention exact plain gap tree modes transformers growth --out DIR
+    python -m tools.gpu.bench join --out DIR
+
+Each section is a matter of minutes, and leaves a JSON file with its commit and versions; join makes
+one page of the sections of one commit.
+"""
+
+import argparse
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from tools.gpu import report, sections, serving
+from tools.gpu.report import Rows
+
+PAGE = Path("docs/benchmarks/h200.md")
+
+
+def attention(args: argparse.Namespace) -> Rows:
+    return sections.attention(args.cases)
+
+
+SECTIONS = {
+    "attention": attention,
+    "memcheck": lambda args: sections.memcheck(),
+    "plain": lambda args: sections.plain(),
+    "gap": lambda args: sections.gap(),
+    "tree": lambda args: sections.tree(),
+    "growth": lambda args: sections.growth(),
+    "transformers": lambda args: sections.against_transformers(args.prompts),
+    "exact": lambda args: serving.exact(args.prompts, args.tokens),
+    "modes": lambda args: serving.modes(args.prompts, args.tokens),
+    "modes-cpu-draft": lambda args: serving.modes_with_draft_on_cpu(args.prompts, args.tokens),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "join"])
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    parser.add_argument("--commit", default=None, help="where git does not know it")
+    parser.add_argument("--cases", type=int, default=12, help="of attention, for each use")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
+    args = parser.parse_args()
+    if args.sections == ["join"]:
+        report.join(args.out, PAGE)
+        return
+    names = list(SECTIONS) if "all" in args.sections else args.sections
+    if len(names) > 1:
+        # Each in a process of its own: what one leaves on the device is not the next one's.
+        rest = [word for word in sys.argv[1:] if word not in [*SECTIONS, "all"]]
+        for name in names:
+            subprocess.run([sys.executable, "-m", "tools.gpu.bench", name, *rest], check=False)
+        return
+    commit = args.commit or report.commit()
+    report.run_section(names[0], partial(SECTIONS[names[0]], args), args.out, commit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What a section of the benchmark leaves behind, and the table that joins them."""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "grpcio", "numpy")
+Rows = list[dict[str, Any]]
+
+
+def commit() -> str:
+    """Of the code that is measured; + where it was changed since."""
+    try:
+        name = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_section(name: str, section: Callable[[], Rows], folder: Path, of: str) -> None:
+    begin = time.monotonic()
+    rows = section()
+    result = {
+        "section": name,
+        "commit": of,
+        "device": torch.cuda.get_device_name(),
+        "versions": versions(),
+        "command": " ".join(sys.argv),
+        "seconds": round(time.monotonic() - begin, 1),
+        "rows": rows,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{name} ({result['seconds']} s, commit {of})\n{table(rows)}", flush=True)
+
+
+def table(rows: Rows) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(key, "")) for key in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)
+
+
+def join(folder: Path, out: Path) -> None:
+    """Sections of one commit, as one page."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not results:
+        raise SystemExit(f"no sections in {folder}")
+    commits = {result["commit"] for result in results}
+    if len(commits) > 1:
+        raise SystemExit(f"sections of different commits: {', '.join(sorted(commits))}")
+    first = results[0]
+    about = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    page = [
+        f"# {first['device']}",
+        f"Commit {first['commit']}; {about}. Made by `tools/gpu/bench.py`: one section after the "
+        "other, each in one process, bf16.",
+    ]
+    for result in results:
+        page += [f"## {result['section']}", f"`{result['command']}`", table(result["rows"])]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n\n".join(page) + "\n")
+    print(f"{out}: {len(results)} sections of {first['commit']}")

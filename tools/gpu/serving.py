@@ -1,0 +1,256 @@
+"""Sections that run real services: exactness, and the three modes side by side."""
+
+import contextlib
+import os
+import re
+import statistics
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ssd.v1 import target_pb2 as pb
+from tools.bench_kit import Client, Generated, service, story_prompts
+from tools.gpu.report import Rows
+
+PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
+METRICS = "127.0.0.1:9471"
+MODES = ("off", "sync", "ssd")
+DEPTHS = {"sync": (3, 4, 5, 7), "ssd": (2, 3, 4, 5, 7)}
+
+
+@contextlib.contextmanager
+def mps() -> Iterator[None]:
+    """Two processes share the device at the same time, not in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
+            del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
+
+
+@contextlib.contextmanager
+def pair(
+    target: str, draft: str | None, seqs: int, depth: int, *more: str, budget: int = 24
+) -> Iterator[Client]:
+    """Target and draft on one GPU; without a shape for the draft, the draft on CPU cores."""
+    size = ["--max-num-seqs", str(seqs), "--max-model-len", "2048"]
+    where = ["--device", "cpu", "--threads", "4"]
+    if draft is not None:
+        where = ["--device", "cuda", "--expand-to", draft]
+    speculated = ["--depth", str(depth), "--budget", str(budget)]
+    flags = ["--device", "cuda", "--expand-to", target, "--depth", str(depth), "--no-auto-off"]
+    flags += ["--metrics-listen", METRICS, "--no-adapt-depth", *size, *more]
+    if draft is not None:
+        flags += ["--draft-model", "stories-draft", "--draft-expand-to", draft]
+    with (
+        service("ssd_draft", "stories-draft", *where, *size, *speculated) as address,
+        service("ssd_target", "stories-target", *flags, "--draft", address) as ready,
+    ):
+        client = Client(ready)
+        client.wait_for_links(1)
+        yield client
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the target has counted so far."""
+
+    forwards: float
+    forward_seconds: float
+    gap_seconds: float
+
+    @classmethod
+    def read(cls) -> "Clock":
+        page = urllib.request.urlopen(f"http://{METRICS}/metrics").read().decode()
+
+        def value(name: str) -> float:
+            found = re.search(rf"^{name}_total ([\d.e+-]+)", page, re.MULTILINE)
+            return float(found.group(1)) if found else 0.0
+
+        names = ("ssd_forwards", "ssd_forward_seconds", "ssd_forward_gap_seconds")
+        return cls(*map(value, names))
+
+    def since(self, before: "Clock") -> dict[str, float]:
+        count = max(1.0, self.forwards - before.forwards)
+        return {
+            "forward, ms": 1e3 * (self.forward_seconds - before.forward_seconds) / count,
+            "gap, ms": 1e3 * (self.gap_seconds - before.gap_seconds) / count,
+        }
+
+
+# Exactness
+
+
+def exact(num_prompts: int, tokens: int) -> Rows:
+    """One server: three modes, alone and 8 at a time, a second turn, a resume half way."""
+    rows: Rows = []
+    target, draft = PAIRS[1]
+    prompts = story_prompts(num_prompts, seed=1)
+    with mps(), pair(target, draft, 8, 5, "--prefill-chunk", "64") as client:
+        for temperature in (0.0, 1.0):
+            checked = Checked(client, prompts, tokens, temperature)
+            rows += [checked.alone(mode) for mode in MODES]
+            rows += [checked.together(mode) for mode in MODES]
+            rows += [checked.second_turn(mode) for mode in MODES]
+            rows += [checked.resumed(mode) for mode in MODES]
+    return rows
+
+
+class Checked:
+    """Texts of one temperature, held against those of plain decoding."""
+
+    def __init__(
+        self, client: Client, prompts: Sequence[str], tokens: int, temperature: float
+    ) -> None:
+        self._client, self._prompts, self._tokens = client, prompts, tokens
+        self._temperature = temperature
+        self._plain: list[list[int]] = []
+        self._texts: list[str] = []
+        self._turns: list[list[int]] = []
+
+    def alone(self, mode: str) -> dict[str, Any]:
+        done = [self._one(prompt, mode) for prompt in self._prompts]
+        if mode == "off":
+            self._plain = [one.tokens for one in done]
+            self._texts = [one.text for one in done]
+        return self._row(mode, "alone", done, self._plain)
+
+    def together(self, mode: str) -> dict[str, Any]:
+        with ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(lambda prompt: self._one(prompt, mode), self._prompts))
+        return self._row(mode, "8 at a time", done, self._plain)
+
+    def second_turn(self, mode: str) -> dict[str, Any]:
+        """The first turn is part of the prompt now, and its beginning is in the cache."""
+        few = len(self._prompts) // 4
+        done = [
+            self._client.generate(
+                "And what happened on the next day?",
+                mode,
+                self._tokens // 4,
+                temperature=self._temperature,
+                seed=6,
+                before=[("user", prompt), ("assistant", text)],
+            )
+            for prompt, text in zip(self._prompts[:few], self._texts[:few], strict=True)
+        ]
+        if mode == "off":
+            self._turns = [one.tokens for one in done]
+        row = self._row(mode, "second turn", done, self._turns)
+        return {**row, "cached": sum(one.cached for one in done)}
+
+    def resumed(self, mode: str) -> dict[str, Any]:
+        half = self._tokens // 2
+        prompts = list(zip(self._prompts, self._plain, strict=True))[: len(self._prompts) // 4]
+        done = [
+            self._client.generate(
+                prompt,
+                mode,
+                self._tokens,
+                temperature=self._temperature,
+                seed=5,
+                generated=text[:half],
+            )
+            for prompt, text in prompts
+        ]
+        return self._row(mode, "resumed half way", done, [text[half:] for _, text in prompts])
+
+    def _one(self, prompt: str, mode: str) -> Generated:
+        temperature = self._temperature
+        return self._client.generate(prompt, mode, self._tokens, temperature=temperature, seed=5)
+
+    def _row(
+        self, mode: str, how: str, done: Sequence[Generated], expected: Sequence[list[int]]
+    ) -> dict[str, Any]:
+        both = list(zip([one.tokens for one in done], expected, strict=True))
+        pairs = [pair for a, b in both for pair in zip(a, b, strict=False)]
+        stats = [one.stats for one in done]
+        return {
+            "T": self._temperature,
+            "mode": mode,
+            "how": how,
+            "texts equal": f"{sum(a == b for a, b in both)} of {len(both)}",
+            "tokens equal": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
+            "hits": sum(s.hits for s in stats),
+            "late": sum(s.late for s in stats),
+            "missed": sum(s.length_misses + s.token_misses for s in stats),
+            "rejections": sum(s.rejected_rounds for s in stats),
+            "full": sum(s.full_rounds for s in stats),
+        }
+
+
+# Speed
+
+
+def modes(num_prompts: int, tokens: int) -> Rows:
+    rows: Rows = []
+    for target, draft in PAIRS:
+        with mps(), pair(target, draft, 1, 7, "--backup", "jit") as client:
+            rows += _modes(client, f"{target}, {draft}", "one GPU, MPS", num_prompts, tokens, MODES)
+    return rows
+
+
+def modes_with_draft_on_cpu(num_prompts: int, tokens: int) -> Rows:
+    rows: Rows = []
+    for target, _ in PAIRS:
+        with pair(target, None, 1, 7, "--backup", "jit") as client:
+            name = f"{target}, draft ungrown"
+            rows += _modes(client, name, "draft on CPU", num_prompts, tokens, ("off", "ssd"))
+    return rows
+
+
+def _modes(
+    client: Client, name: str, where: str, num_prompts: int, tokens: int, kinds: Sequence[str]
+) -> Rows:
+    other, timed = story_prompts(3, seed=11), story_prompts(min(num_prompts, 8), seed=12)
+    for mode in kinds:
+        client.generate(other[0], mode, 64)
+    best = {mode: _best_depth(client, mode, other) for mode in kinds if mode != "off"}
+    best["off"] = 0
+    rows: Rows = []
+    for mode in kinds:
+        before = Clock.read()
+        done = [client.generate(p, mode, tokens, best[mode]) for p in timed]
+        clock = Clock.read().since(before)
+        rows.append(_mode_row(name, where, mode, best[mode], done, clock))
+    return rows
+
+
+def _best_depth(client: Client, mode: str, prompts: Sequence[str]) -> int:
+    def rate(depth: int) -> float:
+        return statistics.mean(client.generate(p, mode, 96, depth).rate for p in prompts)
+
+    return max(DEPTHS[mode], key=rate)
+
+
+def _mode_row(
+    name: str, where: str, mode: str, depth: int, done: Sequence[Generated], clock: dict[str, float]
+) -> dict[str, Any]:
+    stats = [one.stats for one in done]
+    rounds = max(1, sum(s.rounds for s in stats))
+    cache = sum(s.cache_rounds for s in stats)
+    return {
+        "pair": name,
+        "where": where,
+        "mode": mode,
+        "K": depth,
+        "tokens/s": statistics.median(one.rate for one in done),
+        "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds if mode != "off" else 1.0,
+        "E_hit": _per(stats, lambda s: s.cache_tokens + s.cache_rounds, cache),
+        "hit rate": sum(s.hits for s in stats) / rounds,
+        "from the cache": cache / rounds,
+        **clock,
+    }
+
+
+def _per(
+    stats: Sequence[pb.SpeculationStats], value: Callable[[Any], float], count: int
+) -> float | str:
+    return sum(map(value, stats)) / count if count else ""
