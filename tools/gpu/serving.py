@@ -189,9 +189,9 @@ class Checked:
 # Speed
 
 
-def modes(num_prompts: int, tokens: int) -> Rows:
+def modes(num_prompts: int, tokens: int, pairs: Sequence[tuple[str, str]] = PAIRS) -> Rows:
     rows: Rows = []
-    for target, draft in PAIRS:
+    for target, draft in pairs:
         with mps(), pair(target, draft, 1, 7, "--backup", "jit") as client:
             rows += _modes(client, f"{target}, {draft}", "one GPU, MPS", num_prompts, tokens, MODES)
     return rows

@@ -75,6 +75,8 @@ def make_product(shape: ProductShape, device: torch.device) -> Product:
 def _fits_resident(shape: ProductShape, most_shared: int) -> bool:
     if shape.residual or shape.n % 64 or shape.k % 1024 or shape.octets > MOST_OCTETS:
         return False
+    if shape.wide and shape.octets > 1:  # the head: one long product, at which cuBLAS is better
+        return False
     x_bytes = shape.octets * 8 * shape.k * 2
     return x_bytes <= MOST_RESIDENT_BYTES and _resident_shared(shape, 4) <= most_shared
 
@@ -104,6 +106,8 @@ class _Resident:
             or shape.k % (32 * unroll * slices)
         ):
             slices //= 2
+        if tiles == 4:
+            slices = max(slices, 2 if per_block < RESIDENT_WARPS else 4)
         defines = {
             "N": shape.n,
             "K": shape.k,
@@ -202,11 +206,12 @@ class _Blas:
             if bias is not None:
                 out += bias
             return
-        product = F.linear(x, weight, bias)
         if self._shape.gated:
-            gate(product, out)
+            gate(F.linear(x, weight, bias), out)
+        elif bias is None and out.dtype == x.dtype:
+            torch.mm(x, weight.t(), out=out)
         else:
-            out.copy_(product)
+            out.copy_(F.linear(x, weight, bias))
 
 
 def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
