@@ -19,6 +19,7 @@ from ssd_client.failover import RetryPolicy
 from ssd_client.local import (
     DEFAULT_DRAFTS,
     DEFAULT_MODEL,
+    DEVICES,
     NO_DRAFT,
     LocalFlags,
     LocalPlan,
@@ -223,6 +224,28 @@ _serving_options = _options(
         help=f"Draft model of --local; {NO_DRAFT} starts no draft.  "
         f"[default: {DEFAULT_DRAFTS[DEFAULT_MODEL]} for {DEFAULT_MODEL}, else {NO_DRAFT}]",
     ),
+    click.option(
+        "--local-device",
+        type=click.Choice(DEVICES),
+        help="Where target and draft of --local run.  [default: auto]",
+    ),
+    click.option(
+        "--local-draft-device",
+        type=click.Choice(DEVICES),
+        help="Where the draft of --local runs; cpu needs no part of a GPU.  "
+        "[default: --local-device]",
+    ),
+    click.option(
+        "--local-mps",
+        is_flag=True,
+        help="Target and draft of --local use one GPU at the same time, not in turns: starts "
+        "NVIDIA's MPS daemon, or uses that of CUDA_MPS_PIPE_DIRECTORY.",
+    ),
+    click.option(
+        "--local-draft-share",
+        type=params.Percent(),
+        help="Part of the GPU's multiprocessors, 1 to 100, that the draft may take (--local-mps).",
+    ),
 )
 
 
@@ -293,8 +316,8 @@ def _show(events: Iterator[Any], output: render.Output) -> None:
 def _check_generate(flags: dict[str, Any]) -> None:
     if flags["local"] and flags["target"]:
         raise BadInputError("--local starts a target of its own: leave --target out")
-    for name in ("local_model", "local_draft"):
-        if flags[name] is not None and not flags["local"]:
+    for name, value in flags.items():
+        if name.startswith("local_") and value not in (None, False) and not flags["local"]:
             raise BadInputError(f"--{name.replace('_', '-')} needs --local")
     if (flags["logprobs"] or flags["top_logprobs"]) and not flags["as_json"]:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
@@ -331,7 +354,15 @@ def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -
     title = f"{plan.model} with {plan.draft}" if plan.draft else plan.model
     with render.startup_status(notes, title) as on_phase:
         target = stack.enter_context(
-            LocalTarget(plan.model, draft=plan.draft, flags=plan.target_flags, on_phase=on_phase)
+            LocalTarget(
+                plan.model,
+                draft=plan.draft,
+                flags=plan.target_flags,
+                draft_flags=plan.draft_flags,
+                mps=plan.mps,
+                draft_share=plan.draft_share,
+                on_phase=on_phase,
+            )
         )
     render.note(notes, f"{title} ready after {target.startup_s:.1f} s")
     return target.address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
@@ -10,11 +11,13 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
+from ssd_client.local_mps import mps_daemon, share_variables
 from ssd_client.local_service import NEEDS_SERVE, LocalService, wait_until_ready
 
 DEFAULT_MODEL = "stories-target"
 DEFAULT_DRAFTS = {DEFAULT_MODEL: "stories-draft"}  # by target
 NO_DRAFT = "none"
+DEVICES = ("auto", "cpu", "cuda")  # of the services' --device
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class LocalFlags:
 
     local_model: str | None = None
     local_draft: str | None = None
+    local_device: str | None = None
+    local_draft_device: str | None = None
+    local_mps: bool = False
+    local_draft_share: int | None = None  # percent
     mode: str | None = None
     draft: Sequence[str] = ()
 
@@ -32,10 +39,29 @@ class LocalPlan:
     model: str
     draft: str | None = None  # the model of a draft service
     target_flags: tuple[str, ...] = ()
+    draft_flags: tuple[str, ...] = ()
+    mps: bool = False  # they share a GPU at the same time
+    draft_share: int | None = None  # percent of that GPU
 
 
 def plan_local(flags: LocalFlags) -> LocalPlan:
     """Which services to start, and how; BadInputError where the flags contradict each other."""
+    _check_mps(flags)
+    plan = _plan_models(flags)
+    device = _device_flags(flags.local_device)
+    plan = dataclasses.replace(plan, target_flags=(*plan.target_flags, *device))
+    if plan.draft is None:
+        _check_no_draft(flags)
+        return plan
+    return dataclasses.replace(
+        plan,
+        draft_flags=_device_flags(flags.local_draft_device or flags.local_device),
+        mps=flags.local_mps,
+        draft_share=flags.local_draft_share,
+    )
+
+
+def _plan_models(flags: LocalFlags) -> LocalPlan:
     model = flags.local_model or DEFAULT_MODEL
     draft = flags.local_draft or DEFAULT_DRAFTS.get(model, NO_DRAFT)
     named = tuple(word for address in flags.draft for word in ("--draft", address))
@@ -56,12 +82,46 @@ def plan_local(flags: LocalFlags) -> LocalPlan:
     return LocalPlan(model, None if draft == NO_DRAFT else draft)
 
 
+def _device_flags(device: str | None) -> tuple[str, ...]:
+    """None leaves it to the service, whose own variable may say where."""
+    return () if device is None else ("--device", device)
+
+
+def _check_mps(flags: LocalFlags) -> None:
+    if not flags.local_mps:
+        if flags.local_draft_share is not None:
+            raise BadInputError("--local-draft-share needs --local-mps")
+        return
+    devices = {
+        "--local-device": flags.local_device,
+        "--local-draft-device": flags.local_draft_device,
+    }
+    for name, device in devices.items():
+        if device == "cpu":
+            raise BadInputError(f"--local-mps has both on one GPU: leave {name} cpu out")
+
+
+def _check_no_draft(flags: LocalFlags) -> None:
+    """What is said of a draft process needs one; only --mode off, to compare with, ignores it."""
+    given = {"--local-draft-device": flags.local_draft_device, "--local-mps": flags.local_mps}
+    name = next((name for name, value in given.items() if value), None)
+    if name is None or flags.mode == "off":
+        return
+    if flags.mode == "sync":
+        raise BadInputError(f"{name}: with --mode sync the draft model is in the target's process")
+    if flags.draft:
+        raise BadInputError(f"{name} is for a draft that --local starts, not for --draft")
+    raise BadInputError(f"{name} needs a draft: name its model by --local-draft")
+
+
 class LocalTarget:
     """Context manager around `ssd-target serve MODEL`; `address` once it is ready.
 
     With `draft`, a draft service of that model is started beside it, and both load at the same
-    time. Enter it from a thread that lives as long as the block: on Linux the services are stopped
-    with the thread that started them. `on_phase` is told "starting", "loading" and "ready".
+    time; with `mps` they compute on one GPU at the same time, too, the draft on at most
+    `draft_share` percent of it. Enter it from a thread that lives as long as the block: on Linux
+    the services are stopped with the thread that started them. `on_phase` is told "starting",
+    "loading" and "ready".
     """
 
     def __init__(
@@ -70,6 +130,9 @@ class LocalTarget:
         *,
         draft: str | None = None,
         flags: Sequence[str] = (),
+        draft_flags: Sequence[str] = (),
+        mps: bool = False,
+        draft_share: int | None = None,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.address = ""
@@ -77,6 +140,9 @@ class LocalTarget:
         self._model = model
         self._draft = draft
         self._flags = flags
+        self._draft_flags = draft_flags
+        self._mps = mps
+        self._draft_share = draft_share
         self._on_phase = on_phase
 
     def __enter__(self) -> LocalTarget:
@@ -108,11 +174,18 @@ class LocalTarget:
         """The services, listening but not ready, the target last: it is told where its draft is."""
         services = []
         flags = list(self._flags)
+        shared = stack.enter_context(mps_daemon()) if self._mps else {}
         if self._draft:
-            draft = LocalService("ssd_draft", self._draft, name=f"draft {self._draft}")
+            draft = LocalService(
+                "ssd_draft",
+                self._draft,
+                self._draft_flags,
+                name=f"draft {self._draft}",
+                environment={**shared, **share_variables(self._draft_share)},
+            )
             services.append(stack.enter_context(draft))
             flags += ["--draft", draft.address, "--trust-draft", draft.address]
-        target = LocalService("ssd_target", self._model, flags)
+        target = LocalService("ssd_target", self._model, flags, environment=shared)
         services.append(stack.enter_context(target))
         for each in services:
             stack.callback(each.ask_to_stop)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -47,6 +47,7 @@ class LocalService:
         flags: Sequence[str] = (),
         *,
         name: str = "",
+        environment: Mapping[str, str] | None = None,  # on top of ours
         startup_timeout_s: float = 300.0,
         grace_s: float = 10.0,
     ) -> None:
@@ -54,12 +55,13 @@ class LocalService:
         self.address = ""
         self._module = module
         self._arguments = ["serve", model, *flags]
+        self._environment = environment or {}
         self._startup_timeout_s = startup_timeout_s
         self._grace_s = grace_s
 
     def __enter__(self) -> LocalService:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_signals_as_exit())
+            stack.enter_context(signals_as_exit())
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ssd-local-")))
             self._log = folder / "log"
             self._begun = time.monotonic()
@@ -111,7 +113,7 @@ class LocalService:
                 stdout=log,
                 stderr=log,
                 # Modules that lie in the user's folder by chance are not the service's.
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
+                env={**os.environ, **self._environment, "PYTHONSAFEPATH": "1"},
                 # A group of its own: Ctrl-C reaches the client only, which then stops the group.
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
@@ -166,7 +168,7 @@ def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _signals_as_exit() -> Iterator[None]:
+def signals_as_exit() -> Iterator[None]:
     """SIGTERM and SIGHUP become SystemExit, so that `finally` and `with` do their work."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers

@@ -39,6 +39,15 @@ class Uint(_Type):
         return int(value)
 
 
+class Percent(_Type):
+    name = "percent"
+
+    def parse(self, value: str) -> int:
+        if not _is_uint(value) or not 1 <= int(value) <= 100:
+            raise ValueError(f"{value!r} is not a whole number in 1..100")
+        return int(value)
+
+
 class Number(_Type):
     name = "x"
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from fake_mps import FakeMps
 from scripted_target import Running, Script, serve
 
 
@@ -22,3 +25,14 @@ def nobody() -> Iterator[str]:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{reserved.getsockname()[1]}"
+
+
+@pytest.fixture
+def mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
+    """NVIDIA's program is on PATH, no daemon runs."""
+    folder = tmp_path / "mps"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    for name in [each for each in os.environ if each.startswith(("CUDA_MPS_", "CUDA_VISIBLE"))]:
+        monkeypatch.delenv(name)
+    return FakeMps(folder)

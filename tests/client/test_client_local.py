@@ -37,6 +37,8 @@ behaviour = json.loads(os.environ[f"FAKE_{__package__.upper()}"])
 here = Path(os.environ["FAKE_FOLDER"]) / __package__
 helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # an engine
 (here / "pids").write_text(f"{os.getpid()} {helper.pid}")
+mps = {name: value for name, value in os.environ.items() if name.startswith("CUDA_MPS_")}
+(here / "mps").write_text(json.dumps(mps))
 (here / "arguments").write_text(json.dumps(sys.argv[1:]))
 
 def fail():
@@ -123,6 +125,10 @@ class Sandbox:
         *arguments, listen, address, port_file, _ = json.loads(path.read_text())
         assert (listen, address, port_file) == ("--listen", "127.0.0.1:0", "--port-file")
         return arguments
+
+    def mps(self, service: str) -> dict[str, str]:
+        """What the environment of a service says about MPS."""
+        return json.loads((self.folder / service / "mps").read_text())
 
     def requests(self) -> list[target_pb2.GenerateRequest]:
         lines = (self.folder / "ssd_target" / "requests").read_text().splitlines()
@@ -370,6 +376,86 @@ def test_a_stubborn_service_is_killed_with_its_helpers(sandbox, service):
     assert sandbox.all_gone()
 
 
+def test_both_run_where_local_device_says(sandbox):
+    code, _, stderr = sandbox.run(
+        "Once", "--local", "--local-device", "cuda", "--local-draft-device", "cpu"
+    )
+    assert code == 0, stderr
+    assert sandbox.arguments("ssd_target")[:4] == ["serve", "stories-target", "--device", "cuda"]
+    assert sandbox.arguments("ssd_draft") == ["serve", "stories-draft", "--device", "cpu"]
+
+
+def test_target_and_draft_share_a_gpu(sandbox, mps):
+    code, stdout, stderr = sandbox.run(
+        "Once", "--local", "--local-mps", "--local-draft-share", "30"
+    )
+    assert (code, stdout) == (0, full_text(12) + "\n"), stderr
+    folder = mps.check_started_and_stopped()
+    shared = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+    assert sandbox.mps("ssd_target") == shared
+    assert sandbox.mps("ssd_draft") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
+    assert not _alive(mps.pid())
+    assert sandbox.all_gone()
+
+
+def test_they_share_it_by_a_daemon_that_runs(sandbox, mps, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
+    code, _, stderr = sandbox.run("Once", "--local", "--local-mps")
+    assert code == 0, stderr
+    assert mps.calls() == []
+    for service in SERVICES:
+        assert sandbox.mps(service) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+
+
+def test_no_daemon_where_nothing_is_shared(sandbox, mps):
+    code, _, stderr = sandbox.run("Once", "--local", "--local-mps", "--mode", "off")
+    assert code == 0, stderr
+    assert mps.calls() == []
+    assert sandbox.mps("ssd_target") == {}
+
+
+def test_a_draft_that_fails_takes_the_daemon_along(sandbox, mps):
+    code, _, stderr = sandbox.run("Once", "--local", "--local-mps", draft={"fails": 7})
+    assert code == 1
+    assert stderr.startswith("error: draft stories-draft ended with status 7")
+    mps.check_started_and_stopped()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_daemon_too(sandbox, mps, number, code):
+    process = sandbox.start("Once", "--local", "--local-mps", target=HANGING)
+    process.stdout.read(5)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert b"Traceback" not in stderr
+    mps.check_started_and_stopped()
+    assert sandbox.all_gone()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_daemon_starts(sandbox, mps, number, code):
+    mps.be_slow()
+    process = sandbox.start("Once", "--local", "--local-mps")
+    assert _comes_true(mps.has_daemon, 10)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == code
+    mps.check_started_and_stopped()
+    assert sandbox.pids() == []
+
+
+def test_a_daemon_that_does_not_start_is_quoted(sandbox, mps):
+    mps.fail_with("no permission\nmore\n")
+    code, stdout, stderr = sandbox.run("Once", "--local", "--local-mps")
+    assert (code, stdout) == (1, "")
+    assert stderr == "error: --local-mps: the MPS daemon did not start: no permission\n"
+    assert sandbox.pids() == []
+
+
+DEVICE_CUDA = ("--device", "cuda")
+
+
 @pytest.mark.parametrize(
     ("flags", "plan"),
     [
@@ -392,6 +478,24 @@ def test_a_stubborn_service_is_killed_with_its_helpers(sandbox, service):
             LocalFlags(draft=("h:1",), mode="ssd", local_draft="none"),
             LocalPlan("stories-target", None, ("--draft", "h:1")),
         ),
+        (
+            LocalFlags(local_device="cuda"),
+            LocalPlan("stories-target", "stories-draft", DEVICE_CUDA, DEVICE_CUDA),
+        ),
+        (
+            LocalFlags(local_draft_device="cpu"),
+            LocalPlan("stories-target", "stories-draft", (), ("--device", "cpu")),
+        ),
+        (
+            LocalFlags(local_device="cuda", mode="sync"),
+            LocalPlan("stories-target", None, ("--draft-model", "stories-draft", *DEVICE_CUDA)),
+        ),
+        (
+            LocalFlags(local_mps=True, local_draft_share=30),
+            LocalPlan("stories-target", "stories-draft", mps=True, draft_share=30),
+        ),
+        (LocalFlags(local_mps=True, mode="off"), LocalPlan("stories-target")),
+        (LocalFlags(local_draft_device="cpu", mode="off"), LocalPlan("stories-target")),
     ],
 )
 def test_what_is_started(flags, plan):
@@ -405,6 +509,9 @@ def test_what_is_started(flags, plan):
         (LocalFlags(mode="ssd", local_model="m"), "ssd needs a draft"),
         (LocalFlags(mode="ssd", local_draft="none"), "ssd needs a draft"),
         (LocalFlags(local_draft="d", draft=("h:1",)), "not both"),
+        (LocalFlags(local_mps=True, mode="sync"), "--local-mps: with --mode sync"),
+        (LocalFlags(local_draft_device="cpu", draft=("h:1",)), "not for --draft"),
+        (LocalFlags(local_mps=True, local_draft="none"), "by --local-draft"),
     ],
 )
 def test_flags_that_contradict_each_other(flags, message):
