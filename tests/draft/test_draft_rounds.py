@@ -44,6 +44,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
 class Watched:
     """A runner that remembers what it was asked for."""
 
+    chains = False
+
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.num_blocks = runner.num_blocks

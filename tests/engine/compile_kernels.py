@@ -45,9 +45,10 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         drawing.rank_kernel,
-        [FLOATS, FLOATS, INTS, "i32"],
+        [FLOATS, FLOATS, INTS, INTS, "i32"],
         {"RANKS": 17, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
     ),
+    (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (
         elementwise.norm_kernel,
         [HALF, HALF, HALF, "fp32"],

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,29 @@ def test_a_step_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> 
     got = logits_of(step, 0, 5)[:, : step.vocab_size]
     best = perturbed_scores(got, rows).topk(5).indices
     assert step.host_drawn.reshape(-1, 5)[:5].tolist() == best.tolist()
+
+
+def test_a_step_follows_the_one_before_it(runner: ModelRunner) -> None:
+    """A row that names a row of the step before takes the token that was best there."""
+    case = Case(random.Random(7), 0, 5, 2)
+    runner.forward([case.chunk()])
+    last = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+    steps = [Step(runner.model, runner.kv, TREE, 5, overlap=False, last=last) for _ in range(2)]
+    greedy: list[Draw | None] = [Draw(0, 0.0, 0)] * 5
+
+    def run(step: Step, part: Part) -> list[int]:
+        step.inputs.clear(DUMMY * BLOCK)
+        runs, moves = step_runs([part], greedy, BLOCK)
+        step.inputs.fill(runs, DUMMY * BLOCK, moves)
+        with torch.inference_mode():
+            step.run()
+        best: list[int] = step.host_drawn.reshape(-1, 5)[:5, 0].tolist()
+        return best
+
+    first = run(steps[0], case.rows(0))
+    named = run(steps[1], replace(case.rows(1), tokens=[-1, -2, -5, -4, -3]))
+    told = [first[i] for i in (0, 1, 4, 3, 2)]
+    assert named == run(steps[0], replace(case.rows(1), tokens=told))
 
 
 def test_the_outcome_is_found_where_the_tokens_are_drawn(runner: ModelRunner) -> None:

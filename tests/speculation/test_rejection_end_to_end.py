@@ -65,6 +65,8 @@ PROMPT = torch.randint(0, VOCAB, (33,), generator=torch.Generator().manual_seed(
 class Leaning:
     """A model, less sure of itself, that prefers some tokens whatever the text."""
 
+    chains = False
+
     def __init__(self, runner: ModelRunner, *preferred: tuple[int, float]) -> None:
         self._runner = runner
         self.config, self.num_blocks = runner.config, runner.num_blocks

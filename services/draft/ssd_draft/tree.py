@@ -32,17 +32,25 @@ class Tree:
         """Tokens that each branch has after its first, the guessed outcome."""
         return len(self.offers[0].tokens)
 
-    @property
-    def has_room(self) -> bool:
-        return self.depth < self._max_depth
+    def has_room(self, ahead: int = 0) -> bool:
+        return self.depth + ahead < self._max_depth
 
     def rows(self) -> TreeRows:
         """The forward that gives every branch its next token."""
-        rows, depth = len(self.offers), self.depth
+        depth = self.depth
+        tokens = [offer.tokens[-1] if depth else offer.token for offer in self.offers]
+        return self._rows(depth, tokens)
+
+    def rows_ahead(self, tokens: list[int]) -> TreeRows:
+        """The forward after that one; ``tokens`` stand for what it will give."""
+        return self._rows(self.depth + 1, tokens)
+
+    def _rows(self, depth: int, tokens: list[int]) -> TreeRows:
+        rows = len(self.offers)
         end = rows * (depth + 1)
         first = self._num_committed + depth
         return TreeRows(
-            tokens=[offer.tokens[-1] if depth else offer.token for offer in self.offers],
+            tokens=tokens,
             positions=[first + offer.accepted for offer in self.offers],
             limits=self._limits,
             slots=self._scratch[end - rows : end],

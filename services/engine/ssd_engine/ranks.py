@@ -127,6 +127,10 @@ class RankedRunner:
         return self._runner.asynchronous
 
     @property
+    def chains(self) -> bool:
+        return self._runner.chains
+
+    @property
     def gap_seconds(self) -> float:
         return self._runner.gap_seconds
 

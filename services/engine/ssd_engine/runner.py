@@ -79,6 +79,14 @@ class ModelRunner:
         return self._steps is not None
 
     @property
+    def chains(self) -> bool:
+        """Whether a step may name tokens of the step before it, which is still computed.
+
+        A token -n - 1 is the best one of row n there; ``Pending.rows`` tells which row is whose.
+        """
+        return self._steps is not None and self._steps.chains
+
+    @property
     def gap_seconds(self) -> float:
         """The device's idle time before the last step; 0 where nobody knows."""
         return 0.0 if self._steps is None else self._steps.gap_seconds
@@ -91,10 +99,11 @@ class ModelRunner:
         shapes = step_shapes(self.options)
         if not shapes:
             return None
-        ranks = self.options.ranks
-        return GraphRunner(
-            [Step(self.model, self.kv, shape, ranks) for shape in shapes], self.options.eager
-        )
+        ranks, last = self.options.ranks, None
+        if self.options.branches and self.tp.size == 1:  # other ranks do not know what is drawn
+            last = torch.zeros(max(s.rows for s in shapes), dtype=torch.int32, device=self.device)
+        steps = [Step(self.model, self.kv, shape, ranks, last=last) for shape in shapes]
+        return GraphRunner(steps, self.options.eager)
 
     def _make_head(self) -> "Product":
         from ssd_engine.cuda.products import ProductShape, make_product

@@ -1,7 +1,7 @@
 """What a forward says after each of the rows that it was asked about."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,8 @@ class Scored:
 class Pending(Protocol):
     """A forward that was launched."""
 
+    rows: Sequence[int]  # of the step, those that ask for logits; empty where nobody may name them
+
     def done(self) -> bool: ...
 
     def result(self) -> Scored:
@@ -45,6 +47,8 @@ class Pending(Protocol):
 
 class Computed:
     """A device that works when it is asked to: it begins when the result is wanted."""
+
+    rows: Sequence[int] = ()
 
     def __init__(self, forward: Callable[[], Tensor | None]) -> None:
         self._forward = forward

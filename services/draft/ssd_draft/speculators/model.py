@@ -18,11 +18,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssd_draft.plan import RoundPlan
+from ssd_draft.plan import RANKS, RoundPlan
 from ssd_draft.sequence import DraftSequence, Offer, Phase
 from ssd_draft.speculators.base import Cannot, Need
 from ssd_draft.tree import Tree
-from ssd_engine.batch import Chunk, Draw, Part
+from ssd_engine.batch import Chunk, Draw, Part, TreeRows
 from ssd_engine.block_pool import BlockLease, BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.frames import Verification
@@ -36,6 +36,9 @@ LOOK_AHEAD = 1  # depths beyond what is of use
 class Runner(Protocol):
     @property
     def num_blocks(self) -> int: ...
+
+    @property
+    def chains(self) -> bool: ...
 
     def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Pending: ...
 
@@ -86,6 +89,28 @@ class _Wanted:
         return offers
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A forward that was launched."""
+
+    parts: list[Part]
+    wanted: list[_Wanted]
+    pending: Pending
+    trees: list[tuple[Tree, int]] = field(default_factory=list)  # with the depth, if it is ahead
+
+    def is_next(self, sequences: Sequence[DraftSequence]) -> bool:
+        """Whether it was launched ahead for these sequences, and nothing has come between."""
+        if len(sequences) != len(self.wanted):
+            return False
+        return all(
+            sequence is w.sequence
+            and sequence.state is not None
+            and sequence.state.tree is tree
+            and tree.depth == depth
+            for sequence, w, (tree, depth) in zip(sequences, self.wanted, self.trees, strict=True)
+        )
+
+
 class ModelSpeculator:
     needs: frozenset[Need] = frozenset()
 
@@ -107,6 +132,7 @@ class ModelSpeculator:
         self._depth = depth
         self._scratch_tokens = (depth + LOOK_AHEAD) * budget
         self._budget = budget
+        self._ahead: _Flight | None = None
 
     @property
     def pool(self) -> BlockPool:
@@ -203,6 +229,22 @@ class ModelSpeculator:
     def step(
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
     ) -> int:
+        """Where the device allows it, the next depth is launched before this one is looked at."""
+        flight, self._ahead = self._ahead, None
+        if flight is None or not flight.is_next(sequences):
+            flight = self._launch(sequences, limit, plans)
+        if flight is None:
+            return 0
+        if self._runner.chains:
+            self._ahead = self._launch_ahead(flight)
+        scored = flight.pending.result()
+        if flight.wanted:
+            self._use(scored, flight.wanted)
+        return sum(len(part.tokens) for part in flight.parts)
+
+    def _launch(
+        self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
+    ) -> _Flight | None:
         parts: list[Part] = []
         wanted: list[_Wanted] = []
         begin = 0
@@ -214,12 +256,39 @@ class ModelSpeculator:
                 if isinstance(part, Chunk):
                     sequence.state.path.wrote(part)  # it will be, before anybody asks
                 begin += part.num_logits
-        if parts:
-            draws = [draw for w in wanted for draw in _draws(w)]
-            scored = self._runner.step(parts, draws).result()
-            if wanted:
-                self._use(scored, wanted)
-        return sum(len(part.tokens) for part in parts)
+        if not parts:
+            return None
+        draws = [draw for w in wanted for draw in _draws(w)]
+        return _Flight(parts, wanted, self._runner.step(parts, draws))
+
+    def _launch_ahead(self, flight: _Flight) -> _Flight | None:
+        """The depth after the one in flight: its tokens are known to the device alone."""
+        going = [w for w in flight.wanted if self._goes_on(w)]
+        if not going or not all(_can_chain(w) for w in flight.wanted):
+            return None
+        wanted: list[_Wanted] = []
+        trees: list[tuple[Tree, int]] = []
+        begin = 0
+        for w in going:
+            tree: Tree = w.sequence.state.tree
+            rows = flight.pending.rows[w.begin : w.begin + w.part.num_logits]
+            part = tree.rows_ahead([-row - 1 for row in rows])
+            wanted.append(_Wanted(w.sequence, part, w.plan, begin))
+            trees.append((tree, tree.depth + 1))
+            begin += part.num_logits
+        parts: list[Part] = [w.part for w in wanted]
+        draws = [draw for w in wanted for draw in _draws(w, ahead=1)]
+        return _Flight(parts, wanted, self._runner.step(parts, draws), trees)
+
+    def _goes_on(self, w: _Wanted) -> bool:
+        """Whether its tree gets another depth after the one in flight."""
+        if not isinstance(w.part, TreeRows):
+            return False
+        tree: Tree = w.sequence.state.tree
+        depth, longest = tree.depth + 1, max(offer.accepted for offer in tree.offers)
+        last = w.sequence.num_committed + longest + depth
+        deep = depth >= w.plan.depth + LOOK_AHEAD
+        return not deep and tree.has_room(ahead=1) and last < self._max_context
 
     def _parts(self, sequence: DraftSequence, limit: int, plan: RoundPlan) -> list[Part]:
         state: _State = sequence.state
@@ -326,7 +395,7 @@ class ModelSpeculator:
         if tree is not None:
             depth, longest = tree.depth, max(offer.accepted for offer in tree.offers)
             last = sequence.num_committed + longest + depth  # position of the next row
-            has_room = tree.has_room and last < self._max_context
+            has_room = tree.has_room() and last < self._max_context
         elif sequence.phase is Phase.DECIDED:
             depth = len(_decided(sequence).tokens)
             has_room = sequence.num_committed + depth < sequence.state.path.max_tokens
@@ -365,7 +434,13 @@ def _slots(lease: BlockLease, block_size: int) -> list[int]:
     return [block * block_size + i for block in lease.blocks for i in range(block_size)]
 
 
-def _draws(w: _Wanted) -> list[Draw | None]:
+def _can_chain(w: _Wanted) -> bool:
+    """Whether the tokens after its rows are those that the device finds best."""
+    is_tree = isinstance(w.part, TreeRows)
+    return is_tree and w.coupled and w.sequence.sampling.plain and w.plan.ranks <= RANKS + 1
+
+
+def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
     """How the device ranks a sequence's rows; None where it takes more than a temperature."""
     params, n = w.sequence.sampling, w.sequence.num_committed
     if not params.plain:
@@ -375,7 +450,7 @@ def _draws(w: _Wanted) -> list[Draw | None]:
     elif isinstance(w.part, Chunk):
         positions = [n + i for i in range(w.part.num_logits)]
     else:
-        positions = [n + o.accepted + 1 + len(o.tokens) for o in w.offers]
+        positions = [n + o.accepted + 1 + len(o.tokens) + ahead for o in w.offers]
     temperature = params.temperature if w.coupled else 0.0  # the target's noise is its own
     return [Draw(params.seed, temperature, position) for position in positions]
 

@@ -135,10 +135,24 @@ def leaf_kernel(
 
 
 @triton.jit
+def follow_kernel(
+    tokens,  # [rows]; -n - 1 becomes the best token of row n of the step before
+    last,  # [rows] these
+    rows,
+    ROWS: tl.constexpr,  # a power of 2
+):
+    row = tl.arange(0, ROWS)
+    token = tl.load(tokens + row, mask=row < rows, other=0)
+    before = tl.load(last + tl.maximum(-token - 1, 0), mask=token < 0, other=0)
+    tl.store(tokens + row, tl.where(token < 0, before, token), mask=row < rows)
+
+
+@triton.jit
 def rank_kernel(
     scores,
     best,
     out,  # [rows, RANKS] int32, best first
+    last,  # [rows] the best ones
     leaves,
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,  # RANKS as a power of 2
@@ -168,5 +182,7 @@ def rank_kernel(
     place = tl.arange(0, WIDTH * LEAF)
     for i in range(RANKS):
         _, at = tl.max(score, 0, return_indices=True)
-        tl.store(out + row * RANKS + i, tl.sum(tl.where(place == at, token, 0), 0))
+        chosen_token = tl.sum(tl.where(place == at, token, 0), 0)
+        tl.store(out + row * RANKS + i, chosen_token)
+        tl.store(last + row, chosen_token, mask=i == 0)
         score = tl.where(place == at, float("-inf"), score)

@@ -27,14 +27,20 @@ class GraphRunner:
         """``steps`` in the order in which they are tried: the first that fits is taken."""
         self._steps = steps
         self._eager = eager
-        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[StepShape, int], torch.cuda.CUDAGraph] = {}
         self._events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(EVENT_PAIRS)
         ]
         self._launches = 0
+        self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
         self._last_end: torch.cuda.Event | None = None
         self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
+
+    @property
+    def chains(self) -> bool:
+        """Whether a step may take its tokens from the step before it, which is in flight."""
+        return all(step.num_sides == 2 for step in self._steps)
 
     def capture(self, dummy_slot: int) -> None:
         memory = None
@@ -42,13 +48,13 @@ class GraphRunner:
             step.inputs.clear(dummy_slot)
             step.run()  # what is compiled on first use is compiled now
             torch.cuda.synchronize()
-            if self._eager:
-                continue
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory):
-                step.run()
-            memory = graph.pool()
-            self._graphs[step.shape] = graph
+            for side in range(0 if self._eager else step.num_sides):
+                step.use(side)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=memory):
+                    step.run()
+                memory = graph.pool()
+                self._graphs[step.shape, side] = graph
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
 
     def launch(
@@ -59,15 +65,20 @@ class GraphRunner:
         if step is None:
             return None
         runs, moves = step_runs(parts, draws, step.shape.block_size)
+        side = self._launches % step.num_sides
+        if (before := self._using.get((step.shape, side))) is not None:
+            before.synchronize()
+        step.use(side)
         begins = step.inputs.fill(runs, dummy_slot, moves)
         start, end = self._next_events()
         start.record()
         if self._eager:
             step.run()
         else:
-            self._graphs[step.shape].replay()
+            self._graphs[step.shape, side].replay()
         end.record()
-        return InFlight(self, step, parts, begins, start, end)
+        self._using[step.shape, side] = end
+        return InFlight(self, step, side, parts, begins, start, end)
 
     def _next_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Made once: making one takes as long as all else that a launch does."""
@@ -104,21 +115,23 @@ class InFlight:
         self,
         runner: GraphRunner,
         step: Step,
+        side: int,
         parts: Sequence[Part],
         begins: list[int],
         start: torch.cuda.Event,
         end: torch.cuda.Event,
     ) -> None:
-        self._runner, self._step, self._parts, self._begins = runner, step, parts, begins
+        self._runner, self._step, self._side, self._parts = runner, step, side, parts
         self._start, self._end = start, end
+        self.rows: Sequence[int] = _logit_rows(parts, begins)
 
     def done(self) -> bool:
         return self._end.query()
 
     def result(self) -> Scored:
         self._end.synchronize()
-        rows = _logit_rows(self._parts, self._begins)
-        drawn = self._step.host_drawn.numpy()
+        rows = self.rows
+        drawn = self._step.drawn_on(self._side)
         if self._step.ranks > 1:
             best = drawn.reshape(-1, self._step.ranks)[rows]
             return Scored(lambda: self._logits(rows), best, None, self._seconds)
@@ -143,11 +156,11 @@ class InFlight:
             run += 1
         return np.concatenate(tokens)[:, None], np.concatenate(broken) != 0
 
-    def _logits(self, rows: list[int]) -> Tensor | None:
+    def _logits(self, rows: Sequence[int]) -> Tensor | None:
         logits = self._step.logits
         if logits is None or not rows:
             return None
-        chosen = logits[torch.tensor(rows, device=logits.device), : self._step.vocab_size]
+        chosen = logits[torch.tensor(list(rows), device=logits.device), : self._step.vocab_size]
         return chosen.clone()
 
 

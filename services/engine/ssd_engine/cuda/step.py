@@ -6,14 +6,17 @@ can be captured as one graph: the inputs' copy to the device first, the results'
 
 import math
 
+import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.cuda.drawing import (
     LEAF,
     PIECE,
     best_of_piece_kernel,
+    follow_kernel,
     leaf_kernel,
     rank_kernel,
     verdict_kernel,
@@ -207,10 +210,14 @@ class Step:
         shape: StepShape,
         ranks: int,
         overlap: bool = True,
+        last: Tensor | None = None,
     ) -> None:
-        """``kv`` may be allocated later, before the first run."""
+        """``kv`` may be allocated later, before the first run. ``last``: the best token of each
+        row, which the step after this one may follow; then two of them can be in flight."""
         device = model.weights.norm.device
-        self.inputs = StepInputs(shape, device)
+        self.num_sides = 1 if last is None else 2
+        self.inputs = StepInputs(shape, device, self.num_sides)
+        self._last = last
         self.shape, self.ranks = shape, ranks
         self._layers = _Layers(model, kv, self.inputs, overlap)
         self.vocab_size = model.config.vocab_size
@@ -222,7 +229,11 @@ class Step:
         self._leaves = -(-self.vocab_size // LEAF)
         width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
         self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
-        self.host_drawn = torch.zeros(width, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host_drawn = [
+            torch.zeros(width, dtype=torch.int32, pin_memory=device.type == "cuda")
+            for _ in range(self.num_sides)
+        ]
+        self._side = 0
         if ranks == 1:
             self._best = torch.empty(rows, self._pieces, dtype=torch.float64, device=device)
             self._best_token = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
@@ -230,10 +241,28 @@ class Step:
         else:
             self._scores = torch.empty(rows, self._leaves * LEAF, device=device)
             self._bests = torch.empty(rows, self._leaves, device=device)
+            self._best_of_row = torch.zeros(rows, dtype=torch.int32, device=device)
+            if last is not None:
+                self._best_of_row = last
+
+    @property
+    def host_drawn(self) -> Tensor:
+        """What the last run on this side has drawn."""
+        return self._host_drawn[self._side]
+
+    def drawn_on(self, side: int) -> NDArray[np.int32]:
+        drawn: NDArray[np.int32] = self._host_drawn[side].numpy()
+        return drawn
+
+    def use(self, side: int) -> None:
+        self._side = side
+        self.inputs.use(side)
 
     def run(self) -> None:
         """Everything between the two copies; of fixed addresses, so that it can be captured."""
         self.inputs.copy()
+        if self._last is not None:
+            self._follow(self._last)
         if self.shape.moves:
             self._move()
         self.logits = self._layers.forward()
@@ -241,6 +270,10 @@ class Step:
             return
         (self._draw if self.ranks == 1 else self._rank)(self.logits)
         self.host_drawn.copy_(self.drawn, non_blocking=True)
+
+    def _follow(self, last: Tensor) -> None:
+        rows = self.shape.rows
+        follow_kernel[(1,)](self.inputs["tokens"], last, rows, triton.next_power_of_2(rows))
 
     def _move(self) -> None:
         pool = self._kv.pool
@@ -300,6 +333,7 @@ class Step:
             self._scores,
             self._bests,
             self.drawn,
+            self._best_of_row,
             self._leaves,
             RANKS=self.ranks,
             WIDTH=triton.next_power_of_2(self.ranks),

@@ -40,7 +40,7 @@ class StepShape:
 class StepRun:
     """Rows of one sequence. Row i writes its KV to ``slots[i]`` and sees positions up to
     ``limits[i]``; in a tree also its own branch's part of ``scratch``, one slot for each row and
-    depth."""
+    depth. A token -n - 1 is the best one of row n of the step before."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
@@ -51,8 +51,24 @@ class StepRun:
     draws: Sequence[Draw | None] = field(default=())  # one for each row, or none at all
 
 
+class _Host:
+    """One block of pinned memory, and what was written of each table in it."""
+
+    def __init__(self, size: int, spans: dict[str, slice], runs: int, pinned: bool) -> None:
+        self.block = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+        self.part = {name: self.block.numpy()[span] for name, span in spans.items()}
+        self.seeds = self.part["seeds"].view(np.int64)
+        self.temperatures = self.part["temperatures"].view(np.float32)
+        self.tables = self.part["tables"].reshape(runs, -1)
+        self.scratch = self.part["scratch"].reshape(runs, -1)
+        self.written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
+        self.live_rows = self.live_runs = 0
+
+
 class StepInputs:
-    def __init__(self, shape: StepShape, device: torch.device) -> None:
+    """With two ``sides`` one step can be filled while the copy of another is still to come."""
+
+    def __init__(self, shape: StepShape, device: torch.device, sides: int = 1) -> None:
         rows, runs = shape.rows, shape.runs
         sizes = {
             "seeds": 2 * rows,  # int64: first, so that it is aligned
@@ -78,18 +94,12 @@ class StepInputs:
         spans = {
             name: slice(int(a), int(b)) for name, (a, b) in zip(sizes, pairwise(ends), strict=True)
         }
-        pinned = device.type == "cuda"
+        size, pinned = int(ends[-1]), device.type == "cuda"
         self.shape = shape
-        self.host = torch.zeros(int(ends[-1]), dtype=torch.int32, pin_memory=pinned)
-        self.device = torch.zeros(int(ends[-1]), dtype=torch.int32, device=device)
-        self._on_host = {name: self.host.numpy()[span] for name, span in spans.items()}
+        self.sides = [_Host(size, spans, runs, pinned) for _ in range(sides)]
+        self._host = self.sides[0]
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
         self._on_device = {name: self.device[span] for name, span in spans.items()}
-        self._host_seeds = self._on_host["seeds"].view(np.int64)
-        self._host_temperatures = self._on_host["temperatures"].view(np.float32)
-        self._host_tables = self._on_host["tables"].reshape(runs, -1)
-        self._host_scratch = self._on_host["scratch"].reshape(runs, -1)
-        self._written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
-        self._live_rows = self._live_runs = 0
 
     def __getitem__(self, name: str) -> Tensor:
         """Of the device's side."""
@@ -98,30 +108,34 @@ class StepInputs:
             return part.view(torch.int64)
         return part.view(torch.float32) if name == "temperatures" else part
 
+    def use(self, side: int) -> None:
+        self._host = self.sides[side]
+
     def clear(self, dummy_slot: int) -> None:
         """All rows and runs are padding."""
-        self.host.zero_()
-        self._on_host["slots"][:] = dummy_slot
-        self._written = [((), 0)] * self.shape.runs
-        self._live_rows = self._live_runs = 0
+        for host in self.sides:
+            host.block.zero_()
+            host.part["slots"][:] = dummy_slot
+            host.written = [((), 0)] * self.shape.runs
+            host.live_rows = host.live_runs = 0
 
     def copy(self) -> None:
-        self.device.copy_(self.host, non_blocking=True)
+        self.device.copy_(self._host.block, non_blocking=True)
 
     def fill(
         self, runs: Sequence[StepRun], dummy_slot: int, moves: Sequence[tuple[int, int]] = ()
     ) -> list[int]:
         """Returns the first row of each run. Rows and runs beyond are padding: they write to the
         dummy slot and see nothing."""
-        host, row, begins = self._on_host, 0, []
+        host, row, begins = self._host.part, 0, []
         for i, run in enumerate(runs):
             begins.append(row)
             self._fill_run(i, run, row)
             row += len(run.tokens)
-        host["slots"][row : max(row, self._live_rows)] = dummy_slot
+        host["slots"][row : max(row, self._host.live_rows)] = dummy_slot
         for name in ("run_rows", "run_end"):
-            host[name][len(runs) : max(len(runs), self._live_runs)] = 0
-        self._live_rows, self._live_runs = row, len(runs)
+            host[name][len(runs) : max(len(runs), self._host.live_runs)] = 0
+        self._host.live_rows, self._host.live_runs = row, len(runs)
         if self.shape.moves:
             host["num_moves"][0] = len(moves)
             if moves:
@@ -130,7 +144,7 @@ class StepInputs:
         return begins
 
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:
-        host, count = self._on_host, len(run.tokens)
+        host, count = self._host.part, len(run.tokens)
         rows = slice(row, row + count)
         host["tokens"][rows] = run.tokens
         host["positions"][rows] = run.positions
@@ -142,21 +156,21 @@ class StepInputs:
             host["branches"][rows] = np.arange(count)
             host["run_branches"][i] = count
             host["run_depths"][i] = len(run.scratch) // count
-            self._host_scratch[i, : len(run.scratch)] = run.scratch
+            self._host.scratch[i, : len(run.scratch)] = run.scratch
         for at, draw in enumerate(run.draws, start=row):
             if draw is None:
-                self._host_temperatures[at] = 0.0
+                self._host.temperatures[at] = 0.0
                 continue
-            self._host_temperatures[at] = draw.temperature
-            self._host_seeds[at] = draw.signed_seed
+            self._host.temperatures[at] = draw.temperature
+            self._host.seeds[at] = draw.signed_seed
             host["draw_positions"][at] = draw.position
         self._fill_table(i, run.blocks)
 
     def _fill_table(self, i: int, blocks: Sequence[int]) -> None:
         """A sequence's list of blocks only ever grows."""
-        known, count = self._written[i]
+        known, count = self._host.written[i]
         if known is not blocks or count > len(blocks):
             count = 0
         if count < len(blocks):
-            self._host_tables[i, count : len(blocks)] = blocks[count:]
-        self._written[i] = (blocks, len(blocks))
+            self._host.tables[i, count : len(blocks)] = blocks[count:]
+        self._host.written[i] = (blocks, len(blocks))

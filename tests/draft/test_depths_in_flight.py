@@ -1,0 +1,167 @@
+"""A device that computes by itself: a tree's next depth is launched before this one is seen."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ssd_draft.core import DraftCore
+from ssd_draft.plan import RANKS, Planner
+from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.speculators import ModelSpeculator
+from ssd_engine.batch import Draw, Part, TreeRows
+from ssd_engine.frames import Branches, Launch, Open, Outcome, Source
+from ssd_engine.model_store import resolve_model
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling import SampleRow, perturbed_scores
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.scored import Scored
+from ssd_engine.token_ids import pack_tokens
+from ssd_engine.verification import Verification
+from tests.harness import BLOCK, make_runner
+
+DEPTH, BUDGET = 4, 8
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[ModelRunner]:
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield make_runner(resolve_model("stories-draft"))
+
+
+class Ranking:
+    """A runner that ranks by itself, as a GPU does; with ``chains`` it also follows itself."""
+
+    def __init__(self, runner: ModelRunner, chains: bool) -> None:
+        self._runner, self.chains = runner, chains
+        self.num_blocks = runner.num_blocks
+        self._last: list[int] = []
+        self.followed = 0
+        self.launched: list[Ranked] = []
+
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> "Ranked":
+        resolved = [self._follow(part) for part in parts]
+        logits = self._runner.forward(resolved)
+        rows = [
+            SampleRow(SamplingParams(d.seed, d.temperature), (), range(d.position))
+            for d in draws
+            if d is not None
+        ]
+        best = np.zeros((0, RANKS + 1), dtype=np.int32)
+        if logits is not None:
+            best = perturbed_scores(logits, rows).topk(RANKS + 1).indices.int().numpy()
+        self._last = best[:, 0].tolist()
+        self.launched.append(Ranked(best))
+        return self.launched[-1]
+
+    def _follow(self, part: Part) -> Part:
+        if not isinstance(part, TreeRows) or min(part.tokens) >= 0:
+            return part
+        self.followed += 1
+        return replace(part, tokens=[self._last[-t - 1] for t in part.tokens])
+
+
+class Ranked:
+    def __init__(self, best: np.ndarray) -> None:  # type: ignore[type-arg]
+        self._best = best
+        self.rows = range(len(best))
+        self.seen = False
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Scored:
+        self.seen = True
+        return Scored(lambda: None, self._best)
+
+
+class World:
+    """One link; all that was pushed, as one book of branches."""
+
+    def __init__(self, runner: ModelRunner, chains: bool, sequences: int, seed: int) -> None:
+        self.runner = Ranking(runner, chains)
+        speculator = ModelSpeculator(self.runner, BLOCK, 256, DEPTH, BUDGET)
+        self.core = DraftCore(speculator, lambda depth: Planner(DEPTH, BUDGET), 4, None, 64, 64)
+        self.core.handle(LinkUp(1, "target", 12))
+        self.pushed: dict[tuple[int, int, int, int], list[int]] = {}
+        self.rounds = dict.fromkeys(range(1, sequences + 1), 0)
+        for key in self.rounds:
+            prompt = pack_tokens([5 + (key + i) % 50 for i in range(30)])
+            sampling = SamplingParams(seed=key, temperature=(0.0, 1.0)[key % 2])
+            coupled = Verification.COUPLED
+            frame = Open(key, 0, prompt, b"", [], 200, sampling, coupled, 1, DEPTH, 0)
+            self.core.handle(LinkFrames(1, [frame]))
+
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            for link in self.core.step().links:
+                for frame in link.frames:
+                    if isinstance(frame, Branches):
+                        self._book(frame)
+            self.core.check_integrity()
+
+    def _book(self, frame: Branches) -> None:
+        for b in frame.branches:
+            tokens = self.pushed.setdefault((frame.sequence, frame.round, b.accepted, b.token), [])
+            assert b.start == len(tokens)
+            tokens += b.tokens
+
+    def advance(self, key: int, rng: random.Random) -> None:
+        """The target ends the round in one of the offered outcomes, and takes what is there."""
+        sequence = self.core._links[1].sequences[key]
+        offers = sorted(sequence.offers.values(), key=lambda o: (o.accepted, o.token))
+        if not offers:
+            return
+        offer = rng.choice(offers)
+        outcome = Outcome(key, self.rounds[key], offer.accepted, offer.token)
+        taken = self.pushed.get((key, self.rounds[key], offer.accepted, offer.token), [])
+        self.rounds[key] += 1
+        source = Source.CACHE if taken else Source.NONE
+        launch = Launch(key, self.rounds[key], taken[:DEPTH], source, DEPTH, 0)
+        self.core.handle(LinkFrames(1, [outcome, launch]))
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_what_is_pushed_is_what_one_depth_after_the_other_gives(
+    runner: ModelRunner, sequences: int
+) -> None:
+    """Rounds that end when all is ready."""
+    books = []
+    for chains in (False, True):
+        world, rng = World(runner, chains, sequences, 1), random.Random(3)
+        for _ in range(6):
+            world.step(14)
+            for key in world.rounds:
+                world.advance(key, rng)
+        world.step(14)
+        assert (world.runner.followed > 10) is chains
+        books.append(world.pushed)
+    assert books[0] == books[1]
+
+
+def test_rounds_that_end_in_the_middle_of_a_tree_lose_nothing(runner: ModelRunner) -> None:
+    """What was launched ahead for the old tree is never taken for the new one's."""
+    own_cache = make_runner(resolve_model("stories-draft"))
+    world, plain = World(runner, True, 2, 2), World(own_cache, False, 2, 2)
+    rng = random.Random(5)
+    for _ in range(25):
+        steps, key = rng.randrange(1, 6), rng.choice((1, 2))
+        world.step(steps)
+        plain.step(steps)
+        for each in (world, plain):
+            each.advance(key, random.Random(0))
+    assert len(world.pushed) > 100
+    assert world.pushed == plain.pushed
+    assert any(not flight.seen for flight in world.runner.launched)  # some were for nothing
+
+
+def test_a_sequence_that_is_closed_in_flight_is_gone(runner: ModelRunner) -> None:
+    world = World(runner, True, 1, 3)
+    world.step(3)
+    world.core._close(world.core._links[1].sequences[1], world.core._links[1])
+    world.step(3)
+    world.core.check_integrity()
+    assert world.core.stats().used_blocks == 0
