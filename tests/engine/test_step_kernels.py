@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw, Moved, Part
 from ssd_engine.cuda.graphs import step_runs
+from ssd_engine.cuda.layer_ops import FusedOps
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.runner import ModelRunner
@@ -104,6 +105,19 @@ def test_a_row_has_the_same_bits_alone_and_among_others(runner: ModelRunner) -> 
     together = [Chunk([7, 8, 9], 30, theirs, 3), Chunk(text, 90, own, 3)]
     step, begins = run_step(runner, VERIFY, together, [None] * 6)
     assert torch.equal(logits_of(step, begins[1], 3), torch.cat(alone))
+
+
+def test_fused_layers_of_a_prefill_are_those_of_torch(either: ModelRunner) -> None:
+    model, config = either.model, either.config
+    chunk = Chunk(list(range(20, 29)), 0, [40], 3)
+    expected = either.forward([chunk])
+    theirs = model._ops
+    model._ops = FusedOps(model.rope, config.qk_norm_eps, model.num_heads, model.num_kv_heads)
+    try:
+        got = either.forward([chunk])
+    finally:
+        model._ops = theirs
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
 
 
 def test_padding_writes_to_no_sequence(runner: ModelRunner) -> None:

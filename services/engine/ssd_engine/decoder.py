@@ -5,6 +5,7 @@ Maps (tokens, positions, attention plan) to hidden states, and hidden states to 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,9 +13,10 @@ from torch import Tensor
 from ssd_engine.attention import AttentionBackend, AttentionPlan
 from ssd_engine.config import ModelConfig
 from ssd_engine.kv_cache import LayerCache
+from ssd_engine.layer_ops import LayerOps, TorchOps
 from ssd_engine.linear import Linear, plain_linear
 from ssd_engine.norm import make_norm
-from ssd_engine.rope import RopeTable, rotate
+from ssd_engine.rope import RopeTable
 from ssd_engine.tensor_parallel import TensorParallel
 
 
@@ -57,7 +59,9 @@ class Decoder:
         attention: AttentionBackend,
         tp: TensorParallel,
         linear: Linear = plain_linear,
+        ops: LayerOps | None = None,
     ) -> None:
+        """``ops``: where a device has better ones than torch's."""
         self._linear = linear
         self.config = config
         self.weights = weights
@@ -65,9 +69,10 @@ class Decoder:
         self.attention = attention
         self.tp = tp
         self._norm = make_norm(config.rms_norm_eps, weights.norm.device)
-        self._qk_norm = make_norm(config.qk_norm_eps, weights.norm.device)
         self.num_heads = config.num_heads // tp.size
         self.num_kv_heads = config.kv_heads_per_rank(tp.size)
+        qk_norm = make_norm(config.qk_norm_eps, weights.norm.device)
+        self._ops = ops or TorchOps(rope, qk_norm, self.num_heads, self.num_kv_heads)
 
     def forward(
         self,
@@ -78,11 +83,11 @@ class Decoder:
         caches: Sequence[LayerCache],
     ) -> Tensor:
         """tokens, positions, slots [rows] -> hidden states [rows, d], after the final norm."""
-        cos, sin = self.rope.at(positions)
+        places = self._ops.places(positions)
         hidden = F.embedding(tokens, self.weights.embedding)
         for layer, cache in zip(self.weights.layers, caches, strict=True):
             x = self._norm(hidden, layer.input_norm)
-            hidden = hidden + self._attention(layer, cache, x, cos, sin, slots, plan)
+            hidden = hidden + self._attention(layer, cache, x, places, slots, plan)
             x = self._norm(hidden, layer.post_norm)
             hidden = hidden + self._mlp(layer, x)
         return self._norm(hidden, self.weights.norm)
@@ -101,25 +106,19 @@ class Decoder:
         layer: LayerWeights,
         cache: LayerCache,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        places: Any,
         slots: Tensor,
         plan: AttentionPlan,
     ) -> Tensor:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self._linear(x, layer.qkv, layer.qkv_bias)
-        qkv = qkv.view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
-        qk, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.qk_norm is not None:
-            qk = self._qk_norm(qk, None) * layer.qk_norm
-        qk = rotate(qk, cos, sin)
-        cache.write(slots, qk[:, heads:], value)
-        out = self.attention.attend(qk[:, :heads], cache, plan)
+        qkv = qkv.view(x.shape[0], -1, self.config.head_dim)
+        query = self._ops.rotate_and_write(qkv, layer.qk_norm, cache, slots, places)
+        out = self.attention.attend(query, cache, plan)
         return self._row_parallel(out, layer.o, layer.o_bias)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = self._linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return self._row_parallel(F.silu(gate) * up, layer.down, layer.down_bias)
+        gated = self._ops.gate(self._linear(x, layer.gate_up, layer.gate_up_bias))
+        return self._row_parallel(gated, layer.down, layer.down_bias)
 
     def _row_parallel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Each rank holds some input columns; the bias is added once, after the sum."""

@@ -17,7 +17,9 @@ from ssd_engine.decoder import Decoder, DecoderWeights
 from ssd_engine.device_memory import blocks_on_device, check_weights_fit, needed_share
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config
+from ssd_engine.kernel_cache import use_kernel_cache
 from ssd_engine.kv_cache import KVCache, KVCacheSpec
+from ssd_engine.layer_ops import LayerOps
 from ssd_engine.linear import Linear, plain_linear, second_layout
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
@@ -52,6 +54,7 @@ class ModelRunner:
         kv_heads = grown.kv_heads_per_rank(tp.size)
         spec = KVCacheSpec(grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype)
         if self.device.type == "cuda":
+            use_kernel_cache(options.kernel_cache)
             torch.cuda.set_device(self.device)
             check_weights_fit(grown, options, tp.size, dtype, self.device)
         weights = load_weights(config, grown, checkpoint, tp, dtype, self.device)
@@ -59,13 +62,15 @@ class ModelRunner:
         attention = make_attention(
             grown, options, grown.num_heads // tp.size, kv_heads, dtype, self.device
         )
+        rope = RopeTable(grown.rope, grown.head_dim, options.max_model_len, dtype, self.device)
         self.model = Decoder(
             grown,
             weights,
-            RopeTable(grown.rope, grown.head_dim, options.max_model_len, dtype, self.device),
+            rope,
             attention,
             tp,
             self._choose_linear(weights),
+            self._fused_ops(rope) if self._tuned else None,
         )
         self._steps = self._make_steps() if self._tuned else None
         self._head = self._make_head() if self._tuned else None
@@ -104,6 +109,13 @@ class ModelRunner:
             last = torch.zeros(max(s.rows for s in shapes), dtype=torch.int32, device=self.device)
         steps = [Step(self.model, self.kv, shape, ranks, last=last) for shape in shapes]
         return GraphRunner(steps, self.options.eager)
+
+    def _fused_ops(self, rope: RopeTable) -> LayerOps:
+        from ssd_engine.cuda.layer_ops import FusedOps
+
+        heads = self.config.num_heads // self.tp.size
+        kv_heads = self.config.kv_heads_per_rank(self.tp.size)
+        return FusedOps(rope, self.config.qk_norm_eps, heads, kv_heads)
 
     def _make_head(self) -> "Product":
         from ssd_engine.cuda.products import ProductShape, make_product

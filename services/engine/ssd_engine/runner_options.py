@@ -28,3 +28,4 @@ class RunnerOptions:
     step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows
     branches: int = 0  # of one sequence's tree
     ranks: int = 1  # best tokens of a row that a step finds
+    kernel_cache: Path | None = None  # where compiled kernels are kept; None: in the home

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssd_engine.cuda.driver import Kernel, compile_source
 from ssd_engine.cuda.elementwise import gate_kernel, norm_kernel
+from ssd_engine.kernel_cache import kept_binary
 
 HERE = Path(__file__).parent
 RESIDENT_WARPS = 16
@@ -229,4 +230,6 @@ def gate(x: Tensor, out: Tensor) -> None:
 
 
 def _compiled(source: str, defines: Mapping[str, int], arch: str) -> bytes:
-    return compile_source((HERE / source).read_text(), defines, arch)
+    text = (HERE / source).read_text()
+    key = repr((text, sorted(defines.items()), arch, torch.version.cuda))
+    return kept_binary(Path(source).stem, key, lambda: compile_source(text, defines, arch))

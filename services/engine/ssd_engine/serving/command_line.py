@@ -67,6 +67,12 @@ class Options:
                 "Debug: on a GPU, launch steps kernel by kernel instead of as graphs.",
                 is_flag=True,
             ),
+            self(
+                "--kernel-cache",
+                "Directory in which kernels that are compiled at the first start are kept for "
+                "the next. Default: in the home.",
+                type=Path,
+            ),
             self("--threads", "CPU threads per rank. Default: all cores but one.", type=int),
             self(
                 "--expand-to",

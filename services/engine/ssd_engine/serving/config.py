@@ -46,6 +46,7 @@ class ServiceConfig:
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
     eager: bool = False
+    kernel_cache: Path | None = None
     threads: int | None = None
     expand_to: str | None = None
     drain_timeout: float = 30.0
@@ -81,6 +82,8 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
             f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization:g}"
         )
     _check_port_file(config.port_file)
+    if config.kernel_cache is not None and config.kernel_cache.is_file():
+        raise ConfigError(f"--kernel-cache: {config.kernel_cache} is a file, not a directory")
 
 
 def check_bounds(config: ServiceConfig, bounds: Bounds) -> None:
@@ -135,6 +138,7 @@ def runner_options(
         max_tail=sizes.max_tail,
         exact=sizes.exact,
         eager=config.eager,
+        kernel_cache=config.kernel_cache,
         step_rows=sizes.step_rows,
         branches=sizes.branches,
         ranks=sizes.ranks,
