@@ -153,19 +153,15 @@ def time_target(args: argparse.Namespace) -> dict[str, float]:
 class DraftAlone:
     """A draft's engine that is told rounds, without a target."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        runner = make_runner("stories-draft", args.draft_shape)
-        speculator = ModelSpeculator(runner, BLOCK, 2048, args.depth, args.budget)
-        self.core = DraftCore(
-            speculator, lambda depth: Planner(args.depth, args.budget), 8, None, 256, 512
-        )
-        self.depth, self.round = args.depth, 0
-        self.core.handle(LinkUp(1, "alone", args.depth))
+    def __init__(self, runner: ModelRunner, depth: int, budget: int) -> None:
+        speculator = ModelSpeculator(runner, BLOCK, 2048, depth, budget)
+        self.core = DraftCore(speculator, lambda _: Planner(depth, budget), 8, None, 256, 512)
+        self.depth, self.round = depth, 0
+        self.core.handle(LinkUp(1, "alone", depth))
         prompt, greedy = list(range(300, 300 + CONTEXT)), SamplingParams(seed=0, temperature=0.0)
         opened = Open(
-            1, 0, pack_tokens(prompt), b"", [], 2000, greedy, Verification.COUPLED, 1.0,
-            args.depth, 0,
-        )  # fmt: skip
+            1, 0, pack_tokens(prompt), b"", [], 2000, greedy, Verification.COUPLED, 1.0, depth, 0
+        )
         self.tell(opened)
         self.rest()
 
@@ -204,15 +200,9 @@ class DraftAlone:
 
 
 def time_draft(args: argparse.Namespace) -> dict[str, float]:
-    draft = DraftAlone(args)
-    trees, backups = [], []
-    for _ in range(TIMES):
-        trees.append(draft.tell(*draft.hit()))
-        draft.rest()
-        backups.append(draft.tell(draft.miss()))
-        (decided,) = draft.sequence.offers.values()
-        draft.tell(draft.launch(decided.tokens[: args.depth]))
-        draft.rest()
+    tree, backup = time_rounds(
+        DraftAlone(make_runner("stories-draft", args.draft_shape), args.depth, args.budget)
+    )
     runner = make_runner("stories-draft", args.draft_shape)
     blocks = list(range(32))
     runner.forward([Chunk(list(range(300, 300 + CONTEXT)), 0, blocks, 1)])
@@ -222,8 +212,20 @@ def time_draft(args: argparse.Namespace) -> dict[str, float]:
         if logits is not None:
             logits.argmax(dim=-1).tolist()
 
-    tree, backup = statistics.median(trees[3:]), statistics.median(backups[3:])
     return {"step": clock(step), "tree": tree, "backup": backup}
+
+
+def time_rounds(draft: DraftAlone) -> tuple[float, float]:
+    """Milliseconds of a tree after a hit, and of a path after a miss."""
+    trees, backups = [], []
+    for _ in range(TIMES):
+        trees.append(draft.tell(*draft.hit()))
+        draft.rest()
+        backups.append(draft.tell(draft.miss()))
+        (decided,) = draft.sequence.offers.values()
+        draft.tell(draft.launch(decided.tokens[: draft.depth]))
+        draft.rest()
+    return statistics.median(trees[3:]), statistics.median(backups[3:])
 
 
 def calibrate(args: argparse.Namespace) -> str:

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tools.gpu import report, sections, serving
+from tools.gpu import projection, report, sections, serving
 from tools.gpu.report import Rows
 
 PAGE = Path("docs/benchmarks/h200.md")
@@ -33,6 +33,7 @@ SECTIONS = {
     "transformers": lambda args: sections.against_transformers(args.prompts),
     "exact": lambda args: serving.exact(args.prompts, args.tokens),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
+    "projection": lambda args: projection.project(args.out),
     "modes-cpu-draft": lambda args: serving.modes_with_draft_on_cpu(args.prompts, args.tokens),
 }
 

@@ -244,6 +244,11 @@ def _mode_row(
         "tokens/s": statistics.median(one.rate for one in done),
         "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds if mode != "off" else 1.0,
         "E_hit": _per(stats, lambda s: s.cache_tokens + s.cache_rounds, cache),
+        "E_miss": _per(
+            stats,
+            lambda s: s.accepted_tokens - s.cache_tokens + s.rounds - s.cache_rounds,
+            rounds - cache,
+        ),
         "hit rate": sum(s.hits for s in stats) / rounds,
         "from the cache": cache / rounds,
         **clock,
