@@ -6,10 +6,15 @@ import pytest
 import torch
 
 from ssd_engine.batch import Chunk
+from ssd_engine.config import load_model_config
+from ssd_engine.growth import parse_shape
 from ssd_engine.model_store import resolve_model
 from ssd_engine.noise import gumbel_rows
+from ssd_engine.runner import ModelRunner
+from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.tensor_parallel import SingleRank
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 
@@ -87,3 +92,78 @@ def test_the_cache_is_sized_from_free_memory() -> None:
         resolve_model("stories-target"), num_blocks=None, max_num_seqs=4, device="cuda"
     )
     assert runner.num_blocks == 4 * 2048 // 16
+
+
+# Steps of few rows, in bf16, at a size for which our own products are used
+
+GROWN = "hidden=1024,layers=3,heads=16,kv_heads=4,head_dim=64,ff=4096,vocab=16384"
+
+
+def make_stepper(**changes: object) -> ModelRunner:
+    directory = resolve_model("stories-target")
+    settings: dict[str, object] = {
+        "directory": directory,
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "block_size": 16,
+        "max_model_len": 512,
+        "max_num_seqs": 4,
+        "max_forward_tokens": 128,
+        "step_rows": 6,
+        "expand_to": parse_shape(GROWN),
+        **changes,
+    }
+    options = RunnerOptions(**settings)  # type: ignore[arg-type]
+    return ModelRunner(load_model_config(directory), options, SingleRank())
+
+
+@pytest.fixture(scope="module")
+def stepper() -> ModelRunner:
+    return make_stepper()
+
+
+def logits_of(runner: ModelRunner, *chunks: Chunk) -> torch.Tensor:
+    rows = sum(chunk.num_logits for chunk in chunks)
+    return runner.step(chunks, [None] * rows).result().logits
+
+
+def test_a_captured_step_computes_what_the_plain_forward_does(stepper: ModelRunner) -> None:
+    blocks = list(range(20))
+    stepper.forward([Chunk(list(range(5, 125)), 0, blocks, 0)])
+    chunk = Chunk([7, 8, 9, 10], 120, blocks, 4)
+    expected = stepper.forward([chunk])
+    assert expected is not None
+    got = logits_of(stepper, chunk)
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
+
+
+def test_a_row_of_a_captured_step_has_the_same_bits_whatever_else_runs(
+    stepper: ModelRunner,
+) -> None:
+    own, theirs = list(range(20)), list(range(20, 40))
+    stepper.forward([Chunk(list(range(5, 125)), 0, own, 0)])
+    stepper.forward([Chunk(list(range(9, 99)), 0, theirs, 0)])
+    text = [7, 8, 9, 10, 11]
+    alone = [logits_of(stepper, Chunk([t], 120 + i, own, 1)) for i, t in enumerate(text)]
+    verified = logits_of(stepper, Chunk(text, 120, own, 5))
+    assert torch.equal(verified, torch.cat(alone))
+    among = logits_of(stepper, Chunk([3] * 6, 90, theirs, 6), Chunk(text, 120, own, 5))
+    assert torch.equal(among[6:], verified)
+
+
+def test_a_step_launched_kernel_by_kernel_has_the_same_bits(stepper: ModelRunner) -> None:
+    eager = make_stepper(eager=True)
+    for runner in (stepper, eager):
+        runner.forward([Chunk(list(range(5, 125)), 0, list(range(20)), 0)])
+    chunk = Chunk([7, 8, 9], 120, list(range(20)), 3)
+    assert torch.equal(logits_of(stepper, chunk), logits_of(eager, chunk))
+
+
+def test_a_prefill_has_the_same_bits_alone_and_among_others(stepper: ModelRunner) -> None:
+    mine = Chunk(list(range(5, 45)), 0, list(range(4)), 1)
+    other = Chunk(list(range(70, 140)), 0, list(range(10, 16)), 1)
+    alone = stepper.forward([mine])
+    together = stepper.forward([other, mine])
+    assert alone is not None
+    assert together is not None
+    assert torch.equal(alone[0], together[1])

@@ -121,7 +121,8 @@ class ModelRunner:
         from ssd_engine.cuda.products import ProductShape, make_product
 
         n, k = self.model.weights.head.shape
-        return make_product(ProductShape(n, k, LOGIT_ROWS, wide=True), self.device)
+        shape = ProductShape(n, k, LOGIT_ROWS, wide=True)
+        return make_product(shape, DTYPES[self.options.dtype], self.device)
 
     def _choose_linear(self, weights: DecoderWeights) -> Linear:
         matrices = weights.matrices()

@@ -59,8 +59,8 @@ class Product(Protocol):
 
 
 @cache
-def make_product(shape: ProductShape, device: torch.device) -> Product:
-    if device.type != "cuda":  # where kernels are interpreted
+def make_product(shape: ProductShape, dtype: torch.dtype, device: torch.device) -> Product:
+    if device.type != "cuda" or dtype is not torch.bfloat16:
         return _Blas(shape)
     properties: Any = torch.cuda.get_device_properties(device)
     hopper = (properties.major, properties.minor) == (9, 0)

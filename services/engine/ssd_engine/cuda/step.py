@@ -63,7 +63,7 @@ class _Layers:
 
         def product(weight: Tensor, **fused: bool) -> Product:
             n, k = weight.shape
-            return make_product(ProductShape(n, k, rows, **fused), device)
+            return make_product(ProductShape(n, k, rows, **fused), dtype, device)
 
         def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(sizes, dtype=kind, device=device)
