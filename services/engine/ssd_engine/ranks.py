@@ -33,7 +33,7 @@ from ssd_engine.log import setup_logging
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.scored import Pending
+from ssd_engine.scored import Pending, Scored
 from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,10 @@ class RankedRunner:
 
         ``launched`` is called as soon as the device has its work, which on a CPU is at once.
         """
-        with self._others(FORWARD, parts):
+        if self._channel is None:
+            return self._runner.forward(parts, launched)
+        with leaving_the_verdict():
+            self._tell_others(self._channel, FORWARD, parts)
             return self._runner.forward(parts, launched)
 
     def step(
@@ -154,23 +157,40 @@ class RankedRunner:
 
         ``draws``: of every row that asks for logits; None where its token is not drawn there.
         """
-        with self._others(STEP, parts):
-            return self._runner.step(parts, draws, launched)
-
-    @contextmanager
-    def _others(self, kind: int, parts: Sequence[Part]) -> Iterator[None]:
-        """The other ranks do the same."""
         if self._channel is None:
-            yield
-            return
-        try:
-            self._channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
-            yield
-        except (RuntimeError, OSError, EOFError):
-            # A collective or a pipe fails the moment a rank dies. The watcher knows which one,
-            # says so, and ends this process.
-            time.sleep(VERDICT_SECONDS)
-            raise
+            return self._runner.step(parts, draws, launched)
+        with leaving_the_verdict():
+            self._tell_others(self._channel, STEP, parts)
+            return PendingOnRanks(self._runner.step(parts, draws, launched))
+
+    def _tell_others(self, channel: StepChannel, kind: int, parts: Sequence[Part]) -> None:
+        channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
+
+
+class PendingOnRanks:
+    """A step of several ranks, any of which may die until its result is there."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+        self.rows = pending.rows
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def result(self) -> Scored:
+        with leaving_the_verdict():
+            return self._pending.result()
+
+
+@contextmanager
+def leaving_the_verdict() -> Iterator[None]:
+    """A collective or a pipe fails the moment a rank dies. The watcher knows which one, says so,
+    and ends this process."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError):
+        time.sleep(VERDICT_SECONDS)
+        raise
 
 
 def check_devices(options: RunnerOptions, tp_size: int) -> None:
