@@ -25,7 +25,7 @@ from ssd_target.scheduler import Work
 from ssd_target.sequence import Sequence, State
 from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.speculator import Speculator
-from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, verify
+from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, draws, verify
 from tests.scale import share
 from tests.synchronous import ByForward
 
@@ -246,6 +246,48 @@ def test_a_token_without_probability_is_no_broken_row() -> None:
     logits = make_logits(1, 2)
     logits[0, 5:] = -math.inf
     assert verify_one(round_of(sequence, []), logits).tokens[0] < 5
+
+
+def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -> Scored:
+    """As a device scores rows: it draws where a temperature is all, and tells what is broken."""
+    best = []
+    for work in works:
+        for draw in draws(work):
+            row = logits[len(best)]
+            token = 0
+            if draw is not None:
+                params = SamplingParams(draw.seed, draw.temperature)
+                (token,) = sample(row[None], [SampleRow(params, (), range(draw.position))])
+            best.append([token])
+    bad = np.isin(np.arange(len(best)), broken)
+    return Scored(lambda: logits, np.array(best, dtype=np.int32), bad)
+
+
+def test_rounds_end_alike_wherever_their_tokens_are_drawn() -> None:
+    sequences = [make_sequence(options, i) for i, options in enumerate(OPTIONS.values())]
+    works = [round_of(sequence, [6, 7, 8]) for sequence in sequences]
+    logits = make_logits(4 * len(works), seed=8)
+    for i, work in enumerate(works):  # two right guesses for each
+        own = plain_decoding(sequences[i], logits[4 * i : 4 * i + 2])
+        works[i] = round_of(work.sequence, [*own, 9])
+    expected = verify(works, Scored(lambda: logits))
+    assert verify(works, drawn_on_device(works, logits)) == expected
+    assert all(isinstance(each, Outcome) and each.accepted >= 2 for each in expected)
+
+
+def test_a_row_that_the_device_calls_broken_fails_its_round_if_it_counts() -> None:
+    plain = OPTIONS["plain"]
+    works = [round_of(make_sequence(plain, i), [6, 7]) for i in range(2)]
+    logits = make_logits(6, seed=9)
+    own = plain_decoding(works[0].sequence, logits[:2])
+    works[0] = round_of(works[0].sequence, [own[0], (own[1] + 1) % VOCAB])  # one is right
+    after, before = verify(works, drawn_on_device(works, logits, [2])), [0, 1]
+    assert isinstance(after[0], Outcome)
+    assert after[0].accepted == 1
+    for row in before:
+        outcomes = verify(works, drawn_on_device(works, logits, [row]))
+        assert isinstance(outcomes[0], NonFiniteLogits)
+        assert isinstance(outcomes[1], Outcome)
 
 
 class BrokenForOne:

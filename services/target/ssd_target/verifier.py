@@ -4,7 +4,9 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.batch import Draw
@@ -58,14 +60,9 @@ def sample_rows(work: Work) -> list[SampleRow]:
     ]
 
 
-def is_plain(work: Work) -> bool:
-    """Whether the tokens of a round can be drawn where the logits are."""
-    return work.sequence.num_logprobs is None and work.sequence.sampling.plain
-
-
 def draws(work: Work) -> list[Draw | None]:
-    """How they are drawn there; None where it takes more than a temperature."""
-    if not is_plain(work):
+    """How a round's tokens are drawn where the logits are; None where it takes more than that."""
+    if not work.sequence.is_plain:
         return [None] * work.chunk.num_logits
     first = work.chunk.end - work.chunk.num_logits + 1
     params = work.sequence.sampling
@@ -85,8 +82,13 @@ def verify(
     drawn = drawn or [None] * len(works)
     outcomes: dict[int, Outcome | NonFiniteLogits] = {}
     if scored.best is not None:
-        by_device = [i for i, work in enumerate(works) if drawn[i] is None and is_plain(work)]
-        outcomes = {i: _drawn_by_device(works[i], scored, spans[i]) for i in by_device}
+        own: list[int] = scored.best[:, 0].tolist()
+        broken = scored.broken if scored.broken is not None and scored.broken.any() else None
+        outcomes = {
+            i: _drawn_by_device(work, own[spans[i]], None if broken is None else broken[spans[i]])
+            for i, work in enumerate(works)
+            if drawn[i] is None and work.sequence.is_plain
+        }
     others = [i for i in range(len(works)) if i not in outcomes]
     if others:
         logits = _rows_of(scored.logits, spans, others)
@@ -95,12 +97,11 @@ def verify(
     return [outcomes[i] for i in range(len(works))]
 
 
-def _drawn_by_device(work: Work, scored: Scored, span: slice) -> Outcome | NonFiniteLogits:
-    if scored.best is None or scored.broken is None:
-        raise RuntimeError("the device has drawn nothing")
-    own: list[int] = scored.best[span, 0].tolist()
+def _drawn_by_device(
+    work: Work, own: list[int], broken: NDArray[np.bool_] | None
+) -> Outcome | NonFiniteLogits:
     accepted = count_accepted(speculation(work), own)
-    if scored.broken[span][: accepted + 1].any():
+    if broken is not None and broken[: accepted + 1].any():
         return NonFiniteLogits()
     return Outcome(accepted, own[: accepted + 1], None)
 

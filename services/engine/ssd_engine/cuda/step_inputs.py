@@ -132,6 +132,14 @@ class StepInputs:
             begins.append(row)
             self._fill_run(i, run, row)
             row += len(run.tokens)
+        # One assignment for all runs: each of them costs about as much as a row of Python.
+        host["tokens"][:row] = [token for run in runs for token in run.tokens]
+        host["positions"][:row] = [position for run in runs for position in run.positions]
+        host["slots"][:row] = [slot for run in runs for slot in run.slots]
+        host["limits"][:row] = [limit for run in runs for limit in run.limits]
+        host["run_begin"][: len(runs)] = begins
+        host["run_rows"][: len(runs)] = [len(run.tokens) for run in runs]
+        host["run_end"][: len(runs)] = [max(run.limits) + 1 for run in runs]
         host["slots"][row : max(row, self._host.live_rows)] = dummy_slot
         for name in ("run_rows", "run_end"):
             host[name][len(runs) : max(len(runs), self._host.live_runs)] = 0
@@ -145,14 +153,8 @@ class StepInputs:
 
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:
         host, count = self._host.part, len(run.tokens)
-        rows = slice(row, row + count)
-        host["tokens"][rows] = run.tokens
-        host["positions"][rows] = run.positions
-        host["slots"][rows] = run.slots
-        host["limits"][rows] = run.limits
-        host["run_begin"][i], host["run_rows"][i] = row, count
-        host["run_end"][i] = max(run.limits) + 1
         if self.shape.scratch:
+            rows = slice(row, row + count)
             host["branches"][rows] = np.arange(count)
             host["run_branches"][i] = count
             host["run_depths"][i] = len(run.scratch) // count
