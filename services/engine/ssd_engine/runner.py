@@ -51,6 +51,12 @@ class ModelRunner:
         dtype = DTYPES[options.dtype]
         # Halves on a CUDA device have kernels of their own; the rest is torch's everywhere.
         self._tuned = self.device.type == "cuda" and dtype in HALVES
+        if self.device.type == "cuda" and not self._tuned:
+            log.warning(
+                "%s on a CUDA device: torch's attention, no graphs, and rounding that depends on "
+                "the batch; --dtype bfloat16 has all three",
+                options.dtype,
+            )
         kv_heads = grown.kv_heads_per_rank(tp.size)
         spec = KVCacheSpec(grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype)
         if self.device.type == "cuda":
