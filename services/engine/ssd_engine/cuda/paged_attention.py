@@ -62,6 +62,16 @@ def _attend(q, k, v, valid, scale, m, total, acc):
 
 
 @triton.jit
+def _read(key, value, slot, inside, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr):
+    """Keys and values of one head in slots [TILE]: [TILE, DIM] each, zeros where not inside."""
+    dim = tl.arange(0, DIM)
+    at = (slot.to(tl.int64) * KV_HEADS + kv_head)[:, None] * DIM + dim[None, :]
+    k = tl.load(key + at, mask=inside[:, None], other=0.0)
+    v = tl.load(value + at, mask=inside[:, None], other=0.0)
+    return k, v
+
+
+@triton.jit
 def paged_attention_kernel(
     query,  # [rows, HEADS, DIM]
     key,  # [blocks, BLOCK, KV_HEADS, DIM]
@@ -129,10 +139,8 @@ def paged_attention_kernel(
                 block = tl.load(
                     tables + run * table_width + position // BLOCK, mask=inside, other=0
                 )
-                slot = (block * BLOCK + position % BLOCK).to(tl.int64)
-                at = (slot * KV_HEADS + kv_head)[:, None] * DIM + dim[None, :]
-                k = tl.load(key + at, mask=inside[:, None], other=0.0)
-                v = tl.load(value + at, mask=inside[:, None], other=0.0)
+                slot = block * BLOCK + position % BLOCK
+                k, v = _read(key, value, slot, inside, kv_head, KV_HEADS, DIM)
                 valid = (position[None, :] <= limit[:, None]) & inside[None, :]
                 m, total, acc = _attend(q, k, v, valid, scale, m, total, acc)
         else:
@@ -141,9 +149,7 @@ def paged_attention_kernel(
                 index = (part - shared_parts) * TILE + tl.arange(0, TILE)
                 inside = index < tail
                 slot = tl.load(scratch + run * scratch_width + index, mask=inside, other=0)
-                at = (slot.to(tl.int64) * KV_HEADS + kv_head)[:, None] * DIM + dim[None, :]
-                k = tl.load(key + at, mask=inside[:, None], other=0.0)
-                v = tl.load(value + at, mask=inside[:, None], other=0.0)
+                k, v = _read(key, value, slot, inside, kv_head, KV_HEADS, DIM)
                 own = (index % num_branches)[None, :] == branch[:, None]
                 m, total, acc = _attend(q, k, v, own & inside[None, :], scale, m, total, acc)
         if parts == 1:
