@@ -12,34 +12,12 @@
 // UNROLL (of 32 k), BLOCKS (per multiprocessor) and
 //   RESIDUAL  out = residual + product
 //   BIAS      out += bias
-
-typedef unsigned int u32;
-typedef unsigned short u16;
+//   AHEAD     the next weights are asked for before these are multiplied
 
 #define COLUMNS (OCTETS * 8)
 #define HEIGHT (TILES * 16)
 #define SHARES (K / (32 * UNROLL))  // each is what a warp multiplies at a time
 #define STEPS ((SHARES + WARPS - 1) / WARPS)
-
-__device__ __forceinline__ u32 pack(float lower, float upper) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
-    return pair;
-}
-
-__device__ __forceinline__ uint4 stream(const uint4* address) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
-    return v;
-}
-
-__device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 __device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* w, int share, int g,
                                      int t) {

@@ -142,7 +142,7 @@ class _Resident:
 def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
     """Tiles of 16 weight rows that a warp works on, and its unrolling; what fits in registers."""
     if shape.n // (16 * processors) < 6 and not shape.gated:
-        return 1, 4 if shape.k % 1024 == 0 else 2
+        return 1, 4
     if shape.octets == 1 and shape.n // (64 * processors) >= 2:
         return 4, 1
     return (2, 2) if shape.octets <= 3 else (2, 1)
@@ -230,6 +230,6 @@ def gate(x: Tensor, out: Tensor) -> None:
 
 
 def _compiled(source: str, defines: Mapping[str, int], arch: str) -> bytes:
-    text = (HERE / source).read_text()
+    text = "".join((HERE / name).read_text() for name in ("few_rows_common.cu", source))
     key = repr((text, sorted(defines.items()), arch, torch.version.cuda))
     return kept_binary(Path(source).stem, key, lambda: compile_source(text, defines, arch))
