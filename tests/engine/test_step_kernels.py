@@ -286,7 +286,7 @@ def test_seeds_of_64_bits_arrive_whole() -> None:
     inputs = StepInputs(VERIFY, torch.device("cpu"))
     seeds = [0, (1 << 64) - 1, 1 << 63, 12345678901234567890]
     draws = [Draw(seed, 0.5, 7) for seed in seeds]
-    inputs.fill([StepRun([1] * 4, range(4), range(4), range(4), [0], (), draws)], DUMMY)
+    inputs.fill([StepRun([1] * 4, range(4), range(4), range(4), [0], draws=draws)], DUMMY)
     inputs.copy()
     assert [int(s) % (1 << 64) for s in inputs["seeds"][:4]] == seeds
     assert inputs["temperatures"][:4].tolist() == [0.5] * 4

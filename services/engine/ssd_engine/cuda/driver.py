@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_engine.kernel_cache import kept_binary
+
+COMMON = Path(__file__).parent / "few_rows_common.cu"  # stands before every source
+_CLUSTER = 4  # launch attribute: blocks that run side by side and read each other's memory
 _PROGRAMMATIC = 6  # launch attribute: may begin while the kernel before it in the stream ends
 _DYNAMIC_SHARED = 8  # function attribute: bytes that a launch may ask for
 
@@ -99,25 +103,46 @@ class Kernel:
         if shared:
             _check(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED, shared), name)
 
-    def launch(self, grid: int, arguments: Sequence[Tensor | float | None]) -> None:
+    def launch(
+        self,
+        grid: tuple[int, int],
+        arguments: Sequence[Tensor | float | None],
+        cluster: int = 1,
+    ) -> None:
         """It may begin while the kernel before it ends; it says itself when it must not go on."""
         values = [_argument(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(
             *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
         )
-        attribute = _Attribute(_PROGRAMMATIC, 0, (ctypes.c_int * 16)(1))
+        attributes = (_Attribute * 2)(
+            _Attribute(_PROGRAMMATIC, 0, (ctypes.c_int * 16)(1)),
+            _Attribute(_CLUSTER, 0, (ctypes.c_int * 16)(cluster, 1, 1)),
+        )
         config = _Config(
-            (grid, 1, 1),
+            (*grid, 1),
             (self._block, 1, 1),
             self._shared,
             torch.cuda.current_stream().cuda_stream,
-            ctypes.pointer(attribute),
-            1,
+            attributes,
+            2 if cluster > 1 else 1,
         )
         _check(
             _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None),
             "launch",
         )
+
+
+def compiled_kernel(
+    source: Path, defines: Mapping[str, int], device: torch.device, block: int, shared: int = 0
+) -> Kernel:
+    """The function that has the name of its file, compiled or found in the cache of binaries."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    hopper = (properties.major, properties.minor) == (9, 0)
+    arch = "sm_90a" if hopper else f"sm_{properties.major}{properties.minor}"
+    text = COMMON.read_text() + source.read_text()
+    key = repr((text, sorted(defines.items()), arch, torch.version.cuda))
+    binary = kept_binary(source.stem, key, lambda: compile_source(text, defines, arch))
+    return Kernel(binary, source.stem, block, shared)
 
 
 def _argument(value: Tensor | float | None) -> Any:

@@ -4,6 +4,11 @@ import triton
 import triton.language as tl
 
 
+def overlapping(overlap: bool) -> dict[str, bool]:
+    """Options of a kernel that may begin while the one before it ends."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
+
+
 @triton.jit
 def norm_kernel(
     x,  # [rows, WIDTH]

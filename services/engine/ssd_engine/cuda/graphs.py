@@ -170,6 +170,7 @@ def step_runs(
     """Rows of the parts, and slots whose KV is moved first. ``draws``: of rows with logits."""
     runs: list[StepRun] = []
     moves: list[tuple[int, int]] = []
+    chunks: list[tuple[int, Chunk]] = []  # with the numbers of their runs
     at = 0
     for part in parts:
         if isinstance(part, Moved):
@@ -187,14 +188,30 @@ def step_runs(
                     part.limits,
                     part.blocks,
                     part.scratch,
+                    *_newest(part, len(runs), chunks, block_size),
                     drawn,
                 )
             )
         else:
-            places = range(part.start, part.end)
+            own, places = len(runs), range(part.start, part.end)
+            chunks.append((own, part))
             slots = _slots(part, block_size)
-            runs.append(StepRun(part.tokens, places, slots, places, part.blocks, (), drawn))
+            runs.append(
+                StepRun(part.tokens, places, slots, places, part.blocks, (), part.start, own, drawn)
+            )
     return runs, moves
+
+
+def _newest(
+    tree: TreeRows, own: int, chunks: Sequence[tuple[int, Chunk]], block_size: int
+) -> tuple[int, int]:
+    """Where the tokens of the tree's sequence begin that this step computes, and in which run: a
+    block that is written to belongs to one sequence alone."""
+    for run, chunk in chunks:
+        block = chunk.start // block_size
+        if block < len(tree.blocks) and tree.blocks[block] == chunk.blocks[block]:
+            return chunk.start, run
+    return max(tree.limits) + 1, own
 
 
 def _slots(part: Chunk | Moved, size: int) -> list[int]:

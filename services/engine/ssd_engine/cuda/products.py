@@ -4,7 +4,6 @@ The choice follows from the shape alone, never from a measurement at start: two 
 configuration give the same bits.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,11 +14,11 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from ssd_engine.cuda.driver import Kernel, compile_source
+from ssd_engine.cuda.driver import compiled_kernel
 from ssd_engine.cuda.elementwise import gate_kernel, norm_kernel
-from ssd_engine.kernel_cache import kept_binary
 
-HERE = Path(__file__).parent
+RESIDENT = Path(__file__).parent / "few_rows_resident.cu"
+SPLIT = Path(__file__).parent / "few_rows_split.cu"
 RESIDENT_WARPS = 16
 MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is faster
 MOST_OCTETS = 4  # of rows; likewise
@@ -63,13 +62,11 @@ def make_product(shape: ProductShape, dtype: torch.dtype, device: torch.device) 
     if device.type != "cuda" or dtype is not torch.bfloat16:
         return _Blas(shape)
     properties: Any = torch.cuda.get_device_properties(device)
-    hopper = (properties.major, properties.minor) == (9, 0)
-    arch = "sm_90a" if hopper else f"sm_{properties.major}{properties.minor}"
     if properties.major >= 9:
         if _fits_resident(shape, properties.shared_memory_per_block_optin):
-            return _Resident(shape, properties.multi_processor_count, arch)
+            return _Resident(shape, properties.multi_processor_count, device)
         if _fits_split(shape):
-            return _Split(shape, arch)
+            return _Split(shape, device)
     return _Blas(shape)
 
 
@@ -97,7 +94,7 @@ def _resident_shared(shape: ProductShape, tiles: int) -> int:
 class _Resident:
     """All of x in shared memory: for products of a normalised x, which have many outputs."""
 
-    def __init__(self, shape: ProductShape, processors: int, arch: str) -> None:
+    def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
         self._shape = shape
         tiles, unroll = _resident_tiles(shape, processors)
         per_block = -(-shape.n // (16 * tiles * processors))
@@ -122,10 +119,9 @@ class _Resident:
             "BIAS": int(shape.bias),
             "WIDE": int(shape.wide),
         }
-        binary = _compiled("few_rows_resident.cu", defines, arch)
         shared = _resident_shared(shape, tiles)
-        self._kernel = Kernel(binary, "few_rows_resident", RESIDENT_WARPS * 32, shared)
-        self._grid = processors
+        self._kernel = compiled_kernel(RESIDENT, defines, device, RESIDENT_WARPS * 32, shared)
+        self._grid = (processors, 1)
 
     def __call__(
         self,
@@ -151,7 +147,7 @@ def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
 class _Split:
     """Blocks divide k among their warps: for long k and few outputs."""
 
-    def __init__(self, shape: ProductShape, arch: str) -> None:
+    def __init__(self, shape: ProductShape, device: torch.device) -> None:
         self._shape = shape
         one_wave = shape.octets == 1 and 96 <= shape.n // 32 <= 132
         tiles, warps, unroll, ahead = (2, 32, 1, 0) if one_wave else (1, 16, 2, 1)
@@ -167,9 +163,8 @@ class _Split:
             "RESIDUAL": int(shape.residual),
             "BIAS": int(shape.bias),
         }
-        binary = _compiled("few_rows_split.cu", defines, arch)
-        self._kernel = Kernel(binary, "few_rows_split", warps * 32)
-        self._grid = shape.n // (16 * tiles)
+        self._kernel = compiled_kernel(SPLIT, defines, device, warps * 32)
+        self._grid = (shape.n // (16 * tiles), 1)
 
     def __call__(
         self,
@@ -227,9 +222,3 @@ def gate(x: Tensor, out: Tensor) -> None:
     width = out.shape[1]
     grid = (-(-width // GATE_PIECE), out.shape[0])
     gate_kernel[grid](x, out, width, GATE_PIECE, False)
-
-
-def _compiled(source: str, defines: Mapping[str, int], arch: str) -> bytes:
-    text = "".join((HERE / name).read_text() for name in ("few_rows_common.cu", source))
-    key = repr((text, sorted(defines.items()), arch, torch.version.cuda))
-    return kept_binary(Path(source).stem, key, lambda: compile_source(text, defines, arch))

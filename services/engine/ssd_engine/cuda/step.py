@@ -4,8 +4,6 @@ The decoder's layers with fused kernels, over buffers that stay where they are, 
 can be captured as one graph: the inputs' copy to the device first, the results' copy back last.
 """
 
-import math
-
 import numpy as np
 import torch
 import triton
@@ -21,29 +19,14 @@ from ssd_engine.cuda.drawing import (
     rank_kernel,
     verdict_kernel,
 )
-from ssd_engine.cuda.elementwise import move_kernel
-from ssd_engine.cuda.paged_attention import (
-    Division,
-    merge_parts_kernel,
-    paged_attention_kernel,
-    rotate_and_write_kernel,
-)
+from ssd_engine.cuda.elementwise import move_kernel, overlapping
 from ssd_engine.cuda.products import Product, ProductShape, make_product
+from ssd_engine.cuda.step_attention import make_attention
 from ssd_engine.cuda.step_inputs import StepInputs, StepShape
 from ssd_engine.decoder import Decoder, LayerWeights
 from ssd_engine.kv_cache import KVCache, LayerCache
 
 LEAVES_AT_ONCE = 8
-PARTS_AT_ONCE = 8
-MANY_ROWS = 128  # of an attention program, for which more warps pay
-# From here on attention that begins early is in the way of what it waits for: measured, a layer
-# takes 15 to 90 us longer.
-CROWDED_ROWS = 64
-
-
-def overlapping(overlap: bool) -> dict[str, bool]:
-    """Options of a kernel that may begin while the one before it ends."""
-    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
 
 
 class _Layers:
@@ -51,13 +34,9 @@ class _Layers:
 
     def __init__(self, model: Decoder, kv: KVCache, inputs: StepInputs, overlap: bool) -> None:
         self._model, self._kv, self._inputs = model, kv, inputs
-        self._overlap = overlap
         config, shape = model.config, inputs.shape
         device, dtype = model.weights.norm.device, model.weights.norm.dtype
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, config.head_dim
-        self._group_rows = max(16, triton.next_power_of_2(shape.rows_per_run * (heads // kv_heads)))
-        self._division = Division.of(shape.max_positions, shape.scratch)
-        self._parts = self._division.most_parts
         first = model.weights.layers[0]
         rows, alone = shape.rows, model.tp.size == 1
 
@@ -78,17 +57,10 @@ class _Layers:
         padded = shape.padded_rows
         self.hidden = empty(padded, config.hidden_size)
         self._projected = empty(padded, (heads + 2 * kv_heads) * dim)
-        self._query = empty(padded, heads * dim)
-        self._attended = empty(padded, heads * dim)
         self._gated = empty(padded, first.down.shape[1])
         self._summed = self.hidden if alone else empty(padded, config.hidden_size)
-        self._partial = empty(
-            shape.runs * kv_heads * self._parts * self._group_rows * dim, kind=torch.float32
-        )
-        self._peaks = empty(
-            shape.runs * kv_heads * self._parts * self._group_rows * 2, kind=torch.float32
-        )
         self._logits = empty(rows, model.weights.head.shape[0], kind=torch.float32)
+        self._attend = make_attention(model, inputs, overlap)
 
     def forward(self) -> Tensor | None:
         """Logits [rows, head_rows] float32 on rank 0; None elsewhere."""
@@ -105,9 +77,8 @@ class _Layers:
     def _attention(self, layer: LayerWeights, cache: LayerCache) -> None:
         eps = self._model.config.rms_norm_eps
         self._qkv(layer.qkv, self.hidden, self._projected, layer.input_norm, eps, layer.qkv_bias)
-        self._rotate_and_write(layer, cache)
-        self._attend(cache)
-        self._add(self._o, layer.o, self._attended, layer.o_bias)
+        attended = self._attend(self._projected, layer, cache)
+        self._add(self._o, layer.o, attended, layer.o_bias)
 
     def _mlp(self, layer: LayerWeights) -> None:
         eps = self._model.config.rms_norm_eps
@@ -125,76 +96,6 @@ class _Layers:
         self.hidden += self._model.tp.all_reduce(self._summed)
         if bias is not None:
             self.hidden += bias
-
-    def _rotate_and_write(self, layer: LayerWeights, cache: LayerCache) -> None:
-        model, inputs = self._model, self._inputs
-        heads, kv_heads = model.num_heads, model.num_kv_heads
-        rotate_and_write_kernel[(inputs.shape.rows, heads + 2 * kv_heads)](
-            self._projected,
-            layer.qk_norm if layer.qk_norm is not None else self._projected,
-            model.rope.cos,
-            model.rope.sin,
-            inputs["positions"],
-            inputs["slots"],
-            self._query,
-            cache.key,
-            cache.value,
-            model.config.qk_norm_eps,
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            DIM=model.config.head_dim,
-            NORM=layer.qk_norm is not None,
-            num_warps=1,
-            **overlapping(self._overlap),
-        )
-
-    def _attend(self, cache: LayerCache) -> None:
-        model, inputs, shape = self._model, self._inputs, self._inputs.shape
-        kv_heads, dim = model.num_kv_heads, model.config.head_dim
-        about = {
-            "HEADS": model.num_heads,
-            "KV_HEADS": kv_heads,
-            "DIM": dim,
-            "ROWS": self._group_rows,
-            **self._division.constants(),
-            "TREE": bool(shape.scratch),
-        }
-        runs = [inputs[name] for name in ("run_begin", "run_rows", "run_end")]
-        trees = [inputs[name] for name in ("run_branches", "run_depths")]
-        paged_attention_kernel[(self._parts, kv_heads, shape.runs)](
-            self._query,
-            cache.key,
-            cache.value,
-            self._attended,
-            *runs,
-            inputs["limits"],
-            inputs["tables"],
-            inputs["branches"],
-            *trees,
-            inputs["scratch"],
-            self._partial,
-            self._peaks,
-            math.log2(math.e) / math.sqrt(dim),
-            shape.table_width,
-            shape.scratch,
-            BLOCK=shape.block_size,
-            num_warps=8 if self._group_rows >= MANY_ROWS else 4,
-            num_stages=3,
-            **about,
-            **overlapping(self._overlap and self._group_rows < CROWDED_ROWS),
-        )
-        lanes = shape.rows_per_run * (model.num_heads // kv_heads)
-        merge_parts_kernel[(lanes, kv_heads, shape.runs)](
-            self._partial,
-            self._peaks,
-            self._attended,
-            *runs,
-            *trees,
-            AT_ONCE=PARTS_AT_ONCE,
-            num_warps=1,
-            **about,
-            **overlapping(self._overlap),
-        )
 
 
 class Step:

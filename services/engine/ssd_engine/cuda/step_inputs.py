@@ -40,7 +40,10 @@ class StepShape:
 class StepRun:
     """Rows of one sequence. Row i writes its KV to ``slots[i]`` and sees positions up to
     ``limits[i]``; in a tree also its own branch's part of ``scratch``, one slot for each row and
-    depth. A token -n - 1 is the best one of row n of the step before."""
+    depth. A token -n - 1 is the best one of row n of the step before.
+
+    Positions from ``new`` on are written by this step, in the rows of run ``source``: its own for
+    consecutive tokens; for a tree those of the same sequence, where there are any."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
@@ -48,6 +51,8 @@ class StepRun:
     limits: Sequence[int]
     blocks: Sequence[int]
     scratch: Sequence[int] = ()
+    new: int = 0
+    source: int = 0
     draws: Sequence[Draw | None] = field(default=())  # one for each row, or none at all
 
 
@@ -82,6 +87,8 @@ class StepInputs:
             "run_begin": runs,
             "run_rows": runs,
             "run_end": runs,
+            "run_new": runs,
+            "run_source": runs,
             "run_branches": runs,
             "run_depths": runs,
             "num_moves": 1,
@@ -140,6 +147,8 @@ class StepInputs:
         host["run_begin"][: len(runs)] = begins
         host["run_rows"][: len(runs)] = [len(run.tokens) for run in runs]
         host["run_end"][: len(runs)] = [max(run.limits) + 1 for run in runs]
+        host["run_new"][: len(runs)] = [run.new for run in runs]
+        host["run_source"][: len(runs)] = [begins[run.source] for run in runs]
         host["slots"][row : max(row, self._host.live_rows)] = dummy_slot
         for name in ("run_rows", "run_end"):
             host[name][len(runs) : max(len(runs), self._host.live_runs)] = 0

@@ -1,0 +1,223 @@
+"""Attention of a step's rows, from their projection to what the output projection takes.
+
+Two ways: one kernel for all of it, where blocks of a device can work in clusters, and three that
+need nothing but Triton.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import triton
+from torch import Tensor
+
+from ssd_engine.cuda.driver import Kernel, compiled_kernel
+from ssd_engine.cuda.elementwise import overlapping
+from ssd_engine.cuda.paged_attention import (
+    Division,
+    merge_parts_kernel,
+    paged_attention_kernel,
+    rotate_and_write_kernel,
+)
+from ssd_engine.cuda.step_inputs import StepInputs
+from ssd_engine.decoder import Decoder, LayerWeights
+from ssd_engine.kv_cache import LayerCache
+
+PARTS_AT_ONCE = 8
+MANY_ROWS = 128  # of an attention program, for which more warps pay
+# From here on attention that begins early is in the way of what it waits for: measured, a layer
+# takes 15 to 90 us longer.
+CROWDED_ROWS = 64
+
+SOURCE = Path(__file__).parent / "few_rows_attention.cu"
+CLUSTER = 8
+TILE = 64  # keys
+DIMENSIONS = (64, 128)
+MOST_ROWS = 128
+KEY_GROUPS = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}  # by row groups of 16: 4 to 12 warps
+FEW_RUNS = 2  # so few clusters have the device for themselves, and can keep more in flight
+
+
+class StepAttention(Protocol):
+    def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
+        """[rows, heads * dim]; the new keys and values are in the cache then."""
+        ...
+
+
+def make_attention(model: Decoder, inputs: StepInputs, overlap: bool) -> StepAttention:
+    device = model.weights.norm.device
+    if device.type == "cuda":
+        properties: Any = torch.cuda.get_device_properties(device)
+        if properties.major >= 9:
+            shape = ClusterShape(model, inputs)
+            if shape.fits(properties.shared_memory_per_block_optin):
+                return ClusterAttention(model, inputs, shape)
+    return TritonAttention(model, inputs, overlap)
+
+
+class ClusterShape:
+    """What the kernel is compiled for."""
+
+    def __init__(self, model: Decoder, inputs: StepInputs) -> None:
+        shape, self._dtype = inputs.shape, model.weights.norm.dtype
+        group = model.num_heads // model.num_kv_heads
+        self.dim, self._page = model.config.head_dim, shape.block_size
+        self.rows = -(-shape.rows_per_run * group // 16) * 16
+        self.key_groups = KEY_GROUPS.get(self.rows // 16, 1)
+        self.stages = 4 if shape.runs <= FEW_RUNS else 2
+        self._table, self._scratch = shape.table_width, shape.scratch
+        self.defines = {
+            "HEADS": model.num_heads,
+            "KV_HEADS": model.num_kv_heads,
+            "DIM": self.dim,
+            "PAGE": self._page,
+            "ROWS": self.rows,
+            "KEY_GROUPS": self.key_groups,
+            "STAGES": self.stages,
+            "TABLE": self._table,
+            "SCRATCH": self._scratch,
+            "TREE": int(self._scratch > 0),
+            "NORM": int(model.weights.layers[0].qk_norm is not None),
+        }
+
+    def fits(self, most_shared: int) -> bool:
+        return (
+            self._dtype is torch.bfloat16
+            and self.dim in DIMENSIONS
+            and self._page <= TILE
+            and TILE % self._page == 0
+            and self.rows <= MOST_ROWS
+            and self.shared <= most_shared
+        )
+
+    @property
+    def warps(self) -> int:
+        return self.rows // 16 * self.key_groups
+
+    @property
+    def shared(self) -> int:
+        """Bytes: queries, pages, scratch slots; tiles of keys and values, and later their sums."""
+        pages = TILE // self._page
+        own = -(-self._table // (pages * CLUSTER)) * pages
+        fixed = self.rows * (self.dim // 8 + 4) * 16
+        fixed += -(-own // 4) * 16 + -(-self._scratch // 4) * 16
+        tiles = self.stages * TILE * (self.dim // 8 + 4 + self.dim // 8 + 1) * 16
+        sums = self.key_groups * self.rows * self.dim * 4 + (self.key_groups + 1) * self.rows * 8
+        return fixed + max(tiles, sums)
+
+
+class ClusterAttention:
+    def __init__(self, model: Decoder, inputs: StepInputs, shape: ClusterShape) -> None:
+        self._model, self._inputs = model, inputs
+        device = model.weights.norm.device
+        self._kernel: Kernel = compiled_kernel(
+            SOURCE, shape.defines, device, shape.warps * 32, shape.shared
+        )
+        self._grid = (model.num_kv_heads * CLUSTER, inputs.shape.runs)
+        width = model.num_heads * shape.dim
+        self._out = torch.zeros(
+            inputs.shape.padded_rows, width, dtype=torch.bfloat16, device=device
+        )
+        rows = ("positions", "slots", "limits", "branches")
+        runs = ("run_begin", "run_rows", "run_end", "run_new", "run_source")
+        more = ("run_branches", "run_depths", "tables", "scratch")
+        self._told = [inputs[name] for name in (*rows, *runs, *more)]
+        self._scale = math.log2(math.e) / math.sqrt(shape.dim)
+
+    def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
+        rope, eps = self._model.rope, self._model.config.qk_norm_eps
+        tensors = (projected, layer.qk_norm, rope.cos, rope.sin, cache.key, cache.value, self._out)
+        self._kernel.launch(self._grid, (*tensors, *self._told, self._scale, eps), CLUSTER)
+        return self._out
+
+
+class TritonAttention:
+    def __init__(self, model: Decoder, inputs: StepInputs, overlap: bool) -> None:
+        self._model, self._inputs, self._overlap = model, inputs, overlap
+        shape = inputs.shape
+        heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.config.head_dim
+        device, dtype = model.weights.norm.device, model.weights.norm.dtype
+        self._group_rows = max(16, triton.next_power_of_2(shape.rows_per_run * (heads // kv_heads)))
+        self._division = Division.of(shape.max_positions, shape.scratch)
+        self._parts = self._division.most_parts
+        padded, pairs = shape.padded_rows, shape.runs * kv_heads * self._parts * self._group_rows
+        self._query = torch.zeros(padded, heads * dim, dtype=dtype, device=device)
+        self._out = torch.zeros(padded, heads * dim, dtype=dtype, device=device)
+        self._partial = torch.zeros(pairs * dim, dtype=torch.float32, device=device)
+        self._peaks = torch.zeros(pairs * 2, dtype=torch.float32, device=device)
+
+    def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
+        self._rotate_and_write(projected, layer, cache)
+        self._attend(cache)
+        return self._out
+
+    def _rotate_and_write(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> None:
+        model, inputs = self._model, self._inputs
+        heads, kv_heads = model.num_heads, model.num_kv_heads
+        rotate_and_write_kernel[(inputs.shape.rows, heads + 2 * kv_heads)](
+            projected,
+            layer.qk_norm if layer.qk_norm is not None else projected,
+            model.rope.cos,
+            model.rope.sin,
+            inputs["positions"],
+            inputs["slots"],
+            self._query,
+            cache.key,
+            cache.value,
+            model.config.qk_norm_eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=model.config.head_dim,
+            NORM=layer.qk_norm is not None,
+            num_warps=1,
+            **overlapping(self._overlap),
+        )
+
+    def _attend(self, cache: LayerCache) -> None:
+        model, inputs, shape = self._model, self._inputs, self._inputs.shape
+        kv_heads, dim = model.num_kv_heads, model.config.head_dim
+        about = {
+            "HEADS": model.num_heads,
+            "KV_HEADS": kv_heads,
+            "DIM": dim,
+            "ROWS": self._group_rows,
+            **self._division.constants(),
+            "TREE": bool(shape.scratch),
+        }
+        runs = [inputs[name] for name in ("run_begin", "run_rows", "run_end")]
+        trees = [inputs[name] for name in ("run_branches", "run_depths")]
+        paged_attention_kernel[(self._parts, kv_heads, shape.runs)](
+            self._query,
+            cache.key,
+            cache.value,
+            self._out,
+            *runs,
+            inputs["limits"],
+            inputs["tables"],
+            inputs["branches"],
+            *trees,
+            inputs["scratch"],
+            self._partial,
+            self._peaks,
+            math.log2(math.e) / math.sqrt(dim),
+            shape.table_width,
+            shape.scratch,
+            BLOCK=shape.block_size,
+            num_warps=8 if self._group_rows >= MANY_ROWS else 4,
+            num_stages=3,
+            **about,
+            **overlapping(self._overlap and self._group_rows < CROWDED_ROWS),
+        )
+        lanes = shape.rows_per_run * (model.num_heads // kv_heads)
+        merge_parts_kernel[(lanes, kv_heads, shape.runs)](
+            self._partial,
+            self._peaks,
+            self._out,
+            *runs,
+            *trees,
+            AT_ONCE=PARTS_AT_ONCE,
+            num_warps=1,
+            **about,
+            **overlapping(self._overlap),
+        )
