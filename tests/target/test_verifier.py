@@ -250,17 +250,16 @@ def test_a_token_without_probability_is_no_broken_row() -> None:
 
 def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -> Scored:
     """As a device scores rows: it draws where a temperature is all, and tells what is broken."""
-    best = []
+    drawn: list[int] = []
     for work in works:
         for draw in draws(work):
-            row = logits[len(best)]
+            row = logits[len(drawn)]
             token = 0
             if draw is not None:
                 params = SamplingParams(draw.seed, draw.temperature)
                 (token,) = sample(row[None], [SampleRow(params, (), range(draw.position))])
-            best.append([token])
-    bad = np.isin(np.arange(len(best)), broken)
-    return Scored(lambda: logits, np.array(best, dtype=np.int32), bad)
+            drawn.append(token)
+    return Scored(lambda: logits, drawn=drawn, broken=[i in broken for i in range(len(drawn))])
 
 
 def test_rounds_end_alike_wherever_their_tokens_are_drawn() -> None:

@@ -84,10 +84,10 @@ def _sync_ms(shape: str, depth: int) -> float:
 
 def _next_token(runner: ModelRunner, blocks: list[int], at: int) -> int:
     chunk = Chunk([7], CONTEXT + at, blocks, 1)
-    best = runner.step([chunk], [Draw(1, 0.0, CONTEXT + at + 1)]).result().best
-    if best is None:
+    drawn = runner.step([chunk], [Draw(1, 0.0, CONTEXT + at + 1)]).result().drawn
+    if drawn is None:
         raise SystemExit("the device has drawn nothing")
-    return int(best[0, 0])
+    return drawn[0]
 
 
 def _draft_ms(shape: str, depth: int) -> tuple[float, float]:

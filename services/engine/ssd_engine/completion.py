@@ -33,9 +33,14 @@ class Completion:
     text and finish, and a completion is resumed by pushing what was generated before.
     """
 
-    def __init__(self, rules: StopRules, token_bytes: Sequence[bytes]) -> None:
+    def __init__(
+        self, rules: StopRules, token_bytes: Sequence[bytes], wants_text: bool = True
+    ) -> None:
+        """Without ``wants_text`` only the finish matters: text is made where a rule reads it."""
         self._rules = rules
-        self._text = TextStream(token_bytes, rules.strings)
+        self._text: TextStream | None = None
+        if wants_text or rules.strings:
+            self._text = TextStream(token_bytes, rules.strings)
         self.num_tokens = 0
         self.finish: Finish | None = None
 
@@ -46,11 +51,11 @@ class Completion:
         self.num_tokens += 1
         if token in self._rules.token_ids:
             self.finish = Finish(FinishReason.STOP, stop_token_id=token)
-            return self._text.flush()
-        text = self._text.push(token)
-        if self._text.stopped_by is not None:
+            return self._text.flush() if self._text else ""
+        text = self._text.push(token) if self._text else ""
+        if self._text and self._text.stopped_by is not None:
             self.finish = Finish(FinishReason.STOP, stop_string=self._text.stopped_by)
         elif self.num_tokens >= self._rules.max_tokens:
             self.finish = Finish(FinishReason.LENGTH)
-            text += self._text.flush()
+            text += self._text.flush() if self._text else ""
         return text

@@ -209,7 +209,6 @@ class ModelRunner:
             launched()
         return logits
 
-    @torch.inference_mode()
     def step(
         self,
         parts: Sequence[Part],

@@ -15,8 +15,9 @@ class Scored:
     """Rows in the order of the parts that asked for them."""
 
     make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
-    best: NDArray[np.int32] | None = None  # [rows, ranks]: drawn where the logits are, best first
-    broken: NDArray[np.bool_] | None = None  # [rows]: logits with a NaN or an infinity
+    best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
+    drawn: list[int] | None = None  # [rows]: drawn where the logits are
+    broken: Sequence[int] = ()  # of rows that were drawn: not 0 where logits have NaN or infinity
     clock: Callable[[], float] = lambda: 0.0
 
     @property

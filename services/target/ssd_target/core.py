@@ -210,11 +210,18 @@ class EngineCore:
         rounds = [
             self.scheduler.extend(work, row.tokens) for work, row in zip(rounds, rows, strict=True)
         ]
-        self.speculator.launch(rows)
         works = [*rounds, *opening, *replays]
         parts = [work.chunk for work in works]
         how = [draw for work in works for draw in draws(work)]
-        self._flight = Flight(works, rows, self._runner.step(parts, how, self.speculator.flush))
+
+        if not self._runner.asynchronous:
+            self.speculator.launch(rows)
+            pending = self._runner.step(parts, how, self.speculator.flush)
+        else:  # what can be said while the device works is said then
+            pending = self._runner.step(parts, how, _nothing)
+            self.speculator.launch(rows)
+            self.speculator.flush()
+        self._flight = Flight(works, rows, pending)
 
     def _end_flight(self) -> list[Delta]:
         """Verify and commit what was launched; hear what links say as long as it takes."""
@@ -276,3 +283,7 @@ class EngineCore:
     def _forget(self, sequence_id: int) -> None:
         self._requests.pop(sequence_id, None)
         self.speculator.end(sequence_id)
+
+
+def _nothing() -> None:
+    """For what has its own time to be said."""

@@ -4,9 +4,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.batch import Draw
@@ -81,11 +79,10 @@ def verify(
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
     drawn = drawn or [None] * len(works)
     outcomes: dict[int, Outcome | NonFiniteLogits] = {}
-    if scored.best is not None:
-        own: list[int] = scored.best[:, 0].tolist()
-        broken = scored.broken if scored.broken is not None and scored.broken.any() else None
+    if scored.drawn is not None:
+        own, broken = scored.drawn, scored.broken
         outcomes = {
-            i: _drawn_by_device(work, own[spans[i]], None if broken is None else broken[spans[i]])
+            i: _drawn_by_device(work, own[spans[i]], broken[spans[i]])
             for i, work in enumerate(works)
             if drawn[i] is None and work.sequence.is_plain
         }
@@ -97,11 +94,9 @@ def verify(
     return [outcomes[i] for i in range(len(works))]
 
 
-def _drawn_by_device(
-    work: Work, own: list[int], broken: NDArray[np.bool_] | None
-) -> Outcome | NonFiniteLogits:
+def _drawn_by_device(work: Work, own: list[int], broken: Rows[int]) -> Outcome | NonFiniteLogits:
     accepted = count_accepted(speculation(work), own)
-    if broken is not None and broken[: accepted + 1].any():
+    if any(broken[: accepted + 1]):
         return NonFiniteLogits()
     return Outcome(accepted, own[: accepted + 1], None)
 

@@ -33,6 +33,7 @@ class GraphRunner:
             for _ in range(EVENT_PAIRS)
         ]
         self._launches = 0
+        self._stream = torch.cuda.current_stream()
         self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
         self._last_end: torch.cuda.Event | None = None
         self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
@@ -71,12 +72,13 @@ class GraphRunner:
         step.use(side)
         begins = step.inputs.fill(runs, dummy_slot, moves)
         start, end = self._next_events()
-        start.record()
+        start.record(self._stream)
         if self._eager:
-            step.run()
+            with torch.inference_mode():
+                step.run()
         else:
             self._graphs[step.shape, side].replay()
-        end.record()
+        end.record(self._stream)
         self._using[step.shape, side] = end
         return InFlight(self, step, side, parts, begins, start, end)
 
@@ -134,27 +136,28 @@ class InFlight:
         drawn = self._step.drawn_on(self._side)
         if self._step.ranks > 1:
             best = drawn.reshape(-1, self._step.ranks)[rows]
-            return Scored(lambda: self._logits(rows), best, None, self._seconds)
+            return Scored(lambda: self._logits(rows), best=best, clock=self._seconds)
         tokens, broken = self._verdicts(drawn)
-        return Scored(lambda: self._logits(rows), tokens, broken, self._seconds)
+        return Scored(lambda: self._logits(rows), drawn=tokens, broken=broken, clock=self._seconds)
 
     def _seconds(self) -> float:
         return self._runner.ended(self._start, self._end)
 
-    def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """[rows, 1] tokens, and whether the logits were no logits."""
-        width = self._step.run_width
-        table = drawn.reshape(-1, 1 + 2 * width)
-        tokens, broken = [], []
-        run = 0
+    def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[list[int], list[int]]:
+        """Tokens, and where the logits were no logits. Lists: so few numbers are quicker so."""
+        width, flat = self._step.run_width, drawn.tolist()
+        tokens: list[int] = []
+        broken: list[int] = []
+        at = 1  # how many tokens are right stands before them
         for part in self._parts:
             if isinstance(part, Moved):
                 continue
-            first, count = len(part.tokens) - part.num_logits, len(part.tokens)
-            tokens.append(table[run, 1 + first : 1 + count])
-            broken.append(table[run, 1 + width + first : 1 + width + count])
-            run += 1
-        return np.concatenate(tokens)[:, None], np.concatenate(broken) != 0
+            count = len(part.tokens)
+            first = count - part.num_logits
+            tokens += flat[at + first : at + count]
+            broken += flat[at + width + first : at + width + count]
+            at += 1 + 2 * width
+        return tokens, broken
 
     def _logits(self, rows: Sequence[int]) -> Tensor | None:
         logits = self._step.logits

@@ -115,9 +115,9 @@ def _draw(row: DraftRow) -> Draw | None:
 
 def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
     """The next token of each row."""
-    if scored.best is not None and all(_draw(row) is not None for row in rows):
-        for row, best in zip(rows, scored.best, strict=True):
-            row.tokens.append(int(best[0]))
+    if scored.drawn is not None and all(_draw(row) is not None for row in rows):
+        for row, token in zip(rows, scored.drawn, strict=True):
+            row.tokens.append(token)
         return
     logits = scored.logits
     coupled = [i for i, row in enumerate(rows) if row.down_weight is None]
