@@ -4,9 +4,11 @@ The copy is part of the captured step, so the addresses on both sides are fixed.
 written as they grow: a sequence that stays in its place costs a round only what is new.
 """
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +38,7 @@ class StepShape:
         return -(-self.rows // 8) * 8
 
 
-@dataclass(frozen=True, slots=True)
-class StepRun:
+class StepRun(NamedTuple):
     """Rows of one sequence. Row i writes its KV to ``slots[i]`` and sees positions up to
     ``limits[i]``; in a tree also its own branch's part of ``scratch``, one slot for each row and
     depth. A token -n - 1 is the best one of row n of the step before.
@@ -53,7 +54,7 @@ class StepRun:
     scratch: Sequence[int] = ()
     new: int = 0
     source: int = 0
-    draws: Sequence[Draw | None] = field(default=())  # one for each row, or none at all
+    draws: Sequence[Draw | None] = ()  # one for each row, or none at all
 
 
 class _Host:
@@ -61,11 +62,13 @@ class _Host:
 
     def __init__(self, size: int, spans: dict[str, slice], runs: int, pinned: bool) -> None:
         self.block = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
-        self.part = {name: self.block.numpy()[span] for name, span in spans.items()}
-        self.seeds = self.part["seeds"].view(np.int64)
-        self.temperatures = self.part["temperatures"].view(np.float32)
-        self.tables = self.part["tables"].reshape(runs, -1)
-        self.scratch = self.part["scratch"].reshape(runs, -1)
+        arrays = {name: self.block.numpy()[span] for name, span in spans.items()}
+        # Views, because a few numbers are written to one in a third of the time.
+        self.part = {name: part.data for name, part in arrays.items()}
+        self.seeds = arrays["seeds"].view(np.int64)
+        self.temperatures = arrays["temperatures"].view(np.float32)
+        self.tables = arrays["tables"].reshape(runs, -1)
+        self.scratch = arrays["scratch"].reshape(runs, -1)
         self.written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
         self.live_rows = self.live_runs = 0
 
@@ -122,7 +125,7 @@ class StepInputs:
         """All rows and runs are padding."""
         for host in self.sides:
             host.block.zero_()
-            host.part["slots"][:] = dummy_slot
+            host.part["slots"][:] = _ints([dummy_slot] * self.shape.rows)
             host.written = [((), 0)] * self.shape.runs
             host.live_rows = host.live_runs = 0
 
@@ -139,42 +142,46 @@ class StepInputs:
             begins.append(row)
             self._fill_run(i, run, row)
             row += len(run.tokens)
+        count = len(runs)
         # One assignment for all runs: each of them costs about as much as a row of Python.
-        host["tokens"][:row] = [token for run in runs for token in run.tokens]
-        host["positions"][:row] = [position for run in runs for position in run.positions]
-        host["slots"][:row] = [slot for run in runs for slot in run.slots]
-        host["limits"][:row] = [limit for run in runs for limit in run.limits]
-        host["run_begin"][: len(runs)] = begins
-        host["run_rows"][: len(runs)] = [len(run.tokens) for run in runs]
-        host["run_end"][: len(runs)] = [max(run.limits) + 1 for run in runs]
-        host["run_new"][: len(runs)] = [run.new for run in runs]
-        host["run_source"][: len(runs)] = [begins[run.source] for run in runs]
-        host["slots"][row : max(row, self._host.live_rows)] = dummy_slot
-        for name in ("run_rows", "run_end"):
-            host[name][len(runs) : max(len(runs), self._host.live_runs)] = 0
-        self._host.live_rows, self._host.live_runs = row, len(runs)
+        host["tokens"][:row] = _ints([token for run in runs for token in run.tokens])
+        host["positions"][:row] = _ints([position for run in runs for position in run.positions])
+        host["slots"][:row] = _ints([slot for run in runs for slot in run.slots])
+        host["limits"][:row] = _ints([limit for run in runs for limit in run.limits])
+        host["run_begin"][:count] = _ints(begins)
+        host["run_rows"][:count] = _ints([len(run.tokens) for run in runs])
+        host["run_end"][:count] = _ints([max(run.limits) + 1 for run in runs])
+        host["run_new"][:count] = _ints([run.new for run in runs])
+        host["run_source"][:count] = _ints([begins[run.source] for run in runs])
+        if (idle := self._host.live_rows - row) > 0:
+            host["slots"][row : row + idle] = _ints([dummy_slot] * idle)
+        if (idle := self._host.live_runs - count) > 0:
+            for name in ("run_rows", "run_end"):
+                host[name][count : count + idle] = _ints([0] * idle)
+        self._host.live_rows, self._host.live_runs = row, count
         if self.shape.moves:
             host["num_moves"][0] = len(moves)
             if moves:
-                host["sources"][: len(moves)] = [source for source, _ in moves]
-                host["targets"][: len(moves)] = [target for _, target in moves]
+                host["sources"][: len(moves)] = _ints([source for source, _ in moves])
+                host["targets"][: len(moves)] = _ints([target for _, target in moves])
         return begins
 
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:
         host, count = self._host.part, len(run.tokens)
         if self.shape.scratch:
-            rows = slice(row, row + count)
-            host["branches"][rows] = np.arange(count)
+            host["branches"][row : row + count] = _ints(range(count))
             host["run_branches"][i] = count
             host["run_depths"][i] = len(run.scratch) // count
             self._host.scratch[i, : len(run.scratch)] = run.scratch
+        positions, seeds = host["draw_positions"], self._host.seeds
+        temperatures = self._host.temperatures
         for at, draw in enumerate(run.draws, start=row):
             if draw is None:
-                self._host.temperatures[at] = 0.0
+                temperatures[at] = 0.0
                 continue
-            self._host.temperatures[at] = draw.temperature
-            self._host.seeds[at] = draw.signed_seed
-            host["draw_positions"][at] = draw.position
+            temperatures[at] = draw.temperature
+            seeds[at] = draw.signed_seed
+            positions[at] = draw.position
         self._fill_table(i, run.blocks)
 
     def _fill_table(self, i: int, blocks: Sequence[int]) -> None:
@@ -185,3 +192,7 @@ class StepInputs:
         if count < len(blocks):
             self._host.tables[i, count : len(blocks)] = blocks[count:]
         self._host.written[i] = (blocks, len(blocks))
+
+
+def _ints(values: Sequence[int]) -> "array[int]":
+    return array("i", values)
