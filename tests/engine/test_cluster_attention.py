@@ -55,9 +55,9 @@ def tree_after(context: int, chain: int, branches: int, depth: int, blocks: list
     ("dim", "heads", "kv_heads", "normed"),
     [(128, 16, 4, False), (128, 16, 8, True), (64, 32, 8, False), (128, 64, 8, True)],
 )
-@pytest.mark.parametrize("context", [1, 61, 64, 250, 1000])
+@pytest.mark.parametrize(("context", "processors"), [(1, 132), (61, 132), (250, 20), (1000, 999)])
 def test_attention_in_one_kernel_is_that_of_three(
-    dim: int, heads: int, kv_heads: int, normed: bool, context: int
+    dim: int, heads: int, kv_heads: int, normed: bool, context: int, processors: int
 ) -> None:
     model = attention_model(dim, heads, kv_heads, normed)
     group = heads // kv_heads
@@ -87,7 +87,7 @@ def test_attention_in_one_kernel_is_that_of_three(
             attend = (
                 TritonAttention(model, inputs, overlap=True)
                 if kind == "three"
-                else ClusterAttention(model, inputs, ClusterShape(model, inputs))
+                else ClusterAttention(model, inputs, ClusterShape(model, inputs, processors))
             )
             out = attend(projected, model.weights.layers[0], mine)
             results.append((out.clone().float(), mine))

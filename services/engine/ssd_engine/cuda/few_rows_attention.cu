@@ -14,11 +14,13 @@
 //
 // Compiled for: HEADS, KV_HEADS, DIM (64 or 128), PAGE (tokens of a block of the cache), ROWS (of a
 // run times heads of a group, a multiple of 16 up to 128), KEY_GROUPS (warps that divide the keys of
-// a tile), STAGES (tiles in flight), TABLE and SCRATCH (widths), TREE, NORM.
+// a tile), STAGES (tiles in flight), CLUSTER, TABLE and SCRATCH (widths), TREE, NORM.
+//
+// It is so short that fetching its instructions counts: loops are unrolled only where registers are
+// at stake.
 
 #define GROUP (HEADS / KV_HEADS)
 #define TILE 64
-#define CLUSTER 8
 #define ROW_GROUPS (ROWS / 16)
 #define WARPS (ROW_GROUPS * KEY_GROUPS)
 #define THREADS (WARPS * 32)
@@ -34,6 +36,12 @@
 
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 __device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -130,16 +138,19 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 #endif
     const int tiles = shared_tiles + (tail + TILE - 1) / TILE;
     const int fresh = run_new[run], source = run_source[run];
+    const float per_branch = 1.f / num_branches;
     const int fresh_tail = tail - num_branches;  // slots from here on are of this step
     if (!tiles) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
         return;
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < OWN_PAGES; i += THREADS) {
         const int page = (i / PAGES * CLUSTER + rank) * PAGES + i % PAGES;
         if (page * PAGE < end) pages[i] = tables[(long)run * TABLE + page];
     }
 #if TREE
+#pragma unroll 1
     for (int i = threadIdx.x; i < tail; i += THREADS)
         tail_slots[i] = scratch[(long)run * SCRATCH + i];
 #endif
@@ -147,7 +158,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int row = begin + min((row_group * 16 + g + 8 * h) / GROUP, count - 1);
-        limit[h] = limits[row];
+        limit[h] = min(limits[row], end - 1);
         branch[h] = TREE ? branches[row] : -1;
     }
     __syncthreads();
@@ -157,7 +168,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         uint4* keys = stages + stage * STAGE;
         uint4* values = keys + TILE * K_STRIDE;
         if (tile < tiles)
-#pragma unroll 4
+#pragma unroll 1
             for (int p = threadIdx.x; p < TILE * (DIM / 8); p += THREADS) {
                 const int k = p / (DIM / 8), part = p % (DIM / 8);
                 long slot = 0;
@@ -190,6 +201,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         u32* keys = (u32*)(stages + stage * STAGE);
         u32* values = keys + TILE * K_STRIDE * 4;
         const int part = lane % LANES;
+#pragma unroll 1
         for (int at = from + warp * (32 / LANES); at < to; at += WARPS * (32 / LANES)) {
             const int mine = min(at + lane / LANES, to - 1), k = mine - first;
             const int row = in_tail ? begin + mine - fresh_tail : source + mine - fresh;
@@ -215,12 +227,12 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         }
     };
 
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < STAGES; s++) ask(rank + s * CLUSTER, s);
     asm volatile("griddepcontrol.wait;" ::: "memory");
 
     // The query, as the first operand: for each 32 dimensions, those 8t to 8t + 7 of two rows.
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < (ROWS * LANES + THREADS - 1) / THREADS; i++) {
         const int l = (i * THREADS + (int)threadIdx.x) / LANES, part = lane % LANES;
         const int row = begin + min(l / GROUP, count - 1), head = kv_head * GROUP + l % GROUP;
@@ -233,7 +245,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             ((u32*)queries)[l * Q_STRIDE * 4 + LANES + part] = turned.second;
         }
     }
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < STAGES; s++) compute(rank + s * CLUSTER, s);
     __syncthreads();
     uint4 q[DIM / 32][2];
@@ -263,43 +275,46 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                 multiply(s[j], q[c][0].z, q[c][1].z, q[c][0].w, q[c][1].w, b.z, b.w);
             }
 
+        // What a row sees: up to its bound, and in the tail only its own branch.
+        const bool in_tail = TREE && tile >= shared_tiles;
+        const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
+        const int bound[2] = {in_tail ? tail - 1 : limit[0], in_tail ? tail - 1 : limit[1]};
         float highest[2] = {m[0], m[1]};
 #pragma unroll
         for (int j = 0; j < WARP_KEYS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const int k = key_group * WARP_KEYS + j * 8 + 2 * t + e;
-                const bool in_tail = TREE && tile >= shared_tiles;
-                const int at = (in_tail ? tile - shared_tiles : tile) * TILE + k;
-                const int whose = in_tail ? at % num_branches : 0;
+                const int at = first + key_group * WARP_KEYS + j * 8 + 2 * t + e;
+#if TREE
+                const int whose = at - num_branches * (int)((at + 0.5f) * per_branch);
+#endif
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const bool sees = in_tail ? at < tail && whose == branch[h]
-                                              : at <= limit[h] && at < end;
+                    bool sees = at <= bound[h];
+#if TREE
+                    sees = sees && (!in_tail || whose == branch[h]);
+#endif
                     float& score = s[j][2 * h + e];
                     score = sees ? score * scale : NEVER;
                     highest[h] = fmaxf(highest[h], score);
                 }
             }
+        // A row that has seen nothing yet keeps its weights at 0.
+        float keep[2], base[2], sum[2] = {0.f, 0.f};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 1));
             highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 2));
-        }
-        // A row that has seen nothing yet keeps its weights at 0.
-        float keep[2], sum[2] = {0.f, 0.f};
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            keep[h] = m[h] == NEVER ? 0.f : exp2f(m[h] - highest[h]);
+            base[h] = highest[h] == NEVER ? 0.f : highest[h];
+            keep[h] = power_of_2(m[h] - base[h]);
             m[h] = highest[h];
         }
 #pragma unroll
         for (int j = 0; j < WARP_KEYS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float w = s[j][e] == NEVER ? 0.f : exp2f(s[j][e] - m[e / 2]);
-                s[j][e] = w;
-                sum[e / 2] += w;
+                s[j][e] = power_of_2(s[j][e] - base[e / 2]);
+                sum[e / 2] += s[j][e];
             }
 #pragma unroll
         for (int h = 0; h < 2; h++) total[h] = total[h] * keep[h] + sum[h];
@@ -349,6 +364,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             *(float2*)(sums + l * DIM + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
     }
     __syncthreads();
+#pragma unroll 1
     for (int e = threadIdx.x; e < ROWS * (DIM / 4); e += THREADS) {
         const int l = e / (DIM / 4), d = e % (DIM / 4) * 4;
         float top = NEVER, weights = 0.f;
@@ -358,7 +374,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 #pragma unroll
         for (int k = 0; k < KEY_GROUPS; k++) {
             const float2 peak = peaks[k * ROWS + l];
-            const float w = peak.x == NEVER ? 0.f : exp2f(peak.x - top);
+            const float w = peak.x == NEVER ? 0.f : power_of_2(peak.x - top);
             const float4 v = *(float4*)(sums + (k * ROWS + l) * DIM + d);
             weights += w * peak.y;
             acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
@@ -370,6 +386,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 
     // Each block of the cluster finishes some of the rows: four dimensions a thread.
     constexpr int SHARE = (ROWS + CLUSTER - 1) / CLUSTER;
+#pragma unroll 1
     for (int e = threadIdx.x; e < SHARE * (DIM / 4); e += THREADS) {
         const int l = rank * SHARE + e / (DIM / 4), d = e % (DIM / 4) * 4;
         if (l >= ROWS || l / GROUP >= count) continue;
@@ -387,7 +404,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int b = 0; b < CLUSTER; b++) {
-            const float w = peak[b].x == NEVER ? 0.f : exp2f(peak[b].x - top);
+            const float w = peak[b].x == NEVER ? 0.f : power_of_2(peak[b].x - top);
             weights += w * peak[b].y;
             acc.x += w * v[b].x, acc.y += w * v[b].y, acc.z += w * v[b].z, acc.w += w * v[b].w;
         }

@@ -31,7 +31,7 @@ MANY_ROWS = 128  # of an attention program, for which more warps pay
 CROWDED_ROWS = 64
 
 SOURCE = Path(__file__).parent / "few_rows_attention.cu"
-CLUSTER = 8
+MOST_CLUSTER = 8  # blocks; more would not find room on every device
 TILE = 64  # keys
 DIMENSIONS = (64, 128)
 MOST_ROWS = 128
@@ -50,21 +50,24 @@ def make_attention(model: Decoder, inputs: StepInputs, overlap: bool) -> StepAtt
     if device.type == "cuda":
         properties: Any = torch.cuda.get_device_properties(device)
         if properties.major >= 9:
-            shape = ClusterShape(model, inputs)
+            shape = ClusterShape(model, inputs, properties.multi_processor_count)
             if shape.fits(properties.shared_memory_per_block_optin):
                 return ClusterAttention(model, inputs, shape)
     return TritonAttention(model, inputs, overlap)
 
 
 class ClusterShape:
-    """What the kernel is compiled for."""
+    """What the kernel is compiled for: clusters as large as leaves room for all of them at once."""
 
-    def __init__(self, model: Decoder, inputs: StepInputs) -> None:
+    def __init__(self, model: Decoder, inputs: StepInputs, processors: int) -> None:
         shape, self._dtype = inputs.shape, model.weights.norm.dtype
         group = model.num_heads // model.num_kv_heads
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
         self.key_groups = KEY_GROUPS.get(self.rows // 16, 1)
+        self.cluster = MOST_CLUSTER
+        while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
+            self.cluster //= 2
         self.stages = 4 if shape.runs <= FEW_RUNS else 2
         self._table, self._scratch = shape.table_width, shape.scratch
         self.defines = {
@@ -75,6 +78,7 @@ class ClusterShape:
             "ROWS": self.rows,
             "KEY_GROUPS": self.key_groups,
             "STAGES": self.stages,
+            "CLUSTER": self.cluster,
             "TABLE": self._table,
             "SCRATCH": self._scratch,
             "TREE": int(self._scratch > 0),
@@ -99,7 +103,7 @@ class ClusterShape:
     def shared(self) -> int:
         """Bytes: queries, pages, scratch slots; tiles of keys and values, and later their sums."""
         pages = TILE // self._page
-        own = -(-self._table // (pages * CLUSTER)) * pages
+        own = -(-self._table // (pages * self.cluster)) * pages
         fixed = self.rows * (self.dim // 8 + 4) * 16
         fixed += -(-own // 4) * 16 + -(-self._scratch // 4) * 16
         tiles = self.stages * TILE * (self.dim // 8 + 4 + self.dim // 8 + 1) * 16
@@ -114,7 +118,8 @@ class ClusterAttention:
         self._kernel: Kernel = compiled_kernel(
             SOURCE, shape.defines, device, shape.warps * 32, shape.shared
         )
-        self._grid = (model.num_kv_heads * CLUSTER, inputs.shape.runs)
+        self._cluster = shape.cluster
+        self._grid = (model.num_kv_heads * shape.cluster, inputs.shape.runs)
         width = model.num_heads * shape.dim
         self._out = torch.zeros(
             inputs.shape.padded_rows, width, dtype=torch.bfloat16, device=device
@@ -128,7 +133,7 @@ class ClusterAttention:
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         rope, eps = self._model.rope, self._model.config.qk_norm_eps
         tensors = (projected, layer.qk_norm, rope.cos, rope.sin, cache.key, cache.value, self._out)
-        self._kernel.launch(self._grid, (*tensors, *self._told, self._scale, eps), CLUSTER)
+        self._kernel.launch(self._grid, (*tensors, *self._told, self._scale, eps), self._cluster)
         return self._out
 
 
