@@ -26,6 +26,7 @@ from ssd_client.local import (
     LocalTarget,
     plan_local,
 )
+from ssd_client.local_mps import DRAFT_SHARE
 from ssd_client.prompt import PromptFlags, read_prompt
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult, Timing
@@ -244,7 +245,8 @@ _serving_options = _options(
     click.option(
         "--local-draft-share",
         type=params.Percent(),
-        help="Part of the GPU's multiprocessors, 1 to 100, that the draft may take (--local-mps).",
+        help="Percent of the GPU's multiprocessors that are the draft's under --local-mps; the "
+        f"target has the rest. 100: both may use all of them.  [default: {DRAFT_SHARE}]",
     ),
 )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
-from ssd_client.local_mps import mps_daemon, share_variables
+from ssd_client.local_mps import DRAFT_SHARE, mps_daemon, share_variables
 from ssd_client.local_service import NEEDS_SERVE, LocalService, wait_until_ready
 
 DEFAULT_MODEL = "stories-target"
@@ -41,7 +41,7 @@ class LocalPlan:
     target_flags: tuple[str, ...] = ()
     draft_flags: tuple[str, ...] = ()
     mps: bool = False  # they share a GPU at the same time
-    draft_share: int | None = None  # percent of that GPU
+    draft_share: int = 100  # percent of that GPU; the target gets the rest, or all if this is all
 
 
 def plan_local(flags: LocalFlags) -> LocalPlan:
@@ -57,7 +57,7 @@ def plan_local(flags: LocalFlags) -> LocalPlan:
         plan,
         draft_flags=_device_flags(flags.local_draft_device or flags.local_device),
         mps=flags.local_mps,
-        draft_share=flags.local_draft_share,
+        draft_share=_draft_share(flags),
     )
 
 
@@ -85,6 +85,12 @@ def _plan_models(flags: LocalFlags) -> LocalPlan:
 def _device_flags(device: str | None) -> tuple[str, ...]:
     """None leaves it to the service, whose own variable may say where."""
     return () if device is None else ("--device", device)
+
+
+def _draft_share(flags: LocalFlags) -> int:
+    if not flags.local_mps:
+        return 100
+    return DRAFT_SHARE if flags.local_draft_share is None else flags.local_draft_share
 
 
 def _check_mps(flags: LocalFlags) -> None:
@@ -132,7 +138,7 @@ class LocalTarget:
         flags: Sequence[str] = (),
         draft_flags: Sequence[str] = (),
         mps: bool = False,
-        draft_share: int | None = None,
+        draft_share: int = 100,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.address = ""
@@ -183,6 +189,7 @@ class LocalTarget:
                 name=f"draft {self._draft}",
                 environment={**shared, **share_variables(self._draft_share)},
             )
+            shared = {**shared, **share_variables(100 - self._draft_share or 100)}
             services.append(stack.enter_context(draft))
             flags += ["--draft", draft.address, "--trust-draft", draft.address]
         target = LocalService("ssd_target", self._model, flags, environment=shared)

@@ -392,7 +392,7 @@ def test_target_and_draft_share_a_gpu(sandbox, mps):
     assert (code, stdout) == (0, full_text(12) + "\n"), stderr
     folder = mps.check_started_and_stopped()
     shared = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    assert sandbox.mps("ssd_target") == shared
+    assert sandbox.mps("ssd_target") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70"}
     assert sandbox.mps("ssd_draft") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
     assert not _alive(mps.pid())
     assert sandbox.all_gone()
@@ -400,11 +400,18 @@ def test_target_and_draft_share_a_gpu(sandbox, mps):
 
 def test_they_share_it_by_a_daemon_that_runs(sandbox, mps, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
-    code, _, stderr = sandbox.run("Once", "--local", "--local-mps")
+    code, _, stderr = sandbox.run("Once", "--local", "--local-mps", "--local-draft-share", "100")
     assert code == 0, stderr
     assert mps.calls() == []
     for service in SERVICES:
         assert sandbox.mps(service) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+
+
+def test_a_draft_has_a_small_part_of_a_shared_gpu_to_itself(sandbox, mps):
+    code, _, stderr = sandbox.run("Once", "--local", "--local-mps")
+    assert code == 0, stderr
+    shares = {s: sandbox.mps(s)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for s in SERVICES}
+    assert shares == {"ssd_draft": "15", "ssd_target": "85"}
 
 
 def test_no_daemon_where_nothing_is_shared(sandbox, mps):
@@ -493,6 +500,10 @@ DEVICE_CUDA = ("--device", "cuda")
         (
             LocalFlags(local_mps=True, local_draft_share=30),
             LocalPlan("stories-target", "stories-draft", mps=True, draft_share=30),
+        ),
+        (
+            LocalFlags(local_mps=True),
+            LocalPlan("stories-target", "stories-draft", mps=True, draft_share=15),
         ),
         (LocalFlags(local_mps=True, mode="off"), LocalPlan("stories-target")),
         (LocalFlags(local_draft_device="cpu", mode="off"), LocalPlan("stories-target")),

@@ -81,4 +81,4 @@ def test_visible_devices_are_numbered_as_the_daemon_shows_them(mps, monkeypatch,
 
 def test_the_share_of_a_process():
     assert share_variables(30) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
-    assert share_variables(None) == {}
+    assert share_variables(100) == {}

@@ -33,7 +33,7 @@ SECTIONS = {
     "transformers": lambda args: sections.against_transformers(args.prompts),
     "exact": lambda args: serving.exact(args.prompts, args.tokens),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
-    "projection": lambda args: projection.project(args.out),
+    "projection": lambda args: projection.project(args.prompts),
     "modes-cpu-draft": lambda args: serving.modes_with_draft_on_cpu(args.prompts, args.tokens),
 }
 

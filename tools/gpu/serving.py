@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.local_mps import DRAFT_SHARE, SHARE, share_variables
 from tools.bench_kit import Client, Generated, service, story_prompts
 from tools.gpu.report import Rows
 
@@ -36,23 +37,45 @@ def mps() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def share(percent: int) -> Iterator[None]:
+    """What is started here has this part of the device's multiprocessors."""
+    os.environ.update(share_variables(percent))
+    try:
+        yield
+    finally:
+        os.environ.pop(SHARE, None)
+
+
+@contextlib.contextmanager
 def pair(
-    target: str, draft: str | None, seqs: int, depth: int, *more: str, budget: int = 24
+    target: str,
+    draft: str | None,
+    seqs: int,
+    depth: int,
+    *more: str,
+    budget: int = 24,
+    draft_share: int = 100,
 ) -> Iterator[Client]:
-    """Target and draft on one GPU; without a shape for the draft, the draft on CPU cores."""
+    """Target and draft on one GPU, of which the draft may have a part to itself. Without a shape
+    the draft is as it ships; None: and on CPU cores."""
     size = ["--max-num-seqs", str(seqs), "--max-model-len", "2048"]
     where = ["--device", "cpu", "--threads", "4"]
+    grown = ["--expand-to", draft] if draft else []
     if draft is not None:
-        where = ["--device", "cuda", "--expand-to", draft]
+        where = ["--device", "cuda", *grown]
     speculated = ["--depth", str(depth), "--budget", str(budget)]
     flags = ["--device", "cuda", "--expand-to", target, "--depth", str(depth), "--no-auto-off"]
     flags += ["--metrics-listen", METRICS, "--no-adapt-depth", *size, *more]
     if draft is not None:
-        flags += ["--draft-model", "stories-draft", "--draft-expand-to", draft]
-    with (
-        service("ssd_draft", "stories-draft", *where, *size, *speculated) as address,
-        service("ssd_target", "stories-target", *flags, "--draft", address) as ready,
-    ):
+        flags += ["--draft-model", "stories-draft"]
+        flags += ["--draft-expand-to", draft] if draft else []
+    with contextlib.ExitStack() as stack:
+        with share(draft_share):
+            drafting = service("ssd_draft", "stories-draft", *where, *size, *speculated)
+            address = stack.enter_context(drafting)
+        with share(100 - draft_share or 100):
+            serving = service("ssd_target", "stories-target", *flags, "--draft", address)
+            ready = stack.enter_context(serving)
         client = Client(ready)
         client.wait_for_links(1)
         yield client
@@ -190,10 +213,15 @@ class Checked:
 
 
 def modes(num_prompts: int, tokens: int, pairs: Sequence[tuple[str, str]] = PAIRS) -> Rows:
+    """One GPU under MPS: the draft with a part of its own, and, for the modes that need no draft
+    beside them, the target with all of it."""
     rows: Rows = []
     for target, draft in pairs:
-        with mps(), pair(target, draft, 1, 7, "--backup", "jit") as client:
-            rows += _modes(client, f"{target}, {draft}", "one GPU, MPS", num_prompts, tokens, MODES)
+        name = f"{target}, {draft}"
+        for part, kinds in ((DRAFT_SHARE, MODES), (100, MODES[:2])):
+            where = f"draft {part} %" if part < 100 else "no draft beside it"
+            with mps(), pair(target, draft, 1, 7, "--backup", "jit", draft_share=part) as client:
+                rows += _modes(client, name, where, num_prompts, tokens, kinds)
     return rows
 
 
@@ -219,7 +247,24 @@ def _modes(
         before = Clock.read()
         done = [client.generate(p, mode, tokens, best[mode]) for p in timed]
         clock = Clock.read().since(before)
-        rows.append(_mode_row(name, where, mode, best[mode], done, clock))
+        about = {"pair": name, "where": where, "mode": mode, "K": best[mode]}
+        rows.append({**about, **mode_row(done, mode), **clock})
+    return _with_theory(rows)
+
+
+def _with_theory(rows: Rows) -> Rows:
+    """T_SD, the ceiling of theorem 7 over sync, and what the target's forward loses to a draft
+    that computes beside it."""
+    by_mode = {row["mode"]: row for row in rows}
+    plain, sync, ssd = (by_mode.get(mode) for mode in MODES)
+    if plain and sync:
+        round_ms = 1e3 * sync["tokens/round"] / sync["tokens/s"]
+        sync["T_SD"] = round_ms / plain["forward, ms"] - 1
+    if sync and ssd and ssd["E_hit"]:
+        ssd["ceiling"] = (1 + sync["T_SD"]) * ssd["E_hit"] / sync["tokens/round"]
+        ssd["against sync"] = ssd["tokens/s"] / sync["tokens/s"]
+    if plain and ssd:
+        ssd["lost to contention"] = 1 - plain["forward, ms"] / ssd["forward, ms"]
     return rows
 
 
@@ -230,17 +275,11 @@ def _best_depth(client: Client, mode: str, prompts: Sequence[str]) -> int:
     return max(DEPTHS[mode], key=rate)
 
 
-def _mode_row(
-    name: str, where: str, mode: str, depth: int, done: Sequence[Generated], clock: dict[str, float]
-) -> dict[str, Any]:
+def mode_row(done: Sequence[Generated], mode: str) -> dict[str, Any]:
     stats = [one.stats for one in done]
     rounds = max(1, sum(s.rounds for s in stats))
     cache = sum(s.cache_rounds for s in stats)
     return {
-        "pair": name,
-        "where": where,
-        "mode": mode,
-        "K": depth,
         "tokens/s": statistics.median(one.rate for one in done),
         "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds if mode != "off" else 1.0,
         "E_hit": _per(stats, lambda s: s.cache_tokens + s.cache_rounds, cache),
@@ -251,7 +290,6 @@ def _mode_row(
         ),
         "hit rate": sum(s.hits for s in stats) / rounds,
         "from the cache": cache / rounds,
-        **clock,
     }
 
 

@@ -66,7 +66,7 @@ def make_product(shape: ProductShape, dtype: torch.dtype, device: torch.device) 
         if _fits_resident(shape, properties.shared_memory_per_block_optin):
             return _Resident(shape, properties.multi_processor_count, device)
         if _fits_split(shape):
-            return _Split(shape, device)
+            return _Split(shape, properties.multi_processor_count, device)
     return _Blas(shape)
 
 
@@ -147,10 +147,9 @@ def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
 class _Split:
     """Blocks divide k among their warps: for long k and few outputs."""
 
-    def __init__(self, shape: ProductShape, device: torch.device) -> None:
+    def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
         self._shape = shape
-        one_wave = shape.octets == 1 and 96 <= shape.n // 32 <= 132
-        tiles, warps, unroll, ahead = (2, 32, 1, 0) if one_wave else (1, 16, 2, 1)
+        tiles, warps, unroll, ahead = _split_tiles(shape, processors)
         defines = {
             "N": shape.n,
             "K": shape.k,
@@ -176,6 +175,16 @@ class _Split:
         bias: Tensor | None = None,
     ) -> None:
         self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows))
+
+
+def _split_tiles(shape: ProductShape, processors: int) -> tuple[int, int, int, int]:
+    """Tiles of 16 weight rows that a block works on, its warps, their unrolling, and whether they
+    ask for the next weights before these are multiplied."""
+    if shape.octets == 1 and 96 <= shape.n // 32 <= 132:
+        return 2, 32, 1, 0  # all in one wave
+    if shape.octets > 1 and shape.n // 32 >= processors:
+        return 2, 8, 2, 1  # a small part of a device: many waves, so that small blocks are best
+    return 1, 16, 2, 1
 
 
 class _Blas:
