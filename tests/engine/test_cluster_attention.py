@@ -32,12 +32,15 @@ def attention_model(dim: int, heads: int, kv_heads: int, normed: bool) -> Any:
 
     norm = 1 + 0.1 * randn(heads + kv_heads, dim) if normed else None
     layer = SimpleNamespace(qk_norm=norm)
+    half = [randn(ROOM, dim // 2) for _ in range(2)]
     return SimpleNamespace(
         num_heads=heads,
         num_kv_heads=kv_heads,
         config=SimpleNamespace(head_dim=dim, qk_norm_eps=1e-5),
         weights=SimpleNamespace(norm=randn(4), layers=[layer]),
-        rope=SimpleNamespace(cos=randn(ROOM, dim), sin=randn(ROOM, dim)),
+        rope=SimpleNamespace(
+            cos=torch.cat((half[0], half[0]), dim=1), sin=torch.cat((-half[1], half[1]), dim=1)
+        ),
         randn=randn,
     )
 

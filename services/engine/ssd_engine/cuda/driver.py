@@ -17,6 +17,9 @@ from ssd_engine.kernel_cache import kept_binary
 COMMON = Path(__file__).parent / "few_rows_common.cu"  # stands before every source
 _CLUSTER = 4  # launch attribute: blocks that run side by side and read each other's memory
 _PROGRAMMATIC = 6  # launch attribute: may begin while the kernel before it in the stream ends
+_CARVE_OUT = 9  # function attribute: percent of a multiprocessor's memory to use as shared memory
+_STATIC_SHARED = 1  # function attribute, to be read: bytes
+_RESERVED_SHARED = 1024  # bytes of every block that are the system's
 _DYNAMIC_SHARED = 8  # function attribute: bytes that a launch may ask for
 
 
@@ -102,6 +105,18 @@ class Kernel:
         self._block, self._shared = block, shared
         if shared:
             _check(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED, shared), name)
+        _check(_driver().cuFuncSetAttribute(self._function, _CARVE_OUT, self._carve_out()), name)
+
+    def _carve_out(self) -> int:
+        """No more shared memory than one block needs: the rest is L1, through which weights come,
+        and a kernel's choice stays for those after it. Left to itself the driver makes room for
+        more blocks, and products become slower by up to a third."""
+        static = ctypes.c_int()
+        _driver().cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED, self._function)
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        needed = static.value + self._shared + _RESERVED_SHARED
+        most: int = properties.shared_memory_per_multiprocessor
+        return min(100, -(-100 * needed // most))
 
     def launch(
         self,

@@ -3,7 +3,7 @@
 //
 // A cluster of CLUSTER blocks serves one KV head of one run. Tiles of keys are dealt out to its
 // blocks in turn, by their position alone; each block keeps an online softmax of its own, and at the
-// end the blocks read each other's sums from shared memory and add them up in a fixed order. What a
+// end sends the sums of a row to the block of the cluster that adds them up, in a fixed order. What a
 // row does not see adds exactly nothing: its result depends on its own limit and on nothing else.
 //
 // Keys that other steps have written are asked for before the kernel waits for the projection; those
@@ -32,6 +32,7 @@
 #define PAGES (TILE / PAGE)  // of a tile
 #define OWN_PAGES (((TABLE + PAGES - 1) / PAGES + CLUSTER - 1) / CLUSTER * PAGES)  // of a block
 #define LANES (DIM / 4)  // that share a vector
+#define SHARE ((ROWS + CLUSTER - 1) / CLUSTER)  // rows that a block adds up
 #define NEVER (-1e30f)
 
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
@@ -61,22 +62,23 @@ __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
     return there;
 }
 
-__device__ __forceinline__ float2 read_two(u32 where) {
-    float2 v;
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(where));
-    return v;
+__device__ __forceinline__ void send(u32 where, float2 v) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(where), "f"(v.x), "f"(v.y)
+                 : "memory");
 }
 
-__device__ __forceinline__ float4 read_four(u32 where) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(where));
-    return v;
+__device__ __forceinline__ void send(u32 where, float4 v) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(where), "f"(v.x),
+                 "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+__device__ __forceinline__ void arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_all() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // A lane's four elements of a vector: two of its first half, the two opposite of its second.
@@ -119,7 +121,9 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                    const int* __restrict__ tables, const int* __restrict__ scratch, float scale,
                    float eps) {
     extern __shared__ uint4 shared[];
-    uint4* queries = shared;                                 // [ROWS][Q_STRIDE]
+    float* inbox = (float*)shared;                           // [CLUSTER][SHARE][DIM]
+    float2* inbox_peaks = (float2*)(inbox + CLUSTER * SHARE * DIM);  // [CLUSTER][SHARE]
+    uint4* queries = (uint4*)(inbox_peaks + CLUSTER * SHARE);        // [ROWS][Q_STRIDE]
     int* pages = (int*)(queries + ROWS * Q_STRIDE);          // [OWN_PAGES]
     int* tail_slots = pages + (OWN_PAGES + 3) / 4 * 4;       // [SCRATCH]
     uint4* stages = (uint4*)(tail_slots + (SCRATCH + 3) / 4 * 4);
@@ -144,6 +148,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         asm volatile("griddepcontrol.wait;" ::: "memory");
         return;
     }
+    arrive();  // nothing is sent to a block before it is there
 #pragma unroll 1
     for (int i = threadIdx.x; i < OWN_PAGES; i += THREADS) {
         const int page = (i / PAGES * CLUSTER + rank) * PAGES + i % PAGES;
@@ -161,6 +166,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         limit[h] = min(limits[row], end - 1);
         branch[h] = TREE ? branches[row] : -1;
     }
+    const int lowest = __reduce_min_sync(0xffffffffu, min(limit[0], limit[1]));
     __syncthreads();
 
     // What earlier steps have written. What lies beyond the end is zero.
@@ -248,13 +254,6 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 #pragma unroll 1
     for (int s = 0; s < STAGES; s++) compute(rank + s * CLUSTER, s);
     __syncthreads();
-    uint4 q[DIM / 32][2];
-#pragma unroll
-    for (int c = 0; c < DIM / 32; c++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            q[c][h] = queries[(row_group * 16 + g + 8 * h) * Q_STRIDE + c * 4 + t];
-
     float m[2] = {NEVER, NEVER}, total[2] = {0.f, 0.f};
     float o[DIM / 8][4] = {};
     int stage = 0;
@@ -267,53 +266,60 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 
         float s[WARP_KEYS / 8][4] = {};
 #pragma unroll
-        for (int j = 0; j < WARP_KEYS / 8; j++)
+        for (int c = 0; c < DIM / 32; c++) {
+            const uint4 q0 = queries[(row_group * 16 + g) * Q_STRIDE + c * 4 + t];
+            const uint4 q1 = queries[(row_group * 16 + g + 8) * Q_STRIDE + c * 4 + t];
 #pragma unroll
-            for (int c = 0; c < DIM / 32; c++) {
+            for (int j = 0; j < WARP_KEYS / 8; j++) {
                 const uint4 b = keys[(key_group * WARP_KEYS + j * 8 + g) * K_STRIDE + c * 4 + t];
-                multiply(s[j], q[c][0].x, q[c][1].x, q[c][0].y, q[c][1].y, b.x, b.y);
-                multiply(s[j], q[c][0].z, q[c][1].z, q[c][0].w, q[c][1].w, b.z, b.w);
+                multiply(s[j], q0.x, q1.x, q0.y, q1.y, b.x, b.y);
+                multiply(s[j], q0.z, q1.z, q0.w, q1.w, b.z, b.w);
             }
+        }
 
         // What a row sees: up to its bound, and in the tail only its own branch.
         const bool in_tail = TREE && tile >= shared_tiles;
         const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
-        const int bound[2] = {in_tail ? tail - 1 : limit[0], in_tail ? tail - 1 : limit[1]};
-        float highest[2] = {m[0], m[1]};
+        if (in_tail || first + TILE - 1 > lowest) {
+            const int bound[2] = {in_tail ? tail - 1 : limit[0], in_tail ? tail - 1 : limit[1]};
 #pragma unroll
-        for (int j = 0; j < WARP_KEYS / 8; j++)
+            for (int j = 0; j < WARP_KEYS / 8; j++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int at = first + key_group * WARP_KEYS + j * 8 + 2 * t + e;
+                for (int e = 0; e < 2; e++) {
+                    const int at = first + key_group * WARP_KEYS + j * 8 + 2 * t + e;
 #if TREE
-                const int whose = at - num_branches * (int)((at + 0.5f) * per_branch);
+                    const int whose = at - num_branches * (int)((at + 0.5f) * per_branch);
 #endif
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    bool sees = at <= bound[h];
+                    for (int h = 0; h < 2; h++) {
+                        bool sees = at <= bound[h];
 #if TREE
-                    sees = sees && (!in_tail || whose == branch[h]);
+                        sees = sees && (!in_tail || whose == branch[h]);
 #endif
-                    float& score = s[j][2 * h + e];
-                    score = sees ? score * scale : NEVER;
-                    highest[h] = fmaxf(highest[h], score);
+                        if (!sees) s[j][2 * h + e] = NEVER;
+                    }
                 }
-            }
+        }
         // A row that has seen nothing yet keeps its weights at 0.
         float keep[2], base[2], sum[2] = {0.f, 0.f};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 1));
-            highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 2));
-            base[h] = highest[h] == NEVER ? 0.f : highest[h];
+            float highest = s[0][2 * h];
+#pragma unroll
+            for (int j = 0; j < WARP_KEYS / 8; j++)
+                highest = fmaxf(highest, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+            highest = fmaxf(m[h], highest == NEVER ? NEVER : highest * scale);
+            base[h] = highest == NEVER ? 0.f : highest;
             keep[h] = power_of_2(m[h] - base[h]);
-            m[h] = highest[h];
+            m[h] = highest;
         }
 #pragma unroll
         for (int j = 0; j < WARP_KEYS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                s[j][e] = power_of_2(s[j][e] - base[e / 2]);
+                s[j][e] = power_of_2(fmaf(s[j][e], scale, -base[e / 2]));
                 sum[e / 2] += s[j][e];
             }
 #pragma unroll
@@ -344,7 +350,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // The sums of every warp, and then of the block, where the cluster can read them.
+    // The sums of the block's warps, added up and sent to where those of the cluster are.
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
 #pragma unroll
@@ -352,9 +358,8 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
     }
-    float* sums = (float*)stages;                           // [KEY_GROUPS][ROWS][DIM]
-    float2* peaks = (float2*)(sums + KEY_GROUPS * ROWS * DIM);  // [KEY_GROUPS + 1][ROWS]
-    float2* block_peaks = peaks + KEY_GROUPS * ROWS;
+    float* sums = (float*)stages;                               // [KEY_GROUPS][ROWS][DIM]
+    float2* peaks = (float2*)(sums + KEY_GROUPS * ROWS * DIM);  // [KEY_GROUPS][ROWS]
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int l = key_group * ROWS + row_group * 16 + g + 8 * h;
@@ -364,6 +369,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             *(float2*)(sums + l * DIM + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
     }
     __syncthreads();
+    wait_for_all();
 #pragma unroll 1
     for (int e = threadIdx.x; e < ROWS * (DIM / 4); e += THREADS) {
         const int l = e / (DIM / 4), d = e % (DIM / 4) * 4;
@@ -379,39 +385,34 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             weights += w * peak.y;
             acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
         }
-        *(float4*)(sums + l * DIM + d) = acc;  // what no other thread reads
-        if (d == 0) block_peaks[l] = make_float2(top, weights);
+        const int place = rank * SHARE + l % SHARE;
+        send(of_block(address(inbox + place * DIM + d), l / SHARE), acc);
+        if (d == 0) send(of_block(address(inbox_peaks + place), l / SHARE), make_float2(top, weights));
     }
-    cluster_barrier();
+    arrive();
+    wait_for_all();
 
-    // Each block of the cluster finishes some of the rows: four dimensions a thread.
-    constexpr int SHARE = (ROWS + CLUSTER - 1) / CLUSTER;
+    // Four dimensions a thread of the rows that are this block's to finish.
 #pragma unroll 1
     for (int e = threadIdx.x; e < SHARE * (DIM / 4); e += THREADS) {
         const int l = rank * SHARE + e / (DIM / 4), d = e % (DIM / 4) * 4;
         if (l >= ROWS || l / GROUP >= count) continue;
-        const u32 at_peak = address(block_peaks + l), at_sum = address(sums + l * DIM + d);
-        float2 peak[CLUSTER];
-        float4 v[CLUSTER];
-#pragma unroll
-        for (int b = 0; b < CLUSTER; b++) {
-            peak[b] = read_two(of_block(at_peak, b));
-            v[b] = read_four(of_block(at_sum, b));
-        }
         float top = NEVER, weights = 0.f;
 #pragma unroll
-        for (int b = 0; b < CLUSTER; b++) top = fmaxf(top, peak[b].x);
+        for (int b = 0; b < CLUSTER; b++)
+            top = fmaxf(top, inbox_peaks[b * SHARE + e / (DIM / 4)].x);
         float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int b = 0; b < CLUSTER; b++) {
-            const float w = peak[b].x == NEVER ? 0.f : power_of_2(peak[b].x - top);
-            weights += w * peak[b].y;
-            acc.x += w * v[b].x, acc.y += w * v[b].y, acc.z += w * v[b].z, acc.w += w * v[b].w;
+            const float2 peak = inbox_peaks[b * SHARE + e / (DIM / 4)];
+            const float4 v = *(float4*)(inbox + (b * SHARE + e / (DIM / 4)) * DIM + d);
+            const float w = peak.x == NEVER ? 0.f : power_of_2(peak.x - top);
+            weights += w * peak.y;
+            acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
         }
         const float whole = 1.f / weights;
         const long at = ((long)(begin + l / GROUP) * HEADS + kv_head * GROUP + l % GROUP) * DIM + d;
         *(uint2*)(out + at) = make_uint2(pack(acc.x * whole, acc.y * whole),
                                          pack(acc.z * whole, acc.w * whole));
     }
-    cluster_barrier();  // a block's sums stay until all have read them
 }

@@ -23,6 +23,7 @@ RESIDENT_WARPS = 16
 MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is faster
 MOST_OCTETS = 4  # of rows; likewise
 GATE_PIECE = 1024
+WELL_FILLED = 0.75  # of the passes over a weight
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,7 @@ class _Resident:
     def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
         self._shape = shape
         tiles, unroll = _resident_tiles(shape, processors)
-        per_block = -(-shape.n // (16 * tiles * processors))
-        slices = RESIDENT_WARPS
-        while slices > 1 and (
-            RESIDENT_WARPS // slices < min(per_block, RESIDENT_WARPS)
-            or shape.k % (32 * unroll * slices)
-        ):
-            slices //= 2
-        if tiles == 4:
-            slices = max(slices, 2 if per_block < RESIDENT_WARPS else 4)
+        slices = _resident_slices(shape, tiles, unroll, processors)
         defines = {
             "N": shape.n,
             "K": shape.k,
@@ -142,6 +135,27 @@ def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
     if shape.octets == 1 and shape.n // (64 * processors) >= 2:
         return 4, 1
     return (2, 2) if shape.octets <= 3 else (2, 1)
+
+
+def _resident_slices(shape: ProductShape, tiles: int, unroll: int, processors: int) -> int:
+    """Warps that divide the k of a group of tiles: as few as give every warp one, if possible."""
+    groups = shape.n // (16 * tiles)
+    per_block = -(-groups // processors)
+    slices = RESIDENT_WARPS
+    while slices > 1 and (
+        RESIDENT_WARPS // slices < min(per_block, RESIDENT_WARPS)
+        or shape.k % (32 * unroll * slices)
+    ):
+        slices //= 2
+    if tiles == 4:
+        slices = max(slices, 2 if per_block < RESIDENT_WARPS else 4)
+    while shape.k % (64 * unroll * slices) == 0 and slices < RESIDENT_WARPS:
+        at_once = processors * RESIDENT_WARPS // slices
+        passes = -(-groups // at_once)
+        if passes == 1 or groups >= WELL_FILLED * passes * at_once:
+            break
+        slices *= 2  # the last pass would be nearly empty
+    return slices
 
 
 class _Split:

@@ -36,7 +36,7 @@ TILE = 64  # keys
 DIMENSIONS = (64, 128)
 MOST_ROWS = 128
 KEY_GROUPS = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}  # by row groups of 16: 4 to 12 warps
-FEW_RUNS = 2  # so few clusters have the device for themselves, and can keep more in flight
+STAGES = 2  # tiles in flight: more of them would take their room from L1
 
 
 class StepAttention(Protocol):
@@ -68,7 +68,7 @@ class ClusterShape:
         self.cluster = MOST_CLUSTER
         while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
             self.cluster //= 2
-        self.stages = 4 if shape.runs <= FEW_RUNS else 2
+        self.stages = STAGES
         self._table, self._scratch = shape.table_width, shape.scratch
         self.defines = {
             "HEADS": model.num_heads,
@@ -101,13 +101,15 @@ class ClusterShape:
 
     @property
     def shared(self) -> int:
-        """Bytes: queries, pages, scratch slots; tiles of keys and values, and later their sums."""
+        """Bytes: what others send, queries, pages, scratch slots; tiles of keys and values, and
+        later their sums."""
         pages = TILE // self._page
         own = -(-self._table // (pages * self.cluster)) * pages
-        fixed = self.rows * (self.dim // 8 + 4) * 16
+        share = -(-self.rows // self.cluster)
+        fixed = self.cluster * share * (self.dim * 4 + 8) + self.rows * (self.dim // 8 + 4) * 16
         fixed += -(-own // 4) * 16 + -(-self._scratch // 4) * 16
         tiles = self.stages * TILE * (self.dim // 8 + 4 + self.dim // 8 + 1) * 16
-        sums = self.key_groups * self.rows * self.dim * 4 + (self.key_groups + 1) * self.rows * 8
+        sums = self.key_groups * self.rows * self.dim * 4 + self.key_groups * self.rows * 8
         return fixed + max(tiles, sums)
 
 
