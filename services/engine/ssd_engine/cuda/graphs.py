@@ -1,11 +1,15 @@
 """The graph runner: steps of few rows, each shape captured once and replayed.
 
 Between two replays the host fills a block of pinned memory and launches; what comes back is one
-small copy, whose arrival an event tells.
+small copy, whose arrival an event tells. A step is two graphs: a short one, which is launched in no
+time, and the long one, whose launch is over before the short one has been computed.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +23,15 @@ from ssd_engine.scored import Scored
 
 log = logging.getLogger(__name__)
 
-EVENT_PAIRS = 4  # more than there are steps whose times are not read yet
+STARTS = 4  # events of a step: more than there are steps whose times are not read yet
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """One side of a step. The beginning is there several times, each with an event in front."""
+
+    beginnings: list[tuple[torch.cuda.Event, torch.cuda.CUDAGraph]]
+    rest: torch.cuda.CUDAGraph
 
 
 class GraphRunner:
@@ -27,11 +39,9 @@ class GraphRunner:
         """``steps`` in the order in which they are tried: the first that fits is taken."""
         self._steps = steps
         self._eager = eager
-        self._graphs: dict[tuple[StepShape, int], torch.cuda.CUDAGraph] = {}
-        self._events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(EVENT_PAIRS)
-        ]
+        self._captured: dict[tuple[StepShape, int], _Captured] = {}
+        self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._launches = 0
         self._stream = torch.cuda.current_stream()
         self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
@@ -51,11 +61,13 @@ class GraphRunner:
             torch.cuda.synchronize()
             for side in range(0 if self._eager else step.num_sides):
                 step.use(side)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=memory):
-                    step.run()
-                memory = graph.pool()
-                self._graphs[step.shape, side] = graph
+                beginnings = []
+                for _ in range(STARTS):
+                    start = torch.cuda.Event(enable_timing=True, external=True)
+                    graph, memory = _capture(partial(_after, start, step.begin), memory)
+                    beginnings.append((start, graph))
+                rest, memory = _capture(step.finish, memory)
+                self._captured[step.shape, side] = _Captured(beginnings, rest)
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
 
     def launch(
@@ -71,22 +83,22 @@ class GraphRunner:
             before.synchronize()
         step.use(side)
         begins = step.inputs.fill(runs, dummy_slot, moves)
-        start, end = self._next_events()
-        start.record(self._stream)
+        turn = self._launches % STARTS
+        self._launches += 1
+        end = self._ends[turn]
         if self._eager:
+            start = self._starts[turn]
+            start.record(self._stream)
             with torch.inference_mode():
                 step.run()
         else:
-            self._graphs[step.shape, side].replay()
+            captured = self._captured[step.shape, side]
+            start, beginning = captured.beginnings[turn]
+            beginning.replay()
+            captured.rest.replay()
         end.record(self._stream)
         self._using[step.shape, side] = end
         return InFlight(self, step, side, parts, begins, start, end)
-
-    def _next_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Made once: making one takes as long as all else that a launch does."""
-        pair = self._events[self._launches % len(self._events)]
-        self._launches += 1
-        return pair
 
     def _step_for(self, parts: Sequence[Part]) -> Step | None:
         rows = [len(part.tokens) for part in parts if not isinstance(part, Moved)]
@@ -125,13 +137,16 @@ class InFlight:
     ) -> None:
         self._runner, self._step, self._side, self._parts = runner, step, side, parts
         self._start, self._end = start, end
+        self._done = False
         self.rows: Sequence[int] = _logit_rows(parts, begins)
 
     def done(self) -> bool:
-        return self._end.query()
+        self._done = self._done or self._end.query()
+        return self._done
 
     def result(self) -> Scored:
-        self._end.synchronize()
+        if not self._done:
+            self._end.synchronize()
         rows = self.rows
         drawn = self._step.drawn_on(self._side)
         if self._step.ranks > 1:
@@ -165,6 +180,19 @@ class InFlight:
             return None
         chosen = logits[torch.tensor(list(rows), device=logits.device), : self._step.vocab_size]
         return chosen.clone()
+
+
+def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph, and the memory that it shares with others."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=memory):
+        run()
+    return graph, graph.pool()
+
+
+def _after(event: torch.cuda.Event, run: Callable[[], None]) -> None:
+    event.record()
+    run()
 
 
 def step_runs(

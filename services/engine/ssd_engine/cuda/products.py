@@ -19,11 +19,12 @@ from ssd_engine.cuda.elementwise import gate_kernel, norm_kernel
 
 RESIDENT = Path(__file__).parent / "few_rows_resident.cu"
 SPLIT = Path(__file__).parent / "few_rows_split.cu"
+BALANCED = Path(__file__).parent / "few_rows_balanced.cu"
 RESIDENT_WARPS = 16
 MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is faster
 MOST_OCTETS = 4  # of rows; likewise
 GATE_PIECE = 1024
-WELL_FILLED = 0.75  # of the passes over a weight
+WELL_FILLED = 0.88  # of the passes over a weight
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,10 @@ def make_product(shape: ProductShape, dtype: torch.dtype, device: torch.device) 
         if _fits_resident(shape, properties.shared_memory_per_block_optin):
             return _Resident(shape, properties.multi_processor_count, device)
         if _fits_split(shape):
-            return _Split(shape, properties.multi_processor_count, device)
+            processors = properties.multi_processor_count
+            if _fits_one_wave(shape, processors) or shape.n // 16 <= processors:
+                return _Split(shape, processors, device)
+            return _Balanced(shape, processors, device)
     return _Blas(shape)
 
 
@@ -163,7 +167,8 @@ class _Split:
 
     def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
         self._shape = shape
-        tiles, warps, unroll, ahead = _split_tiles(shape, processors)
+        one_wave = _fits_one_wave(shape, processors)
+        tiles, warps, unroll, ahead = (2, 32, 1, 0) if one_wave else (1, 16, 2, 1)
         defines = {
             "N": shape.n,
             "K": shape.k,
@@ -191,14 +196,44 @@ class _Split:
         self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows))
 
 
-def _split_tiles(shape: ProductShape, processors: int) -> tuple[int, int, int, int]:
-    """Tiles of 16 weight rows that a block works on, its warps, their unrolling, and whether they
-    ask for the next weights before these are multiplied."""
-    if shape.octets == 1 and 96 <= shape.n // 32 <= 132:
-        return 2, 32, 1, 0  # all in one wave
-    if shape.octets > 1 and shape.n // 32 >= processors:
-        return 2, 8, 2, 1  # a small part of a device: many waves, so that small blocks are best
-    return 1, 16, 2, 1
+def _fits_one_wave(shape: ProductShape, processors: int) -> bool:
+    return shape.octets == 1 and 96 <= shape.n // 32 <= processors
+
+
+class _Balanced:
+    """As _Split, for more tiles than blocks: these share them evenly."""
+
+    def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
+        self._shape = shape
+        warps, unroll = 16, 4 if shape.octets == 1 and shape.k % 128 == 0 else 2
+        units = -(-shape.k // (32 * unroll * warps))
+        grid = min(processors, shape.n // 16 * units)
+        defines = {
+            "N": shape.n,
+            "K": shape.k,
+            "OCTETS": shape.octets,
+            "WARPS": warps,
+            "UNROLL": unroll,
+            "GRID": grid,
+            "RESIDUAL": int(shape.residual),
+            "BIAS": int(shape.bias),
+        }
+        self._kernel = compiled_kernel(BALANCED, defines, device, warps * 32)
+        self._grid = (grid, 1)
+        self._left = torch.zeros(grid * shape.octets * 8 * 16, device=device)
+        self._is_left = torch.zeros(grid, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        shared = (self._left, self._is_left, self._shape.rows)
+        self._kernel.launch(self._grid, (weight, x, out, bias, out, *shared))
 
 
 class _Blas:

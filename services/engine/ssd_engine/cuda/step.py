@@ -27,6 +27,7 @@ from ssd_engine.decoder import Decoder, LayerWeights
 from ssd_engine.kv_cache import KVCache, LayerCache
 
 LEAVES_AT_ONCE = 8
+LEADING_LAYERS = 3
 
 
 class _Layers:
@@ -62,17 +63,25 @@ class _Layers:
         self._logits = empty(rows, model.weights.head.shape[0], kind=torch.float32)
         self._attend = make_attention(model, inputs, overlap)
 
-    def forward(self) -> Tensor | None:
-        """Logits [rows, head_rows] float32 on rank 0; None elsewhere."""
-        model, rows = self._model, self._inputs.shape.rows
+    def begin(self) -> None:
+        """The embedding, and the first layers."""
+        rows = self._inputs.shape.rows
         tokens = self._inputs["tokens"][:rows]
-        torch.index_select(model.weights.embedding, 0, tokens, out=self.hidden[:rows])
-        for layer, cache in zip(model.weights.layers, self._kv.layers, strict=True):
-            self._attention(layer, cache)
-            self._mlp(layer)
-        eps = model.config.rms_norm_eps
+        torch.index_select(self._model.weights.embedding, 0, tokens, out=self.hidden[:rows])
+        self._compute(slice(LEADING_LAYERS))
+
+    def finish(self) -> Tensor | None:
+        """Logits [rows, head_rows] float32 on rank 0; None elsewhere."""
+        self._compute(slice(LEADING_LAYERS, None))
+        model, eps = self._model, self._model.config.rms_norm_eps
         self._head(model.weights.head, self.hidden, self._logits, model.weights.norm, eps)
         return model.tp.gather_columns(self._logits)
+
+    def _compute(self, some: slice) -> None:
+        layers = zip(self._model.weights.layers[some], self._kv.layers[some], strict=True)
+        for layer, cache in layers:
+            self._attention(layer, cache)
+            self._mlp(layer)
 
     def _attention(self, layer: LayerWeights, cache: LayerCache) -> None:
         eps = self._model.config.rms_norm_eps
@@ -161,12 +170,20 @@ class Step:
 
     def run(self) -> None:
         """Everything between the two copies; of fixed addresses, so that it can be captured."""
+        self.begin()
+        self.finish()
+
+    def begin(self) -> None:
+        """As much as keeps a device busy until the rest of it is launched, too."""
         self.inputs.copy()
         if self._last is not None:
             self._follow(self._last)
         if self.shape.moves:
             self._move()
-        self.logits = self._layers.forward()
+        self._layers.begin()
+
+    def finish(self) -> None:
+        self.logits = self._layers.finish()
         if self.logits is None:
             return
         (self._draw if self.ranks == 1 else self._rank)(self.logits)
