@@ -16,12 +16,16 @@ class State(Enum):
     VERIFYING = "verifying"  # the endpoint prepares for the outcomes of the round
     DECIDED = "decided"  # the outcome is known, the next round is not launched
 
+    __hash__ = object.__hash__  # in C: transitions are looked up in every round
+
 
 class Event(Enum):
     OPEN = "open"
     OUTCOME = "outcome"
     LAUNCH = "launch"
     DETACH = "detach"  # lost, refused, moved, or left because it does not pay
+
+    __hash__ = object.__hash__
 
 
 TRANSITIONS = {

@@ -155,6 +155,8 @@ class Speculator:
     # Look up
 
     def _look_up(self, speculated: Speculated, num_rows: int) -> Taken:
+        if speculated.request.mode is Mode.OFF:
+            return Taken(speculated, 0)
         if speculated.request.mode is Mode.SYNC:
             return Taken(speculated, self._pacing.sync_depth(speculated, num_rows))
         endpoint = self.endpoints.of(speculated)
@@ -239,6 +241,9 @@ class Speculator:
 
     def _launch(self, row: Taken) -> None:
         speculated, rounds = row.speculated, row.speculated.rounds
+        if speculated.request.mode is Mode.OFF:
+            rounds.launch(0)
+            return
         speculated.source, speculated.drafted = row.source, len(row.tokens)
         speculated.judged = speculated.drafted
         speculated.attached_before = rounds.attached
