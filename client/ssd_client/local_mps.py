@@ -18,8 +18,9 @@ LOGS = "CUDA_MPS_LOG_DIRECTORY"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 # Percent of the multiprocessors. Without parts of their own, a draft's short kernels queue up
-# behind the target's long ones; with this one a large target is as fast as with all of them.
-DRAFT_SHARE = 15
+# behind the target's long ones: measured, a tree is late in most rounds then. A smaller part makes
+# the draft late, a larger one the target slow.
+DRAFT_SHARE = 30
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LIMIT_S = 10.0  # of a call of the program

@@ -387,13 +387,13 @@ def test_both_run_where_local_device_says(sandbox):
 
 def test_target_and_draft_share_a_gpu(sandbox, mps):
     code, stdout, stderr = sandbox.run(
-        "Once", "--local", "--local-mps", "--local-draft-share", "30"
+        "Once", "--local", "--local-mps", "--local-draft-share", "20"
     )
     assert (code, stdout) == (0, full_text(12) + "\n"), stderr
     folder = mps.check_started_and_stopped()
     shared = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    assert sandbox.mps("ssd_target") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70"}
-    assert sandbox.mps("ssd_draft") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
+    assert sandbox.mps("ssd_target") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}
+    assert sandbox.mps("ssd_draft") == {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"}
     assert not _alive(mps.pid())
     assert sandbox.all_gone()
 
@@ -411,7 +411,7 @@ def test_a_draft_has_a_small_part_of_a_shared_gpu_to_itself(sandbox, mps):
     code, _, stderr = sandbox.run("Once", "--local", "--local-mps")
     assert code == 0, stderr
     shares = {s: sandbox.mps(s)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for s in SERVICES}
-    assert shares == {"ssd_draft": "15", "ssd_target": "85"}
+    assert shares == {"ssd_draft": "30", "ssd_target": "70"}
 
 
 def test_no_daemon_where_nothing_is_shared(sandbox, mps):
@@ -503,7 +503,7 @@ DEVICE_CUDA = ("--device", "cuda")
         ),
         (
             LocalFlags(local_mps=True),
-            LocalPlan("stories-target", "stories-draft", mps=True, draft_share=15),
+            LocalPlan("stories-target", "stories-draft", mps=True, draft_share=30),
         ),
         (LocalFlags(local_mps=True, mode="off"), LocalPlan("stories-target")),
         (LocalFlags(local_draft_device="cpu", mode="off"), LocalPlan("stories-target")),

@@ -1,6 +1,6 @@
 """What one GPU gives: correctness first, then times, section by section.
 
-    python -m tools.gpu.bench attention exact plain gap tree modes transformers growth --out DIR
+    python -m tools.gpu.bench all --out DIR
     python -m tools.gpu.bench join --out DIR
 
 Each section is a matter of minutes, and leaves a JSON file with its commit and versions; join makes
@@ -31,7 +31,8 @@ SECTIONS = {
     "tree": lambda args: sections.tree(),
     "growth": lambda args: sections.growth(),
     "transformers": lambda args: sections.against_transformers(args.prompts),
-    "exact": lambda args: serving.exact(args.prompts, args.tokens),
+    "exact": lambda args: serving.exact(args.prompts, args.tokens, 0.0),
+    "exact-sampled": lambda args: serving.exact(args.prompts, args.tokens, 1.0),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "projection": lambda args: projection.project(args.prompts),
     "modes-cpu-draft": lambda args: serving.modes_with_draft_on_cpu(args.prompts, args.tokens),

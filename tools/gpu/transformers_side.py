@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ssd_client.local_mps import DRAFT_SHARE
 from ssd_engine.config import load_model_config
 from ssd_engine.model_store import resolve_model
 from ssd_engine.tokenizer import Tokenizer
@@ -49,8 +50,8 @@ def compare(num_prompts: int) -> Rows:
 def _ours(asked: list[str]) -> dict[str, float]:
     """Whole requests, prefill included, as theirs are."""
     rates = {}
-    with mps(), pair(TARGET, DRAFT, 1, 5) as client:
-        for mode in ("off", "ssd"):
+    for mode, draft_share in (("off", 100), ("ssd", DRAFT_SHARE)):
+        with mps(), pair(TARGET, DRAFT, 1, 5, draft_share=draft_share) as client:
             client.generate(asked[0], mode, NEW)
             times = []
             for text in asked:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.attention import QueryRun, Run, TreeRun
-from ssd_engine.attention.choice import HALVES, make_attention
+from ssd_engine.attention.choice import OWN_DIMS, is_tuned, make_attention
 from ssd_engine.batch import Chunk, Draw, Moved, Part, Rows, TreeRows
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import ModelConfig
@@ -49,13 +49,14 @@ class ModelRunner:
         self.tp = tp
         self.device = rank_device(options.device, tp.rank)
         dtype = DTYPES[options.dtype]
-        # Halves on a CUDA device have kernels of their own; the rest is torch's everywhere.
-        self._tuned = self.device.type == "cuda" and dtype in HALVES
+        self._tuned = is_tuned(grown, dtype, self.device)
         if self.device.type == "cuda" and not self._tuned:
             log.warning(
-                "%s on a CUDA device: torch's attention, no graphs, and rounding that depends on "
-                "the batch; --dtype bfloat16 has all three",
+                "%s and heads of %d on a CUDA device: torch's attention, no graphs, and rounding "
+                "that depends on the batch; --dtype bfloat16 and heads of %s have all three",
                 options.dtype,
+                grown.head_dim,
+                ", ".join(map(str, OWN_DIMS)),
             )
         kv_heads = grown.kv_heads_per_rank(tp.size)
         spec = KVCacheSpec(grown.num_layers, kv_heads, grown.head_dim, options.block_size, dtype)

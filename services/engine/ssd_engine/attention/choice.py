@@ -14,6 +14,12 @@ log = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
 FLASHINFER_DIMS = (64, 128, 256)
+OWN_DIMS = (16, 32, 64, 128, 256)  # of heads: what our kernels are written for
+
+
+def is_tuned(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are kernels of our own for it; the rest is torch's, as on a CPU."""
+    return device.type == "cuda" and dtype in HALVES and config.head_dim in OWN_DIMS
 
 
 def make_attention(
@@ -25,7 +31,7 @@ def make_attention(
     device: torch.device,
 ) -> AttentionBackend:
     """Of prefill, and of every forward that is not a step of few rows."""
-    if device.type != "cuda" or dtype not in HALVES:
+    if not is_tuned(config, dtype, device):
         return SdpaBackend(num_heads, num_kv_heads, options.block_size, dtype, device)
     dim = config.head_dim
     if dim in FLASHINFER_DIMS and importlib.util.find_spec("flashinfer") is not None:
