@@ -29,6 +29,7 @@ SECTIONS = {
     "plain": lambda args: sections.plain(),
     "gap": lambda args: sections.gap(),
     "tree": lambda args: sections.tree(),
+    "prefill": lambda args: sections.prefill(),
     "growth": lambda args: sections.growth(),
     "transformers": lambda args: sections.against_transformers(args.prompts),
     "exact": lambda args: serving.exact(args.prompts, args.tokens, 0.0),

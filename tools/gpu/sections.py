@@ -5,10 +5,12 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
 from ssd_engine.batch import Chunk
+from ssd_engine.layer_ops import TorchOps
 from ssd_engine.runner import ModelRunner
 from ssd_target.speculation.options import Mode
 from tools.gpu import engines
@@ -144,6 +146,53 @@ def _prefill_ms(runner: ModelRunner) -> float:
             logits.argmax(dim=-1).tolist()
         times.append(time.monotonic() - begin)
     return 1e3 * min(times)
+
+
+def prefill() -> Rows:
+    """512 tokens of a prompt, 8B: what lies between the products in torch, compiled by it, fused by
+    hand. The first compiled forward is timed, too: in a second run it is a warm start."""
+    runner = engines.load_runner("stories-target", TARGETS[0])
+    model, rows = runner.model, runner.options.max_forward_tokens
+    fused, norm = model._ops, model._norm
+    plain = TorchOps(model.rope, norm, model.num_heads, model.num_kv_heads)
+    flops = rows * engines.step_bytes("stories-target", TARGETS[0])  # 2 for each of 2 bytes
+    results: Rows = []
+    for name, ops, each_norm in (
+        ("torch", plain, norm),
+        ("torch.compile", _compiled(plain), torch.compile(norm)),
+        ("fused by hand", fused, norm),
+    ):
+        model._ops, model._norm = ops, each_norm
+        first, ms = _forward_ms(runner, rows)
+        results.append(
+            {
+                "between products": name,
+                "first, ms": first,
+                "ms": ms,
+                "tokens/s": 1e3 * rows / ms,
+                "TFLOP/s": flops / (1e9 * ms),
+            }
+        )
+    return results
+
+
+def _compiled(ops: TorchOps) -> TorchOps:
+    made: Any = TorchOps(ops._rope, ops._norm, ops._heads, ops._kv_heads)
+    made.rotate_and_write = torch.compile(ops.rotate_and_write)
+    made.gate = torch.compile(ops.gate)
+    compiled: TorchOps = made
+    return compiled
+
+
+def _forward_ms(runner: ModelRunner, rows: int) -> tuple[float, float]:
+    """The first forward, and the median of those after it."""
+    blocks, times = list(range(rows // engines.BLOCK)), []
+    for _ in range(15):
+        begin = time.monotonic()
+        runner.forward([Chunk([5] * rows, 0, blocks, 0)])
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.monotonic() - begin))
+    return times[0], statistics.median(times[3:])
 
 
 def tree() -> Rows:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.attention.base import QueryRun, Run, TreeRun
+from ssd_engine.attention.tree_mask import packed_masks
 from ssd_engine.errors import ConfigError
 from ssd_engine.kv_cache import LayerCache
 
@@ -193,12 +194,11 @@ class FlashInferBackend:
         lengths, contexts = [run.length for run in runs], [run.context for run in runs]
         tables = [self._table(run, run.context) for run in runs]
         context = self._prepare(lengths, tables, contexts, self.block_size)
-        bits = [np.packbits(run.visible(), axis=None, bitorder="little") for run in runs]
         tails = [np.asarray(run.tail(self.block_size), dtype=np.int32) for run in runs]
-        mask = self._upload(np.concatenate(bits))
+        mask, sizes = packed_masks(runs, self.device)
         tail = self._prepare(lengths, tails, list(map(len, tails)), 1, packed_custom_mask=mask)
         # Where each run's mask begins: the kernel counts in bytes, FlashInfer's plan in bits.
-        tail._mask_indptr_buf = self._upload(_offsets(list(map(len, bits))))
+        tail._mask_indptr_buf = self._upload(_offsets(sizes))
         rows = self._rows([row + np.arange(run.length) for row, run in placed])
         return _TreeLaunch(context, tail, rows)
 
