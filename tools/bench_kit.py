@@ -53,8 +53,9 @@ def pin_to(core: int) -> None:
 
 
 @contextlib.contextmanager
-def service(module: str, *flags: str, core: int | None = None) -> Iterator[str]:
-    """``ssd_target`` or ``ssd_draft`` on a free port, pinned to a core; its address once ready."""
+def service(module: str, *flags: str, core: int | None = None, ready: bool = True) -> Iterator[str]:
+    """``ssd_target`` or ``ssd_draft`` on a free port, pinned to a core; its address once ready, or
+    as soon as it listens."""
     with tempfile.TemporaryDirectory() as folder:
         port_file, log_file = Path(folder) / "port", Path(folder) / "log"
         command = [sys.executable, "-m", module, "serve", *flags]
@@ -65,7 +66,8 @@ def service(module: str, *flags: str, core: int | None = None) -> Iterator[str]:
         try:
             _wait(process, log_file, port_file.exists)
             address = f"127.0.0.1:{int(port_file.read_text())}"
-            _wait(process, log_file, lambda: _is_ready(address))
+            if ready:
+                _wait(process, log_file, lambda: _is_ready(address))
             yield address
         finally:
             process.terminate()

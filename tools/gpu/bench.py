@@ -35,6 +35,7 @@ SECTIONS = {
     "exact": lambda args: serving.exact(args.prompts, args.tokens, 0.0),
     "exact-sampled": lambda args: serving.exact(args.prompts, args.tokens, 1.0),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
+    "shares": lambda args: serving.shares(args.prompts),
     "projection": lambda args: projection.project(args.prompts),
     "modes-cpu-draft": lambda args: serving.modes_with_draft_on_cpu(args.prompts, args.tokens),
 }

@@ -20,6 +20,7 @@ from tools.gpu.report import Rows
 PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
 METRICS = "127.0.0.1:9471"
 MODES = ("off", "sync", "ssd")
+SHARES = (100, 15, 22, 30, 40)  # percent of the draft; 100: neither has a part of its own
 MOST_TOKENS = 192  # of a request whose speed is taken
 DEPTHS = {"sync": (3, 4, 5, 7), "ssd": (2, 3, 4, 5, 7)}
 
@@ -72,8 +73,10 @@ def pair(
         flags += ["--draft-expand-to", draft] if draft else []
     with contextlib.ExitStack() as stack:
         with share(draft_share):
-            drafting = service("ssd_draft", "stories-draft", *where, *size, *speculated)
-            address = stack.enter_context(drafting)
+            drafting = service(
+                "ssd_draft", "stories-draft", *where, *size, *speculated, ready=False
+            )
+            address = stack.enter_context(drafting)  # the target starts at the same time
         with share(100 - draft_share or 100):
             serving = service("ssd_target", "stories-target", *flags, "--draft", address)
             ready = stack.enter_context(serving)
@@ -251,6 +254,24 @@ def _modes(
         about = {"pair": name, "where": where, "mode": mode, "K": best[mode]}
         rows.append({**about, **mode_row(done, mode), **clock})
     return _with_theory(rows)
+
+
+def shares(num_prompts: int) -> Rows:
+    """The 32B pair on one GPU, the draft with parts of several sizes."""
+    (target, draft), rows = PAIRS[0], []
+    prompts = story_prompts(min(num_prompts, 4), seed=15)
+    for part in SHARES:
+        with mps(), pair(target, draft, 1, 7, "--backup", "jit", draft_share=part) as client:
+            for mode in ("off", "ssd"):
+                client.generate(prompts[0], mode, 32)
+            before = Clock.read()
+            client.generate(prompts[0], "off", 48)
+            alone = Clock.read().since(before)["forward, ms"]
+            before = Clock.read()
+            done = [client.generate(prompt, "ssd", 128, 7) for prompt in prompts]
+            about = {"draft's part, %": part, "forward alone, ms": alone}
+            rows.append({**about, **mode_row(done, "ssd"), **Clock.read().since(before)})
+    return rows
 
 
 def _with_theory(rows: Rows) -> Rows:

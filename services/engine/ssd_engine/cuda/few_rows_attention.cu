@@ -14,7 +14,8 @@
 //
 // Compiled for: HEADS, KV_HEADS, DIM (64 or 128), PAGE (tokens of a block of the cache), ROWS (of a
 // run times heads of a group, a multiple of 16 up to 128), KEY_GROUPS (warps that divide the keys of
-// a tile), STAGES (tiles in flight), CLUSTER, TABLE and SCRATCH (widths), TREE, NORM.
+// a tile, and then the dimensions of its values), STAGES (tiles in flight), CLUSTER, TABLE and SCRATCH
+// (widths), TREE, NORM.
 //
 // It is so short that fetching its instructions counts: loops are unrolled only where registers are
 // at stake.
@@ -28,6 +29,8 @@
 #define Q_STRIDE (DIM / 8 + 4)  // in 16 bytes
 #define K_STRIDE (DIM / 8 + 4)
 #define V_STRIDE (DIM / 8 + 1)
+#define W_STRIDE (TILE / 8 + 1)
+#define WARP_DIMS (DIM / KEY_GROUPS)
 #define STAGE (TILE * (K_STRIDE + V_STRIDE))
 #define PAGES (TILE / PAGE)  // of a tile
 #define OWN_PAGES (((TABLE + PAGES - 1) / PAGES + CLUSTER - 1) / CLUSTER * PAGES)  // of a block
@@ -51,8 +54,20 @@ __device__ __forceinline__ void copy_piece(uint4* to, const uint4* from, bool in
                  "r"(inside ? 16 : 0));
 }
 
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;"); }
+
+// Until no more than so many groups of copies are on their way.
+template <int LEFT> __device__ __forceinline__ void wait_for_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
 __device__ __forceinline__ void transposed(u32 (&r)[4], u32 where) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(where));
+}
+
+__device__ __forceinline__ void straight(u32 (&r)[4], u32 where) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(where));
 }
 
@@ -64,12 +79,6 @@ __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
 
 __device__ __forceinline__ void send(u32 where, float2 v) {
     asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(where), "f"(v.x), "f"(v.y)
-                 : "memory");
-}
-
-__device__ __forceinline__ void send(u32 where, float4 v) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(where), "f"(v.x),
-                 "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
 }
 
@@ -124,13 +133,16 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     float* inbox = (float*)shared;                           // [CLUSTER][SHARE][DIM]
     float2* inbox_peaks = (float2*)(inbox + CLUSTER * SHARE * DIM);  // [CLUSTER][SHARE]
     uint4* queries = (uint4*)(inbox_peaks + CLUSTER * SHARE);        // [ROWS][Q_STRIDE]
-    int* pages = (int*)(queries + ROWS * Q_STRIDE);          // [OWN_PAGES]
+    uint4* weights = queries + ROWS * Q_STRIDE;              // [ROWS][W_STRIDE]
+    float* peaks = (float*)(weights + ROWS * W_STRIDE);      // [KEY_GROUPS][ROWS]
+    int* pages = (int*)(peaks + KEY_GROUPS * ROWS);          // [OWN_PAGES]
     int* tail_slots = pages + (OWN_PAGES + 3) / 4 * 4;       // [SCRATCH]
     uint4* stages = (uint4*)(tail_slots + (SCRATCH + 3) / 4 * 4);
     const int rank = blockIdx.x % CLUSTER, kv_head = blockIdx.x / CLUSTER, run = blockIdx.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int row_group = warp % ROW_GROUPS, key_group = warp / ROW_GROUPS;
-    asm volatile("griddepcontrol.launch_dependents;");
+    const int line = row_group * 16 + g;  // and the one 8 below it
+    let_next_begin();
 
     // What is read before the wait was written before the first kernel of this step.
     const int end = run_end[run], begin = run_begin[run], count = run_rows[run];
@@ -145,7 +157,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     const float per_branch = 1.f / num_branches;
     const int fresh_tail = tail - num_branches;  // slots from here on are of this step
     if (!tiles) {
-        asm volatile("griddepcontrol.wait;" ::: "memory");
+        wait_for_previous();
         return;
     }
     arrive();  // nothing is sent to a block before it is there
@@ -162,7 +174,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     int limit[2], branch[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = begin + min((row_group * 16 + g + 8 * h) / GROUP, count - 1);
+        const int row = begin + min((line + 8 * h) / GROUP, count - 1);
         limit[h] = min(limits[row], end - 1);
         branch[h] = TREE ? branches[row] : -1;
     }
@@ -194,7 +206,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                 copy_piece(keys + k * K_STRIDE + part, key + at, inside);
                 copy_piece(values + k * V_STRIDE + part, value + at, inside);
             }
-        asm volatile("cp.async.commit_group;");
+        end_group();
     };
 
     // What this step adds: from its projection, by one warp for each 32 / LANES keys.
@@ -235,7 +247,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 
 #pragma unroll 1
     for (int s = 0; s < STAGES; s++) ask(rank + s * CLUSTER, s);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_previous();
 
     // The query, as the first operand: for each 32 dimensions, those 8t to 8t + 7 of two rows.
 #pragma unroll 2
@@ -255,11 +267,11 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     for (int s = 0; s < STAGES; s++) compute(rank + s * CLUSTER, s);
     __syncthreads();
     float m[2] = {NEVER, NEVER}, total[2] = {0.f, 0.f};
-    float o[DIM / 8][4] = {};
+    float o[WARP_DIMS / 8][4] = {};
     int stage = 0;
 #pragma unroll 1
     for (int tile = rank; tile < tiles; tile += CLUSTER) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        wait_for_groups<STAGES - 1>();
         __syncthreads();
         const uint4* keys = stages + stage * STAGE;
         const uint4* values = keys + TILE * K_STRIDE;
@@ -267,8 +279,8 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         float s[WARP_KEYS / 8][4] = {};
 #pragma unroll
         for (int c = 0; c < DIM / 32; c++) {
-            const uint4 q0 = queries[(row_group * 16 + g) * Q_STRIDE + c * 4 + t];
-            const uint4 q1 = queries[(row_group * 16 + g + 8) * Q_STRIDE + c * 4 + t];
+            const uint4 q0 = queries[line * Q_STRIDE + c * 4 + t];
+            const uint4 q1 = queries[(line + 8) * Q_STRIDE + c * 4 + t];
 #pragma unroll
             for (int j = 0; j < WARP_KEYS / 8; j++) {
                 const uint4 b = keys[(key_group * WARP_KEYS + j * 8 + g) * K_STRIDE + c * 4 + t];
@@ -300,94 +312,92 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                     }
                 }
         }
-        // A row that has seen nothing yet keeps its weights at 0.
-        float keep[2], base[2], sum[2] = {0.f, 0.f};
+        float highest[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float highest = s[0][2 * h];
+            highest[h] = s[0][2 * h];
 #pragma unroll
             for (int j = 0; j < WARP_KEYS / 8; j++)
-                highest = fmaxf(highest, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-            highest = fmaxf(m[h], highest == NEVER ? NEVER : highest * scale);
-            base[h] = highest == NEVER ? 0.f : highest;
+                highest[h] = fmaxf(highest[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+            highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 1));
+            highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 2));
+            if (KEY_GROUPS > 1 && t == 0) peaks[key_group * ROWS + line + 8 * h] = highest[h];
+        }
+        if (KEY_GROUPS > 1) __syncthreads();
+        // A row that has seen nothing yet keeps its weights at 0.
+        float keep[2], base[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int k = 0; k < KEY_GROUPS && KEY_GROUPS > 1; k++)
+                highest[h] = fmaxf(highest[h], peaks[k * ROWS + line + 8 * h]);
+            highest[h] = fmaxf(m[h], highest[h] == NEVER ? NEVER : highest[h] * scale);
+            base[h] = highest[h] == NEVER ? 0.f : highest[h];
             keep[h] = power_of_2(m[h] - base[h]);
-            m[h] = highest;
+            m[h] = highest[h];
+            total[h] *= keep[h];
         }
 #pragma unroll
         for (int j = 0; j < WARP_KEYS / 8; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[j][e] = power_of_2(fmaf(s[j][e], scale, -base[e / 2]));
-                sum[e / 2] += s[j][e];
+            for (int h = 0; h < 2; h++) {
+                const float w0 = power_of_2(fmaf(s[j][2 * h], scale, -base[h]));
+                const float w1 = power_of_2(fmaf(s[j][2 * h + 1], scale, -base[h]));
+                total[h] += w0 + w1;
+                ((u32*)(weights + (line + 8 * h) * W_STRIDE))[(key_group * WARP_KEYS + j * 8) / 2 + t] =
+                    pack(w0, w1);
             }
 #pragma unroll
-        for (int h = 0; h < 2; h++) total[h] = total[h] * keep[h] + sum[h];
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
+        for (int n = 0; n < WARP_DIMS / 8; n++) {
             o[n][0] *= keep[0], o[n][1] *= keep[0];
             o[n][2] *= keep[1], o[n][3] *= keep[1];
         }
+        __syncthreads();
 #pragma unroll
-        for (int j = 0; j < WARP_KEYS / 16; j++) {
-            const u32 a0 = pack(s[2 * j][0], s[2 * j][1]), a1 = pack(s[2 * j][2], s[2 * j][3]);
-            const u32 a2 = pack(s[2 * j + 1][0], s[2 * j + 1][1]);
-            const u32 a3 = pack(s[2 * j + 1][2], s[2 * j + 1][3]);
+        for (int j = 0; j < TILE / 16; j++) {
+            u32 a[4];
+            straight(a, address(weights + (row_group * 16 + lane % 16) * W_STRIDE + 2 * j + lane / 16));
             // Of the four 8 x 8 matrices: keys 0-7 and 8-15, of dimensions n and n + 8.
-            const int k = key_group * WARP_KEYS + j * 16 + lane % 16;
 #pragma unroll
-            for (int n = 0; n < DIM / 16; n++) {
+            for (int n = 0; n < WARP_DIMS / 16; n++) {
                 u32 v[4];
-                transposed(v, address(values + k * V_STRIDE + 2 * n + lane / 16));
-                multiply(o[2 * n], a0, a1, a2, a3, v[0], v[1]);
-                multiply(o[2 * n + 1], a0, a1, a2, a3, v[2], v[3]);
+                transposed(v, address(values + (j * 16 + lane % 16) * V_STRIDE +
+                                      key_group * (WARP_DIMS / 8) + 2 * n + lane / 16));
+                multiply(o[2 * n], a[0], a[1], a[2], a[3], v[0], v[1]);
+                multiply(o[2 * n + 1], a[0], a[1], a[2], a[3], v[2], v[3]);
             }
         }
+        if (tile + CLUSTER >= tiles) break;
         __syncthreads();
         ask(tile + STAGES * CLUSTER, stage);
         compute(tile + STAGES * CLUSTER, stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // The sums of the block's warps, added up and sent to where those of the cluster are.
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    // The sums of the block, to where those of the cluster are added up.
     __syncthreads();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
-    }
-    float* sums = (float*)stages;                               // [KEY_GROUPS][ROWS][DIM]
-    float2* peaks = (float2*)(sums + KEY_GROUPS * ROWS * DIM);  // [KEY_GROUPS][ROWS]
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int l = key_group * ROWS + row_group * 16 + g + 8 * h;
-        if (t == 0) peaks[l] = make_float2(m[h], total[h]);
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++)
-            *(float2*)(sums + l * DIM + n * 8 + 2 * t) = make_float2(o[n][2 * h], o[n][2 * h + 1]);
+        if (t == 0) peaks[key_group * ROWS + line + 8 * h] = total[h];
     }
     __syncthreads();
     wait_for_all();
-#pragma unroll 1
-    for (int e = threadIdx.x; e < ROWS * (DIM / 4); e += THREADS) {
-        const int l = e / (DIM / 4), d = e % (DIM / 4) * 4;
-        float top = NEVER, weights = 0.f;
 #pragma unroll
-        for (int k = 0; k < KEY_GROUPS; k++) top = fmaxf(top, peaks[k * ROWS + l].x);
-        float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int h = 0; h < 2; h++) {
+        const int l = line + 8 * h, place = rank * SHARE + l % SHARE;
+        const u32 there = of_block(address(inbox + place * DIM + key_group * WARP_DIMS + 2 * t),
+                                   l / SHARE);
 #pragma unroll
-        for (int k = 0; k < KEY_GROUPS; k++) {
-            const float2 peak = peaks[k * ROWS + l];
-            const float w = peak.x == NEVER ? 0.f : power_of_2(peak.x - top);
-            const float4 v = *(float4*)(sums + (k * ROWS + l) * DIM + d);
-            weights += w * peak.y;
-            acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
+        for (int n = 0; n < WARP_DIMS / 8; n++)
+            send(there + n * 32, make_float2(o[n][2 * h], o[n][2 * h + 1]));
+        if (key_group == 0 && t == 0) {
+            float sum = 0.f;
+#pragma unroll
+            for (int k = 0; k < KEY_GROUPS; k++) sum += peaks[k * ROWS + l];
+            send(of_block(address(inbox_peaks + place), l / SHARE), make_float2(m[h], sum));
         }
-        const int place = rank * SHARE + l % SHARE;
-        send(of_block(address(inbox + place * DIM + d), l / SHARE), acc);
-        if (d == 0) send(of_block(address(inbox_peaks + place), l / SHARE), make_float2(top, weights));
     }
     arrive();
     wait_for_all();

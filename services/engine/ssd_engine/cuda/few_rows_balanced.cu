@@ -32,6 +32,16 @@ __device__ __forceinline__ void load(uint4 (&a)[UNROLL][2], const uint4* w, int 
                                      : make_uint4(0, 0, 0, 0);
 }
 
+__device__ __forceinline__ void wait_for_word(const int* word) {
+    int there;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(word) : "memory");
+    while (!there);
+}
+
+__device__ __forceinline__ void set_word(int* word) {
+    asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(word) : "memory");
+}
+
 __device__ __forceinline__ int first_unit(int block) { return (int)(block * TOTAL / GRID); }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
@@ -45,8 +55,8 @@ few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residu
     uint4 a[UNROLL][2], next[UNROLL][2];
 
     load(a, w, tile, unit * WARPS + warp, g, t);
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    let_next_begin();
+    wait_for_previous();
 
 #pragma unroll 1
     for (int at = begin; at < end; at++) {
@@ -87,14 +97,7 @@ few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residu
             if (mine && !ends)
                 do helpers++;
                 while (first_unit(blockIdx.x + helpers + 1) < (tile + 1) * UNITS);
-            if (helpers && threadIdx.x < helpers) {
-                int there = 0;
-                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                                : "=r"(there)
-                                : "l"(is_left + blockIdx.x + 1 + threadIdx.x)
-                                : "memory");
-                while (!there);
-            }
+            if (threadIdx.x < helpers) wait_for_word(is_left + blockIdx.x + 1 + threadIdx.x);
             if (helpers) __syncthreads();
 #pragma unroll 1
             for (int e = threadIdx.x; e < OUTPUTS; e += WARPS * 32) {
@@ -122,8 +125,7 @@ few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residu
             if (!mine) __threadfence();
             __syncthreads();
             if (!mine && threadIdx.x == 0)
-                asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(is_left + blockIdx.x)
-                             : "memory");
+                set_word(is_left + blockIdx.x);
             if (threadIdx.x < helpers) is_left[blockIdx.x + 1 + threadIdx.x] = 0;
         }
         tile = next_tile, unit = next_unit;

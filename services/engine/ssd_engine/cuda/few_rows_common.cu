@@ -22,3 +22,13 @@ __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+// The next kernel of the stream may begin; what it reads of this one it must wait for.
+__device__ __forceinline__ void let_next_begin() {
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// From here on, what the kernels before this one have written can be read.
+__device__ __forceinline__ void wait_for_previous() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}

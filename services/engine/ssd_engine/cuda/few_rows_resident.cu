@@ -117,8 +117,8 @@ few_rows_resident(const uint4* __restrict__ w, const uint4* x, const uint4* __re
 
     uint4 a[TILES][UNROLL][2] = {}, next[TILES][UNROLL][2] = {};
     load(a, w, group_of(0, slot), 0, slice, g, t);
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    let_next_begin();
+    wait_for_previous();
     bring_x(shared_x, squares, x, norm);
 #if NORM
     if (threadIdx.x < COLUMNS) {  // read after the next barrier

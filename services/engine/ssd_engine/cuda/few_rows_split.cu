@@ -46,8 +46,8 @@ few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
 #endif
 
     load(a, w, warp, g, t);
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    let_next_begin();
+    wait_for_previous();
 
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {

@@ -101,16 +101,17 @@ class ClusterShape:
 
     @property
     def shared(self) -> int:
-        """Bytes: what others send, queries, pages, scratch slots; tiles of keys and values, and
-        later their sums."""
+        """Bytes: what others send, queries, weights, peaks, pages, scratch slots; tiles of keys and
+        values."""
         pages = TILE // self._page
         own = -(-self._table // (pages * self.cluster)) * pages
         share = -(-self.rows // self.cluster)
-        fixed = self.cluster * share * (self.dim * 4 + 8) + self.rows * (self.dim // 8 + 4) * 16
-        fixed += -(-own // 4) * 16 + -(-self._scratch // 4) * 16
-        tiles = self.stages * TILE * (self.dim // 8 + 4 + self.dim // 8 + 1) * 16
-        sums = self.key_groups * self.rows * self.dim * 4 + self.key_groups * self.rows * 8
-        return fixed + max(tiles, sums)
+        size = self.cluster * share * (self.dim * 4 + 8)
+        size += (
+            self.rows * (self.dim // 8 + 4 + TILE // 8 + 1) * 16 + self.key_groups * self.rows * 4
+        )
+        size += -(-own // 4) * 16 + -(-self._scratch // 4) * 16
+        return size + self.stages * TILE * (self.dim // 8 + 4 + self.dim // 8 + 1) * 16
 
 
 class ClusterAttention:

@@ -1,0 +1,100 @@
+"""CUDA kernels compiled for a CPU and run there, thread by thread, over tensors of the CPU."""
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd_engine.cuda.driver import COMMON, _argument
+
+HEADER = Path(__file__).parent / "device.h"
+ENTRY = """
+extern "C" bool emulate(int x, int y, int block, int cluster, long shared, void** arguments) {
+    auto kernel = [=] { call(KERNEL, arguments); };
+    return device::launch(x, y, block, cluster, shared, kernel);
+}
+"""
+
+
+def on_cpu(source: str) -> str:
+    """The source without what only a device understands; device.h has functions in its place."""
+    source = _without_assembly(re.sub(r"^typedef .*\n", "", source, flags=re.MULTILINE))
+    source = source.replace("extern __shared__ uint4 shared[];", "uint4* shared = SHARED_MEMORY;")
+    return re.sub(
+        r"__shared__ (\w+) (\w+)((?:\[[^]]+\])+);",
+        r"auto& \2 = *(\1(*)\3)SHARED_MEMORY;",
+        source,
+    )
+
+
+def _without_assembly(source: str) -> str:
+    """Functions that hold assembly, or what comes to the same, are device.h's."""
+    kept, at = [], 0
+    for found in re.finditer(r"^(?:template <[^>]*> )?__device__ [^{;]*\{", source, re.MULTILINE):
+        depth, end = 1, found.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(source[end], 0)
+            end += 1
+        if re.search(r"\basm\b|__cvta", source[found.start() : end]):
+            kept.append(source[at : found.start()])
+            at = end
+    return "".join([*kept, source[at:]])
+
+
+class EmulatedKernel:
+    """As driver.Kernel."""
+
+    def __init__(
+        self, folder: Path, source: Path, defines: Mapping[str, int], block: int, shared: int
+    ) -> None:
+        name = source.stem
+        texts = (COMMON.read_text(), source.read_text(), ENTRY.replace("KERNEL", name))
+        number = len(list(folder.iterdir()))
+        code, library = folder / f"{name}-{number}.cc", folder / f"{name}-{number}.so"
+        code.write_text("\n".join(map(on_cpu, texts)))
+        flags = [f"-D{key}={value}" for key, value in defines.items()]
+        command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-include", str(HEADER)]
+        subprocess.run([*command, *flags, str(code), "-o", str(library)], check=True)
+        self._run = ctypes.CDLL(str(library)).emulate
+        self._run.restype = ctypes.c_bool
+        self._block, self._shared = block, max(shared, 64 * 1024)
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        arguments: Sequence[Tensor | float | None],
+        cluster: int = 1,
+    ) -> None:
+        values = [_argument(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
+        )
+        shared = ctypes.c_long(self._shared)
+        if not self._run(*grid, self._block, cluster, shared, pointers):
+            raise RuntimeError("the kernel does not come to an end")
+
+
+class Emulator:
+    """In place of driver.compiled_kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[Any, EmulatedKernel] = {}
+
+    def __call__(
+        self,
+        source: Path,
+        defines: Mapping[str, int],
+        device: torch.device,
+        block: int,
+        shared: int = 0,
+    ) -> EmulatedKernel:
+        key = (source, tuple(sorted(defines.items())))
+        if key not in self._made:
+            self._made[key] = EmulatedKernel(self._folder, source, defines, block, shared)
+        return self._made[key]

@@ -1,0 +1,298 @@
+// As much of a CUDA device as our kernels of few rows use, on one CPU core.
+//
+// Every thread is a fiber; a barrier is a yield until all have come. What a warp does together,
+// shuffles and matrix instructions, is done by fibers that wait for each other. Blocks of a launch
+// all live at the same time, as those that wait for each other's results must.
+
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+using std::max;
+using std::min;
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+
+struct alignas(8) uint2 { u32 x, y; };
+struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __launch_bounds__(...)
+
+namespace device {
+
+void yield();
+
+struct Barrier {
+    int needed = 0, come = 0, times = 0;
+    void arrive() {
+        if (++come == needed) come = 0, times++;
+    }
+    void wait() {
+        const int now = times;
+        arrive();
+        while (times == now) yield();
+    }
+};
+
+struct Warp {
+    Barrier barrier;
+    struct Operands {
+        u32 word[8];
+        const void* address;
+    } of[32];
+};
+
+struct Block {
+    int x, y, rank;
+    std::vector<uint4> memory;
+    std::vector<Warp> warps;
+    Barrier barrier;
+    struct Cluster* cluster;
+};
+
+struct Cluster {
+    std::vector<std::unique_ptr<Block>> blocks;
+    Barrier barrier;
+};
+
+struct Thread {
+    ucontext_t context;
+    std::vector<char> stack;
+    Block* block;
+    int index;
+    int cluster_times = 0;
+    bool done = false;
+    Warp& warp() { return block->warps[index / 32]; }
+    int lane() const { return index % 32; }
+};
+
+inline Thread* current = nullptr;
+inline ucontext_t scheduler;
+inline void yield() {
+    Thread* me = current;
+    swapcontext(&me->context, &scheduler);
+}
+
+inline std::function<void()> entry;
+inline void trampoline() {
+    entry();
+    current->done = true;
+    swapcontext(&current->context, &scheduler);
+}
+
+// All blocks of a grid at once; false where nobody can go on.
+inline bool launch(int grid_x, int grid_y, int block, int cluster, size_t shared,
+                   std::function<void()> kernel) {
+    entry = std::move(kernel);
+    std::vector<std::unique_ptr<Cluster>> clusters;
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int y = 0; y < grid_y; y++)
+        for (int x = 0; x < grid_x; x++) {
+            if (x % cluster == 0) {
+                clusters.push_back(std::make_unique<Cluster>());
+                clusters.back()->barrier.needed = cluster * block;
+            }
+            auto made = std::make_unique<Block>();
+            *made = {x, y, x % cluster, std::vector<uint4>(shared / 16 + 1),
+                     std::vector<Warp>(block / 32), {}, clusters.back().get()};
+            memset(made->memory.data(), 0xff, made->memory.size() * 16);  // not a number
+            made->barrier.needed = block;
+            for (Warp& warp : made->warps) warp.barrier.needed = 32;
+            for (int i = 0; i < block; i++) {
+                auto thread = std::make_unique<Thread>();
+                thread->stack.resize(64 * 1024);
+                thread->block = made.get();
+                thread->index = i;
+                getcontext(&thread->context);
+                thread->context.uc_stack.ss_sp = thread->stack.data();
+                thread->context.uc_stack.ss_size = thread->stack.size();
+                thread->context.uc_link = nullptr;
+                makecontext(&thread->context, trampoline, 0);
+                threads.push_back(std::move(thread));
+            }
+            clusters.back()->blocks.push_back(std::move(made));
+        }
+    size_t left = threads.size();
+    for (long rounds = 0; left; rounds++) {
+        if (rounds > 200000) return false;
+        for (auto& thread : threads) {
+            if (thread->done) continue;
+            current = thread.get();
+            swapcontext(&scheduler, &thread->context);
+            left -= thread->done;
+        }
+    }
+    return true;
+}
+
+struct Index {
+    int Block::*field;
+    operator int() const { return current->block->*field; }
+};
+struct BlockIndex {
+    Index x{&Block::x}, y{&Block::y};
+};
+struct ThreadIndex {
+    struct X {
+        operator u32() const { return current->index; }
+    } x;
+};
+
+}  // namespace device
+
+inline device::BlockIndex blockIdx;
+inline device::ThreadIndex threadIdx;
+inline void __syncthreads() { device::current->block->barrier.wait(); }
+inline void __threadfence() {}
+#define SHARED_MEMORY (device::current->block->memory.data())
+
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldcg(const T* p) { return *p; }
+inline float __uint_as_float(u32 v) { float f; memcpy(&f, &v, 4); return f; }
+inline u32 __float_as_uint(float v) { u32 u; memcpy(&u, &v, 4); return u; }
+inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
+inline float __expf(float v) { return std::exp(v); }
+
+inline u32 rounded(float v) {
+    u32 u = __float_as_uint(v);
+    if (v != v) return 0x7fff;
+    return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+inline u32 pack(float lower, float upper) { return rounded(lower) | rounded(upper) << 16; }
+inline uint4 stream(const uint4* p) { return *p; }
+inline float power_of_2(float v) { return std::exp2(v); }
+
+// What a warp does together: everybody's operands are there between two barriers.
+
+template <class F> auto together(const device::Warp::Operands& mine, F&& result) {
+    device::Warp& warp = device::current->warp();
+    warp.of[device::current->lane()] = mine;
+    warp.barrier.wait();
+    auto value = result(warp.of, device::current->lane());
+    warp.barrier.wait();
+    return value;
+}
+
+template <class T> T __shfl_xor_sync(u32, T value, int distance) {
+    device::Warp::Operands mine{};
+    memcpy(mine.word, &value, sizeof(T));
+    return together(mine, [&](auto& of, int lane) {
+        T other;
+        memcpy(&other, of[lane ^ distance].word, sizeof(T));
+        return other;
+    });
+}
+
+inline int __reduce_min_sync(u32, int value) {
+    device::Warp::Operands mine{};
+    mine.word[0] = (u32)value;
+    return together(mine, [](auto& of, int) {
+        int least = (int)of[0].word[0];
+        for (int i = 1; i < 32; i++) least = min(least, (int)of[i].word[0]);
+        return least;
+    });
+}
+
+inline float half_of(u32 pair, int which) {
+    return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+}
+
+inline void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    device::Warp::Operands mine{{a0, a1, a2, a3, b0, b1}, nullptr};
+    together(mine, [&](auto& of, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        for (int j = 0; j < 4; j++) {
+            const int row = g + j / 2 * 8, column = 2 * t + j % 2;
+            for (int k = 0; k < 16; k++) {
+                const u32 a = of[row % 8 * 4 + k % 8 / 2].word[(row >= 8) + 2 * (k >= 8)];
+                const u32 b = of[column * 4 + k % 8 / 2].word[4 + (k >= 8)];
+                c[j] += half_of(a, k % 2) * half_of(b, k % 2);
+            }
+        }
+        return 0;
+    });
+}
+
+// Addresses of shared memory: the block of the cluster, and a place in it.
+
+inline u32 address(const void* p) {
+    device::Block* block = device::current->block;
+    return (u32)block->rank << 24 | (u32)((const char*)p - (const char*)block->memory.data());
+}
+inline char* resolve(u32 where) {
+    return (char*)device::current->block->cluster->blocks[where >> 24]->memory.data() +
+           (where & 0xffffff);
+}
+inline u32 of_block(u32 where, u32 block) { return block << 24 | (where & 0xffffff); }
+inline void send(u32 where, float2 v) { memcpy(resolve(where), &v, 8); }
+inline void send(u32 where, float4 v) { memcpy(resolve(where), &v, 16); }
+inline void copy_piece(uint4* to, const uint4* from, bool inside) {
+    *to = inside ? *from : make_uint4(0, 0, 0, 0);
+}
+
+inline void load_matrices(u32 (&r)[4], u32 where, bool transpose) {
+    device::Warp::Operands mine{};
+    mine.address = resolve(where);
+    together(mine, [&](auto& of, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++) {
+            auto element = [&](int row, int column) {
+                return (u32)((const u16*)of[8 * i + row].address)[column];
+            };
+            r[i] = transpose ? element(2 * t, g) | element(2 * t + 1, g) << 16
+                             : element(g, 2 * t) | element(g, 2 * t + 1) << 16;
+        }
+        return 0;
+    });
+}
+inline void transposed(u32 (&r)[4], u32 where) { load_matrices(r, where, true); }
+inline void straight(u32 (&r)[4], u32 where) { load_matrices(r, where, false); }
+
+// A cluster's barrier comes in two halves.
+inline void arrive() {
+    device::Thread* me = device::current;
+    me->cluster_times = me->block->cluster->barrier.times;
+    me->block->cluster->barrier.arrive();
+}
+inline void wait_for_all() {
+    device::Thread* me = device::current;
+    while (me->block->cluster->barrier.times == me->cluster_times) device::yield();
+}
+inline void wait_for_word(const int* word) {
+    while (!*(volatile const int*)word) device::yield();
+}
+inline void set_word(int* word) { *word = 1; }
+
+// Copies are over as soon as they are asked for, and launches do not overlap.
+inline void end_group() {}
+template <int LEFT> void wait_for_groups() {}
+inline void let_next_begin() {}
+inline void wait_for_previous() {}
+
+// A kernel, and pointers to its arguments.
+template <class... A, size_t... I>
+void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
+    kernel(*(std::remove_reference_t<A>*)arguments[I]...);
+}
+template <class... A> void call(void (*kernel)(A...), void** arguments) {
+    call(kernel, arguments, std::index_sequence_for<A...>{});
+}

@@ -1,0 +1,217 @@
+"""Our CUDA sources, thread by thread on a CPU: what they compute, and that they come to an end."""
+
+import math
+import shutil
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from ssd_engine.batch import Chunk, Part, TreeRows
+from ssd_engine.cuda import products, step_attention
+from ssd_engine.cuda.graphs import step_runs
+from ssd_engine.cuda.products import ProductShape, _Balanced, _Resident, _Split
+from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape
+from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.kv_cache import LayerCache
+from tests.engine.emulated import Emulator
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+CPU = torch.device("cpu")
+EPS = 1e-5
+PAGE = 16
+ROOM = 400  # positions of a sequence
+DUMMY = 3 * ROOM
+BLOCKS = [list(range(i * ROOM // PAGE, (i + 1) * ROOM // PAGE)) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(autouse=True)
+def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (products, step_attention):
+        monkeypatch.setattr(module, "compiled_kernel", emulator)
+
+
+def make_randn(seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *sizes: torch.randn(sizes, generator=generator).bfloat16()
+
+
+# Products
+
+
+def product_of(shape: ProductShape, w: Tensor, x: Tensor, before: Tensor, norm: Tensor) -> Tensor:
+    x = x.float()
+    if shape.norm:
+        x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS) * norm.float()
+    y = x @ w.float().T
+    if shape.gated:
+        first, second = y.chunk(2, dim=1)
+        y = torch.nn.functional.silu(first) * second
+    return y + before.float() if shape.residual else y
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "processors"),
+    [
+        (_Resident, ProductShape(192, 1024, 5, norm=True), 4),
+        (_Resident, ProductShape(256, 1024, 24, norm=True, gated=True), 3),
+        (_Split, ProductShape(64, 512, 8, residual=True), 4),
+        (_Split, ProductShape(48, 1024, 24), 4),
+        (_Balanced, ProductShape(128, 1024, 5, residual=True), 5),  # tiles of a block and a half
+        (_Balanced, ProductShape(64, 8192, 8), 7),  # of several blocks each
+        (_Balanced, ProductShape(64, 3072, 24, residual=True), 3),
+    ],
+    ids=["x-shared", "gated", "split", "split-24", "one-and-a-half", "many-blocks", "balanced-24"],
+)
+def test_products_are_those_of_torch(kind: Any, shape: ProductShape, processors: int) -> None:
+    randn = make_randn(shape.n + shape.k)
+    product = kind(shape, processors, CPU)
+    padded, width = shape.octets * 8, shape.n // 2 if shape.gated else shape.n
+    w, x, norm = randn(shape.n, shape.k) / 30, randn(padded, shape.k), randn(shape.k)
+    before = randn(padded, width)
+
+    def run(x: Tensor) -> Tensor:
+        out = before.clone()
+        product(w, x, out, norm if shape.norm else None, EPS)
+        return out
+
+    got, rows = run(x), shape.rows
+    expected = product_of(shape, w, x, before, norm)
+    assert float((got - expected)[:rows].norm() / expected[:rows].norm()) < 6e-3
+    assert torch.equal(got[rows:], before[rows:])
+    other = randn(padded, shape.k)
+    other[3] = x[3]
+    assert torch.equal(run(other)[3], got[3])  # whatever the rows beside it are
+
+
+# Attention
+
+
+def attention_model(dim: int, heads: int, kv_heads: int, normed: bool) -> Any:
+    """As much of a decoder as attention asks for."""
+    randn = make_randn(dim + heads)
+    cosine, sine = randn(ROOM, dim // 2), randn(ROOM, dim // 2)
+    norm = 1 + 0.1 * randn(heads + kv_heads, dim) if normed else None
+    return SimpleNamespace(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        config=SimpleNamespace(head_dim=dim, qk_norm_eps=EPS),
+        weights=SimpleNamespace(norm=randn(4), layers=[SimpleNamespace(qk_norm=norm)]),
+        rope=SimpleNamespace(
+            cos=torch.cat((cosine, cosine), dim=1), sin=torch.cat((-sine, sine), dim=1)
+        ),
+        randn=randn,
+    )
+
+
+def tree_after(context: int, chain: int, branches: int, depth: int, blocks: list[int]) -> TreeRows:
+    first = blocks[-8] * PAGE
+    scratch = list(range(first, first + branches * (depth + 1)))
+    limits = [context - 1 + i % (chain + 1) for i in range(branches)]
+    positions = [limit + depth + 1 for limit in limits]
+    slots = scratch[-branches:]
+    return TreeRows([1] * branches, positions, limits, slots, context, blocks, scratch)
+
+
+def attended(
+    model: Any, step: Sequence[Part], branches: int, processors: int, projected: Tensor, cache: Any
+) -> tuple[Tensor, list[StepRun]]:
+    shape = StepShape(40, 3, branches, ROOM, PAGE, scratch=branches * 4)
+    inputs = StepInputs(shape, CPU)
+    inputs.clear(DUMMY)
+    runs, _ = step_runs(step, [None] * sum(part.num_logits for part in step), PAGE)
+    inputs.fill(runs, DUMMY)
+    inputs.copy()
+    attend = ClusterAttention(model, inputs, ClusterShape(model, inputs, processors))
+    out = attend(projected, model.weights.layers[0], cache)
+    return out[: sum(len(part.tokens) for part in step)].clone(), runs
+
+
+def attention_of(model: Any, projected: Tensor, runs: Sequence[StepRun], cache: Any) -> Tensor:
+    """Row by row, in float32; writes the new keys and values to the cache."""
+    heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.config.head_dim
+    rows = sum(len(run.tokens) for run in runs)
+    x = projected[:rows].view(rows, heads + 2 * kv_heads, dim).float()
+    qk, norm = x[:, : heads + kv_heads], model.weights.layers[0].qk_norm
+    if norm is not None:
+        qk = qk * torch.rsqrt(qk.pow(2).mean(-1, keepdim=True) + EPS) * norm.float()
+    positions = torch.tensor([p for run in runs for p in run.positions])
+    cosine, sine = (t.float()[positions][:, None] for t in (model.rope.cos, model.rope.sin))
+    qk = (qk * cosine + qk.roll(dim // 2, -1) * sine).bfloat16()
+    keys, values = cache.key.view(-1, kv_heads, dim), cache.value.view(-1, kv_heads, dim)
+    slots = torch.tensor([slot for run in runs for slot in run.slots])
+    keys[slots], values[slots] = qk[:, heads:], x[:, heads + kv_heads :].bfloat16()
+    out, row = [], 0
+    for run in runs:
+        for i in range(len(run.tokens)):
+            seen = [run.blocks[p // PAGE] * PAGE + p % PAGE for p in range(run.limits[i] + 1)]
+            seen += run.scratch[i :: len(run.tokens)]
+            k, v = (t[seen].float().repeat_interleave(heads // kv_heads, 1) for t in (keys, values))
+            score = torch.einsum("shd,hd->hs", k, qk[row, :heads].float()) / math.sqrt(dim)
+            out.append(torch.einsum("hs,shd->hd", score.softmax(-1), v).flatten())
+            row += 1
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize(
+    ("model", "branches", "processors"),
+    [
+        (attention_model(64, 4, 1, normed=False), 8, 99),  # clusters of 8
+        (attention_model(128, 4, 2, normed=True), 12, 13),  # of 2
+        (attention_model(128, 2, 1, normed=True), 24, 3),  # of 1
+    ],
+    ids=["64", "128-normed", "128-alone"],
+)
+def test_attention_is_that_of_torch(model: Any, branches: int, processors: int) -> None:
+    for context in (1, 64, 200):
+        for step in (
+            [Chunk([1] * 8, context, BLOCKS[0], 8), Chunk([1], 3 * context // 4, BLOCKS[1], 1)],
+            [
+                Chunk([1] * 5, context, BLOCKS[0], 5),
+                tree_after(context, 5, branches, 0, BLOCKS[0]),
+                tree_after(context, 0, 3, 2, BLOCKS[2]),
+            ],
+        ):
+            width = (model.num_heads + 2 * model.num_kv_heads) * model.config.head_dim
+            projected = model.randn(40, width)
+            shape = (DUMMY // PAGE + 1, PAGE, model.num_kv_heads, model.config.head_dim)
+            first = [model.randn(*shape) for _ in range(2)]
+            mine, theirs = (LayerCache(first[0].clone(), first[1].clone()) for _ in range(2))
+            got, runs = attended(model, step, branches, processors, projected, mine)
+            expected = attention_of(model, projected, runs, theirs)
+            error = (got.float() - expected).norm(dim=1) / expected.norm(dim=1)
+            assert float(error.max()) < 5e-3
+            assert torch.equal(mine.value, theirs.value)
+            torch.testing.assert_close(mine.key, theirs.key, atol=2e-2, rtol=2e-2)
+
+
+def test_attention_of_a_row_has_the_same_bits_alone_and_among_others() -> None:
+    model, processors = attention_model(64, 4, 1, normed=False), 99
+    projected = model.randn(40, 6 * 64)
+    shape = (DUMMY // PAGE + 1, PAGE, 1, 64)
+    cache = LayerCache(model.randn(*shape), model.randn(*shape))
+    together, _ = attended(
+        model,
+        [Chunk([1] * 3, 7, BLOCKS[1], 3), Chunk([1] * 5, 126, BLOCKS[0], 5)],
+        8,
+        processors,
+        projected,
+        cache,
+    )
+    for i in range(5):  # one after the other, as plain decoding writes them
+        row = 3 + i
+        alone, _ = attended(
+            model, [Chunk([1], 126 + i, BLOCKS[0], 1)], 8, processors, projected[row:], cache
+        )
+        assert torch.equal(alone[0], together[row])
