@@ -5,6 +5,7 @@
 // all live at the same time, as those that wait for each other's results must.
 
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -75,7 +76,9 @@ struct Cluster {
 };
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t context;  // to begin with; from then on jumps, which ask nothing of the system
+    jmp_buf place;
+    bool begun = false;
     std::vector<char> stack;
     Block* block;
     int index;
@@ -86,17 +89,23 @@ struct Thread {
 };
 
 inline Thread* current = nullptr;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline void yield() {
-    Thread* me = current;
-    swapcontext(&me->context, &scheduler);
+    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
+inline void resume(Thread* thread) {
+    current = thread;
+    if (_setjmp(scheduler)) return;
+    if (thread->begun) _longjmp(thread->place, 1);
+    thread->begun = true;
+    setcontext(&thread->context);
 }
 
 inline std::function<void()> entry;
 inline void trampoline() {
     entry();
     current->done = true;
-    swapcontext(&current->context, &scheduler);
+    _longjmp(scheduler, 1);
 }
 
 // All blocks of a grid at once; false where nobody can go on.
@@ -136,8 +145,7 @@ inline bool launch(int grid_x, int grid_y, int block, int cluster, size_t shared
         if (rounds > 200000) return false;
         for (auto& thread : threads) {
             if (thread->done) continue;
-            current = thread.get();
-            swapcontext(&scheduler, &thread->context);
+            resume(thread.get());
             left -= thread->done;
         }
     }
