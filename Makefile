@@ -43,11 +43,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# Those of the engine compute on one core while services are started, stopped and waited for.
 test: lint
-	$(BIN)/pytest
+	@$(BIN)/pytest --color=no tests/engine > $(VENV)/engine.log 2>&1 & engine=$$!; \
+	$(BIN)/pytest --ignore=tests/engine; services=$$?; \
+	wait $$engine; engine=$$?; cat $(VENV)/engine.log; exit $$((services + engine))
 
-test-full: lint
-	SSD_TEST_FULL=1 $(BIN)/pytest
+test-full: export SSD_TEST_FULL = 1
+test-full: test
 
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py
