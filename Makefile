@@ -43,14 +43,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# Those of the engine compute on one core while services are started, stopped and waited for.
 test: lint
-	@$(BIN)/pytest --color=no tests/engine > $(VENV)/engine.log 2>&1 & engine=$$!; \
-	$(BIN)/pytest --ignore=tests/engine; services=$$?; \
-	wait $$engine; engine=$$?; cat $(VENV)/engine.log; exit $$((services + engine))
+	$(BIN)/pytest
 
-test-full: export SSD_TEST_FULL = 1
-test-full: test
+test-full: lint
+	SSD_TEST_FULL=1 $(BIN)/pytest
 
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py
