@@ -83,6 +83,15 @@ def _wait(process: subprocess.Popen[bytes], log: Path, done: Callable[[], bool])
         time.sleep(0.05)
 
 
+def wait_until_ready(address: str, limit_s: float = 120.0) -> None:
+    """Of a service that listened when it was last seen."""
+    begin = time.monotonic()
+    while not _is_ready(address):
+        if time.monotonic() - begin > limit_s:
+            raise SystemExit(f"the service at {address} does not become ready")
+        time.sleep(0.05)
+
+
 def _is_ready(address: str) -> bool:
     request = health_pb2.HealthCheckRequest(service="readiness")
     with grpc.insecure_channel(address) as channel:

@@ -245,8 +245,8 @@ _serving_options = _options(
     click.option(
         "--local-draft-share",
         type=params.Percent(),
-        help="Percent of the GPU's multiprocessors that are the draft's under --local-mps; the "
-        f"target has the rest. 100: both may use all of them.  [default: {DRAFT_SHARE}]",
+        help="Percent of the GPU's multiprocessors that the draft may take under --local-mps; the "
+        f"target may take the rest. 100: both may use all of them.  [default: {DRAFT_SHARE}]",
     ),
 )
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw, Moved, Part
+from ssd_engine.cuda import step
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.layer_ops import FusedOps
 from ssd_engine.cuda.step import Step
@@ -57,6 +58,11 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 @pytest.fixture(scope="module", params=["llama3-untied", "qwen3"])
 def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load(request.param, tmp_path_factory)
+
+
+@pytest.fixture(autouse=True)
+def a_layer_in_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "LEADING_LAYERS", 1)
 
 
 def run_step(

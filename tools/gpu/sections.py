@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def attention(cases: int) -> Rows:
     kinds = {
         "FlashInfer, exact": flashinfer(exact=True),
         "FlashInfer": flashinfer(exact=False),
-        "steps": paged,
+        "Triton": paged,
     }
     return [
         {"backend": name, **result}
@@ -37,13 +38,24 @@ def attention(cases: int) -> Rows:
 
 
 def memcheck() -> Rows:
-    """Every use once under compute-sanitizer, with short contexts: it is slow."""
-    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
-    command += [sys.executable, "-m", "tools.gpu.attention_check", "--cases", "2"]
-    command += ["--longest", "700"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line]
-    return [{"tool": "memcheck", "exit code": done.returncode, "says": " ".join(lines)}]
+    """Under compute-sanitizer every use once, with short contexts: it is slow; and our sources."""
+    tests = ("test_cluster_attention.py", "test_cuda_products.py")
+    checks = {
+        "attention": ["-m", "tools.gpu.attention_check", "--cases", "2", "--longest", "700"],
+        "kernels of steps": ["-m", "pytest", "-q", "-k", "64 or 250 or 1024", *_engine(tests)],
+    }
+    rows: Rows = []
+    for name, what in checks.items():
+        command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
+        command += [sys.executable, *what]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line]
+        rows.append({"memcheck of": name, "exit code": done.returncode, "says": " ".join(lines)})
+    return rows
+
+
+def _engine(tests: Sequence[str]) -> list[str]:
+    return [f"tests/engine/{name}" for name in tests]
 
 
 def plain() -> Rows:
@@ -155,7 +167,9 @@ def prefill() -> Rows:
     model, rows = runner.model, runner.options.max_forward_tokens
     fused, norm = model._ops, model._norm
     plain = TorchOps(model.rope, norm, model.num_heads, model.num_kv_heads)
-    flops = rows * engines.step_bytes("stories-target", TARGETS[0])  # 2 for each of 2 bytes
+    # 2 for each weight of 2 bytes; no logits are asked for
+    head = model.weights.head.numel() * 2
+    flops = rows * (engines.step_bytes("stories-target", TARGETS[0]) - head)
     results: Rows = []
     for name, ops, each_norm in (
         ("torch", plain, norm),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.local_mps import DRAFT_SHARE, SHARE, share_variables
-from tools.bench_kit import Client, Generated, service, story_prompts
+from tools.bench_kit import Client, Generated, service, story_prompts, wait_until_ready
 from tools.gpu.report import Rows
 
 PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
@@ -80,6 +80,7 @@ def pair(
         with share(100 - draft_share or 100):
             serving = service("ssd_target", "stories-target", *flags, "--draft", address)
             ready = stack.enter_context(serving)
+        wait_until_ready(address)
         client = Client(ready)
         client.wait_for_links(1)
         yield client
@@ -218,14 +219,15 @@ class Checked:
 def modes(num_prompts: int, tokens: int, pairs: Sequence[tuple[str, str]] = PAIRS) -> Rows:
     """One GPU under MPS: the draft with a part of its own, and, for the modes that need no draft
     beside them, the target with all of it."""
-    rows: Rows = []
+    found: Rows = []
     for target, draft in pairs:
-        name = f"{target}, {draft}"
+        name, rows = f"{target}, {draft}", []
         for part, kinds in ((DRAFT_SHARE, MODES), (100, MODES[:2])):
             where = f"draft {part} %" if part < 100 else "no draft beside it"
             with mps(), pair(target, draft, 1, 7, "--backup", "jit", draft_share=part) as client:
                 rows += _modes(client, name, where, num_prompts, tokens, kinds)
-    return rows
+        found += _with_theory(rows)
+    return found
 
 
 def modes_with_draft_on_cpu(num_prompts: int, tokens: int) -> Rows:
@@ -253,7 +255,7 @@ def _modes(
         clock = Clock.read().since(before)
         about = {"pair": name, "where": where, "mode": mode, "K": best[mode]}
         rows.append({**about, **mode_row(done, mode), **clock})
-    return _with_theory(rows)
+    return rows
 
 
 def shares(num_prompts: int) -> Rows:
@@ -276,17 +278,17 @@ def shares(num_prompts: int) -> Rows:
 
 def _with_theory(rows: Rows) -> Rows:
     """T_SD, the ceiling of theorem 7 over sync, and what the target's forward loses to a draft
-    that computes beside it."""
-    by_mode = {row["mode"]: row for row in rows}
-    plain, sync, ssd = (by_mode.get(mode) for mode in MODES)
-    if plain and sync:
-        round_ms = 1e3 * sync["tokens/round"] / sync["tokens/s"]
-        sync["T_SD"] = round_ms / plain["forward, ms"] - 1
-    if sync and ssd and ssd["E_hit"]:
+    that computes beside it. Sync is that which has the whole GPU."""
+    ssd = next(row for row in rows if row["mode"] == "ssd")
+    plain, sync = (
+        next(row for row in reversed(rows) if row["mode"] == mode) for mode in ("off", "sync")
+    )
+    round_ms = 1e3 * sync["tokens/round"] / sync["tokens/s"]
+    sync["T_SD"] = round_ms / plain["forward, ms"] - 1
+    if ssd["E_hit"]:
         ssd["ceiling"] = (1 + sync["T_SD"]) * ssd["E_hit"] / sync["tokens/round"]
-        ssd["against sync"] = ssd["tokens/s"] / sync["tokens/s"]
-    if plain and ssd:
-        ssd["lost to contention"] = 1 - plain["forward, ms"] / ssd["forward, ms"]
+    ssd["against sync"] = ssd["tokens/s"] / sync["tokens/s"]
+    ssd["lost to contention"] = 1 - plain["forward, ms"] / ssd["forward, ms"]
     return rows
 
 

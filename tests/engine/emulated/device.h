@@ -252,7 +252,6 @@ inline char* resolve(u32 where) {
 }
 inline u32 of_block(u32 where, u32 block) { return block << 24 | (where & 0xffffff); }
 inline void send(u32 where, float2 v) { memcpy(resolve(where), &v, 8); }
-inline void send(u32 where, float4 v) { memcpy(resolve(where), &v, 16); }
 inline void copy_piece(uint4* to, const uint4* from, bool inside) {
     *to = inside ? *from : make_uint4(0, 0, 0, 0);
 }

@@ -156,7 +156,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     const int fresh = run_new[run], source = run_source[run];
     const float per_branch = 1.f / num_branches;
     const int fresh_tail = tail - num_branches;  // slots from here on are of this step
-    if (!tiles) {
+    if (!count || !tiles) {
         wait_for_previous();
         return;
     }

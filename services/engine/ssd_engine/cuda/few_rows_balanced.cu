@@ -10,8 +10,8 @@
 //
 // Everything is added in a fixed order: a row's result depends on that row and on nothing else.
 //
-// Compiled for one shape: N, K, OCTETS (of x rows), WARPS, UNROLL (of 32 k), GRID (blocks that run
-// at the same time) and
+// Compiled for one shape: N, K, OCTETS (of x rows), WARPS, UNROLL (of 32 k), GRID (blocks: no more
+// than can run at the same time, because they wait for each other) and
 //   RESIDUAL  out = residual + product
 //   BIAS      out += bias
 

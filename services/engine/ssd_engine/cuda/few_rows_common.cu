@@ -1,4 +1,4 @@
-// What the products of a few rows share; it stands before each of them.
+// What the kernels of a few rows share; it stands before each of them.
 
 typedef unsigned int u32;
 typedef unsigned short u16;

@@ -62,7 +62,7 @@ class GraphRunner:
             for side in range(0 if self._eager else step.num_sides):
                 step.use(side)
                 beginnings = []
-                for _ in range(STARTS):
+                for _ in range(side, STARTS, step.num_sides):  # sides take turns
                     start = torch.cuda.Event(enable_timing=True, external=True)
                     graph, memory = _capture(partial(_after, start, step.begin), memory)
                     beginnings.append((start, graph))
@@ -93,7 +93,7 @@ class GraphRunner:
                 step.run()
         else:
             captured = self._captured[step.shape, side]
-            start, beginning = captured.beginnings[turn]
+            start, beginning = captured.beginnings[turn // step.num_sides]
             beginning.replay()
             captured.rest.replay()
         end.record(self._stream)
@@ -219,7 +219,7 @@ def step_runs(
                     part.limits,
                     part.blocks,
                     part.scratch,
-                    *_newest(part, len(runs), chunks, block_size),
+                    *_newest(part, len(runs), chunks),
                     drawn,
                 )
             )
@@ -233,14 +233,11 @@ def step_runs(
     return runs, moves
 
 
-def _newest(
-    tree: TreeRows, own: int, chunks: Sequence[tuple[int, Chunk]], block_size: int
-) -> tuple[int, int]:
-    """Where the tokens of the tree's sequence begin that this step computes, and in which run: a
-    block that is written to belongs to one sequence alone."""
+def _newest(tree: TreeRows, own: int, chunks: Sequence[tuple[int, Chunk]]) -> tuple[int, int]:
+    """Where the tokens of the tree's sequence begin that this step computes, and in which run: two
+    sequences may share blocks, but never all of them."""
     for run, chunk in chunks:
-        block = chunk.start // block_size
-        if block < len(tree.blocks) and tree.blocks[block] == chunk.blocks[block]:
+        if chunk.blocks == tree.blocks:
             return chunk.start, run
     return max(tree.limits) + 1, own
 

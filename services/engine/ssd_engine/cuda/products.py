@@ -1,7 +1,7 @@
 """Rows times the weights of a decoder: which kernel for which shape.
 
-The choice follows from the shape alone, never from a measurement at start: two servers of one
-configuration give the same bits.
+The choice follows from the shape and the number of multiprocessors, never from a measurement at
+start: two servers of one configuration give the same bits.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """One forward over a few rows of several sequences, from tokens to what is drawn after them.
 
 The decoder's layers with fused kernels, over buffers that stay where they are, so that all of it
-can be captured as one graph: the inputs' copy to the device first, the results' copy back last.
+can be captured: the inputs' copy to the device first, the results' copy back last.
 """
 
 import numpy as np
@@ -169,7 +169,7 @@ class Step:
         self.inputs.use(side)
 
     def run(self) -> None:
-        """Everything between the two copies; of fixed addresses, so that it can be captured."""
+        """All of it, over fixed addresses, so that it can be captured."""
         self.begin()
         self.finish()
 

@@ -156,7 +156,7 @@ class StepInputs:
         if (idle := self._host.live_rows - row) > 0:
             host["slots"][row : row + idle] = _ints([dummy_slot] * idle)
         if (idle := self._host.live_runs - count) > 0:
-            for name in ("run_rows", "run_end"):
+            for name in ("run_rows", "run_end", "run_depths"):
                 host[name][count : count + idle] = _ints([0] * idle)
         self._host.live_rows, self._host.live_runs = row, count
         if self.shape.moves:

@@ -22,14 +22,12 @@ class Speculated:
     drafted: int = 0
     judged: int = 0  # of these, the tokens before a cut
     ended_at: float = 0.0  # of the round before
-    attached_before: bool = False  # the endpoint followed before the round in flight
     outcome_sent: bool = True
     told_depth: int = 0  # what the endpoint was told to prepare for the next round
     ngrams: NgramIndex | None = None
     num_indexed: int = 0
     home: int | None = None  # the endpoint whose payoff this sequence is evidence for
     rejecting: bool = False  # the endpoint draws, and sends what it draws from
-    under_speculation: bool = False  # the round in flight was launched while that one was on
     refused_by: set[int] = field(default_factory=set)
     why_detached: str = "disconnected"
 
@@ -57,6 +55,8 @@ class Taken:
     source: Source = Source.NONE
     missed: bool = False  # an endpoint follows, and its branch is not here
     wire: Tensor | None = None  # what the tokens were drawn from, in rejection
+    attached_before: bool = False  # the endpoint followed before this round
+    under_speculation: bool = False  # it was launched while its endpoint was on
 
     @property
     def down_weight(self) -> float | None:

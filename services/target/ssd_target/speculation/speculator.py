@@ -141,9 +141,9 @@ class Speculator:
         for row, tokens in zip(rows, committed, strict=True):
             speculated = row.speculated
             endpoint = self.endpoints.home_of(speculated)
-            if endpoint is None or (endpoint.payoff.attaches and not speculated.attached_before):
+            if endpoint is None or (endpoint.payoff.attaches and not row.attached_before):
                 continue  # while its endpoint learns of the sequence, a round proves nothing
-            endpoint.payoff.observe(speculated.under_speculation, tokens, row_seconds)
+            endpoint.payoff.observe(row.under_speculation, tokens, row_seconds)
 
     def check_integrity(self) -> None:
         self.endpoints.check_integrity()
@@ -246,7 +246,7 @@ class Speculator:
             return
         speculated.source, speculated.drafted = row.source, len(row.tokens)
         speculated.judged = speculated.drafted
-        speculated.attached_before = rounds.attached
+        row.attached_before = rounds.attached
         endpoint = self.endpoints.of(speculated)
         if endpoint is not None and not endpoint.payoff.attaches:
             self.endpoints.leave(speculated, "does not pay")
@@ -257,7 +257,7 @@ class Speculator:
         else:
             rounds.launch(len(row.tokens))
         home = self.endpoints.home_of(speculated)
-        speculated.under_speculation = home is not None and home.payoff.speculates
+        row.under_speculation = home is not None and home.payoff.speculates
 
     def _choose_endpoint(self, row: Taken) -> Endpoint | None:
         if row.speculated.request.mode is not Mode.SSD:
