@@ -14,9 +14,12 @@ from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.scored import Scored
 from ssd_target.core import EngineCore
 from ssd_target.records import Cancel
-from ssd_target.speculation.options import SpeculationOptions
+from ssd_target.speculation.options import Mode, SpeculationOptions
+from ssd_target.speculation.payoff import Payoff
 from ssd_target.speculation.speculator import Speculator
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
+from tools.gpu import engines
+from tools.gpu.engines import PerfectDraft
 
 ROWS = 4  # that a step can replay
 CHUNK = 32
@@ -162,3 +165,45 @@ def test_a_resumed_sequence_takes_nothing_from_the_cache_beyond_its_prompt(
     (rest,) = run(core, [resumed])
     assert rest.tokens == whole.tokens[CHUNK + 5 :]
     assert rest.cached_tokens < CHUNK
+
+
+class Alternating(Payoff):
+    """On in every second round; keeps what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__(enabled=True)
+        self.on, self.shown = True, list[tuple[bool, int]]()
+
+    @property
+    def speculates(self) -> bool:
+        return self.on
+
+    def observe(self, speculated: bool, tokens: int, row_seconds: float) -> None:
+        self.shown.append((speculated, tokens))
+
+
+def test_what_a_round_has_shown_counts_for_the_phase_it_was_launched_in(
+    runner: ModelRunner,
+) -> None:
+    prompt = list(range(40, 60))
+    (plain,) = run(make_core(runner), [Request(prompt, max_tokens=40)])
+    draft = PerfectDraft(3)
+    size = runner.config.vocab_size
+    options = SpeculationOptions(depth=3, adapt_depth=False)
+    speculator = Speculator(options, size, send=draft.send)
+    core = EngineCore(Deferred(runner), [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=ROWS)
+    draft.core, draft.texts[0] = core, prompt + plain.tokens
+    core.handle(draft.up())
+    (endpoint,) = speculator.endpoints
+    endpoint.payoff = payoff = Alternating()
+    engines.submit(core, 0, prompt, 40, mode=Mode.SSD)
+    tokens: list[int] = []
+    while core.has_work:
+        payoff.on = not payoff.on
+        for delta in core.step().deltas:
+            tokens += delta.tokens
+    assert tokens == plain.tokens
+    # A speculated round here gives four tokens, but for the last one, a plain one gives one.
+    assert {count for on, count in payoff.shown if not on} == {1}
+    assert [count for on, count in payoff.shown if on][:-1].count(4) >= 4
+    assert all(count == 4 for on, count in [s for s in payoff.shown if s[0]][:-1])
