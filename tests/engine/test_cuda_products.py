@@ -7,6 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from ssd_engine.cuda.products import Product, ProductShape, _Balanced, _Resident, _Split
+from tests.engine.product_oracle import EPS, product_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,18 +17,6 @@ pytestmark = [
 CUDA = torch.device("cuda")
 MOST = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
 PROCESSORS = (18, 92, MOST)  # no more than there are: blocks wait for each other
-EPS = 1e-5
-
-
-def reference(shape: ProductShape, w: Tensor, x: Tensor, out: Tensor, norm: Tensor) -> Tensor:
-    x = x.float()
-    if shape.norm:
-        x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS) * norm.float()
-    y = x @ w.float().T
-    if shape.gated:
-        first, second = y.chunk(2, dim=1)
-        y = torch.nn.functional.silu(first) * second
-    return y + out.float() if shape.residual else y
 
 
 def check(make: "type[_Resident | _Split | _Balanced]", shape: ProductShape, parts: int) -> None:
@@ -40,7 +29,7 @@ def check(make: "type[_Resident | _Split | _Balanced]", shape: ProductShape, par
     padded, width = shape.octets * 8, shape.n // 2 if shape.gated else shape.n
     w, x, norm = randn(shape.n, shape.k) / 30, randn(padded, shape.k), randn(shape.k)
     before = randn(padded, width)
-    expected = reference(shape, w, x, before, norm)[: shape.rows]
+    expected = product_of(shape, w, x, before, norm)[: shape.rows]
     results = []
     for _ in range(3):  # what one run leaves behind must not be seen by the next
         out = before.clone()

@@ -20,11 +20,11 @@ from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kv_cache import LayerCache
 from tests.engine.emulated import Emulator
+from tests.engine.product_oracle import EPS, product_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 CPU = torch.device("cpu")
-EPS = 1e-5
 PAGE = 16
 ROOM = 400  # positions of a sequence
 DUMMY = 3 * ROOM
@@ -48,17 +48,6 @@ def make_randn(seed: int) -> Any:
 
 
 # Products
-
-
-def product_of(shape: ProductShape, w: Tensor, x: Tensor, before: Tensor, norm: Tensor) -> Tensor:
-    x = x.float()
-    if shape.norm:
-        x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS) * norm.float()
-    y = x @ w.float().T
-    if shape.gated:
-        first, second = y.chunk(2, dim=1)
-        y = torch.nn.functional.silu(first) * second
-    return y + before.float() if shape.residual else y
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_engine.cuda.driver import COMMON, _argument
+from ssd_engine.cuda.driver import COMMON, pointers_to
 
 HEADER = Path(__file__).parent / "device.h"
 ENTRY = """
@@ -71,10 +71,7 @@ class EmulatedKernel:
         arguments: Sequence[Tensor | float | None],
         cluster: int = 1,
     ) -> None:
-        values = [_argument(argument) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(values))(
-            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
-        )
+        _values, pointers = pointers_to(arguments)
         shared = ctypes.c_long(self._shared)
         if not self._run(*grid, self._block, cluster, shared, pointers):
             raise RuntimeError("the kernel does not come to an end")

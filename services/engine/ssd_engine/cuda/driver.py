@@ -125,10 +125,7 @@ class Kernel:
         cluster: int = 1,
     ) -> None:
         """It may begin while the kernel before it ends; it says itself when it must not go on."""
-        values = [_argument(argument) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(values))(
-            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
-        )
+        _values, pointers = pointers_to(arguments)
         attributes = (_Attribute * 2)(
             _Attribute(_PROGRAMMATIC, 0, (ctypes.c_int * 16)(1)),
             _Attribute(_CLUSTER, 0, (ctypes.c_int * 16)(cluster, 1, 1)),
@@ -158,6 +155,13 @@ def compiled_kernel(
     key = repr((text, sorted(defines.items()), arch, torch.version.cuda))
     binary = kept_binary(source.stem, key, lambda: compile_source(text, defines, arch))
     return Kernel(binary, source.stem, block, shared)
+
+
+def pointers_to(arguments: Sequence[Tensor | float | None]) -> tuple[list[Any], Any]:
+    """A kernel's arguments, and where they are: both have to live until it is launched."""
+    values = [_argument(argument) for argument in arguments]
+    places = (ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
+    return values, (ctypes.c_void_p * len(values))(*places)
 
 
 def _argument(value: Tensor | float | None) -> Any:
