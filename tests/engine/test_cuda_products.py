@@ -16,7 +16,7 @@ pytestmark = [
 
 CUDA = torch.device("cuda")
 MOST = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
-PROCESSORS = (18, 92, MOST)  # no more than there are: blocks wait for each other
+PROCESSORS = (18, 92, MOST)
 
 
 def check(make: "type[_Resident | _Split | _Balanced]", shape: ProductShape, parts: int) -> None:

@@ -19,7 +19,7 @@ from ssd_engine.cuda.products import ProductShape, _Balanced, _Resident, _Split
 from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kv_cache import LayerCache
-from tests.engine.emulated import Emulator
+from tests.engine.emulated import EmulatedKernel, Emulator
 from tests.engine.product_oracle import EPS, product_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -82,6 +82,24 @@ def test_products_are_those_of_torch(kind: Any, shape: ProductShape, processors:
     other = randn(padded, shape.k)
     other[3] = x[3]
     assert torch.equal(run(other)[3], got[3])  # whatever the rows beside it are
+
+
+def test_a_product_is_the_same_in_whatever_order_blocks_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape, randn = ProductShape(64, 8192, 8), make_randn(3)
+    product = _Balanced(shape, 7, CPU)
+    w, x = randn(64, 8192) / 30, randn(8, 8192)
+
+    def run() -> Tensor:
+        out = torch.zeros(8, 64, dtype=torch.bfloat16)
+        product(w, x, out)
+        return out
+
+    forwards = run()
+    monkeypatch.setattr(EmulatedKernel, "backwards", True)
+    assert torch.equal(run(), forwards)
+    assert torch.equal(run(), forwards)  # nothing is left of the run before
 
 
 # Attention

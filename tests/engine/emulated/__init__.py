@@ -14,9 +14,10 @@ from ssd_engine.cuda.driver import COMMON, pointers_to
 
 HEADER = Path(__file__).parent / "device.h"
 ENTRY = """
-extern "C" bool emulate(int x, int y, int block, int cluster, long shared, void** arguments) {
+extern "C" bool emulate(int x, int y, int block, int cluster, long shared, bool backwards,
+                        void** arguments) {
     auto kernel = [=] { call(KERNEL, arguments); };
-    return device::launch(x, y, block, cluster, shared, kernel);
+    return device::launch(x, y, block, cluster, shared, backwards, kernel);
 }
 """
 
@@ -47,7 +48,9 @@ def _without_assembly(source: str) -> str:
 
 
 class EmulatedKernel:
-    """As driver.Kernel."""
+    """As driver.Kernel. Blocks run one after the other, which may be the last one first."""
+
+    backwards = False
 
     def __init__(
         self, folder: Path, source: Path, defines: Mapping[str, int], block: int, shared: int
@@ -72,8 +75,8 @@ class EmulatedKernel:
         cluster: int = 1,
     ) -> None:
         _values, pointers = pointers_to(arguments)
-        shared = ctypes.c_long(self._shared)
-        if not self._run(*grid, self._block, cluster, shared, pointers):
+        shared, backwards = ctypes.c_long(self._shared), ctypes.c_bool(self.backwards)
+        if not self._run(*grid, self._block, cluster, shared, backwards, pointers):
             raise RuntimeError("the kernel does not come to an end")
 
 

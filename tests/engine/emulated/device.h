@@ -1,8 +1,8 @@
 // As much of a CUDA device as our kernels of few rows use, on one CPU core.
 //
 // Every thread is a fiber; a barrier is a yield until all have come. What a warp does together,
-// shuffles and matrix instructions, is done by fibers that wait for each other. Blocks of a launch
-// all live at the same time, as those that wait for each other's results must.
+// shuffles and matrix instructions, is done by fibers that wait for each other. Only the blocks of
+// a cluster live at the same time: a device promises no more.
 
 #pragma once
 #include <setjmp.h>
@@ -108,38 +108,8 @@ inline void trampoline() {
     _longjmp(scheduler, 1);
 }
 
-// All blocks of a grid at once; false where nobody can go on.
-inline bool launch(int grid_x, int grid_y, int block, int cluster, size_t shared,
-                   std::function<void()> kernel) {
-    entry = std::move(kernel);
-    std::vector<std::unique_ptr<Cluster>> clusters;
-    std::vector<std::unique_ptr<Thread>> threads;
-    for (int y = 0; y < grid_y; y++)
-        for (int x = 0; x < grid_x; x++) {
-            if (x % cluster == 0) {
-                clusters.push_back(std::make_unique<Cluster>());
-                clusters.back()->barrier.needed = cluster * block;
-            }
-            auto made = std::make_unique<Block>();
-            *made = {x, y, x % cluster, std::vector<uint4>(shared / 16 + 1),
-                     std::vector<Warp>(block / 32), {}, clusters.back().get()};
-            memset(made->memory.data(), 0xff, made->memory.size() * 16);  // not a number
-            made->barrier.needed = block;
-            for (Warp& warp : made->warps) warp.barrier.needed = 32;
-            for (int i = 0; i < block; i++) {
-                auto thread = std::make_unique<Thread>();
-                thread->stack.resize(64 * 1024);
-                thread->block = made.get();
-                thread->index = i;
-                getcontext(&thread->context);
-                thread->context.uc_stack.ss_sp = thread->stack.data();
-                thread->context.uc_stack.ss_size = thread->stack.size();
-                thread->context.uc_link = nullptr;
-                makecontext(&thread->context, trampoline, 0);
-                threads.push_back(std::move(thread));
-            }
-            clusters.back()->blocks.push_back(std::move(made));
-        }
+// Runs until all of them are done; false where nobody can go on.
+inline bool run(std::vector<std::unique_ptr<Thread>>& threads) {
     size_t left = threads.size();
     for (long rounds = 0; left; rounds++) {
         if (rounds > 200000) return false;
@@ -148,6 +118,47 @@ inline bool launch(int grid_x, int grid_y, int block, int cluster, size_t shared
             resume(thread.get());
             left -= thread->done;
         }
+    }
+    return true;
+}
+
+inline bool run_cluster(int first_x, int y, int block, int size, size_t shared) {
+    Cluster cluster;
+    cluster.barrier.needed = size * block;
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int rank = 0; rank < size; rank++) {
+        auto made = std::make_unique<Block>();
+        *made = {first_x + rank, y, rank, std::vector<uint4>(shared / 16 + 1),
+                 std::vector<Warp>(block / 32), {}, &cluster};
+        memset(made->memory.data(), 0xff, made->memory.size() * 16);  // not a number
+        made->barrier.needed = block;
+        for (Warp& warp : made->warps) warp.barrier.needed = 32;
+        for (int i = 0; i < block; i++) {
+            auto thread = std::make_unique<Thread>();
+            thread->stack.resize(64 * 1024);
+            thread->block = made.get();
+            thread->index = i;
+            getcontext(&thread->context);
+            thread->context.uc_stack.ss_sp = thread->stack.data();
+            thread->context.uc_stack.ss_size = thread->stack.size();
+            thread->context.uc_link = nullptr;
+            makecontext(&thread->context, trampoline, 0);
+            threads.push_back(std::move(thread));
+        }
+        cluster.blocks.push_back(std::move(made));
+    }
+    return run(threads);
+}
+
+// One cluster after the other, in either order.
+inline bool launch(int grid_x, int grid_y, int block, int cluster, size_t shared, bool backwards,
+                   std::function<void()> kernel) {
+    entry = std::move(kernel);
+    const int across = grid_x / cluster, total = across * grid_y;
+    for (int i = 0; i < total; i++) {
+        const int which = backwards ? total - 1 - i : i;
+        if (!run_cluster(which % across * cluster, which / across, block, cluster, shared))
+            return false;
     }
     return true;
 }
@@ -171,6 +182,7 @@ inline device::BlockIndex blockIdx;
 inline device::ThreadIndex threadIdx;
 inline void __syncthreads() { device::current->block->barrier.wait(); }
 inline void __threadfence() {}
+inline int atomicAdd(int* p, int v) { return (*p += v) - v; }
 #define SHARED_MEMORY (device::current->block->memory.data())
 
 template <class T> T __ldg(const T* p) { return *p; }
@@ -284,11 +296,6 @@ inline void wait_for_all() {
     device::Thread* me = device::current;
     while (me->block->cluster->barrier.times == me->cluster_times) device::yield();
 }
-inline void wait_for_word(const int* word) {
-    while (!*(volatile const int*)word) device::yield();
-}
-inline void set_word(int* word) { *word = 1; }
-
 // Copies are over as soon as they are asked for, and launches do not overlap.
 inline void end_group() {}
 template <int LEFT> void wait_for_groups() {}

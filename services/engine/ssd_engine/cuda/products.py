@@ -220,8 +220,8 @@ class _Balanced:
         }
         self._kernel = compiled_kernel(BALANCED, defines, device, warps * 32)
         self._grid = (grid, 1)
-        self._left = torch.zeros(grid * shape.octets * 8 * 16, device=device)
-        self._is_left = torch.zeros(grid, dtype=torch.int32, device=device)
+        self._left = torch.zeros(grid * 2 * shape.octets * 8 * 16, device=device)
+        self._have_come = torch.zeros(shape.n // 16, dtype=torch.int32, device=device)
 
     def __call__(
         self,
@@ -232,7 +232,7 @@ class _Balanced:
         eps: float = 0.0,
         bias: Tensor | None = None,
     ) -> None:
-        shared = (self._left, self._is_left, self._shape.rows)
+        shared = (self._left, self._have_come, self._shape.rows)
         self._kernel.launch(self._grid, (weight, x, out, bias, out, *shared))
 
 
