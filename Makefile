@@ -43,11 +43,18 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest
+# What only computes goes to all cores; services want the machine to themselves.
+define run-tests
+	$(BIN)/pytest -m "not services" --numprocesses auto --dist loadfile
+	$(BIN)/pytest -m services
+endef
 
+test: lint
+	$(run-tests)
+
+test-full: export SSD_TEST_FULL = 1
 test-full: lint
-	SSD_TEST_FULL=1 $(BIN)/pytest
+	$(run-tests)
 
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py

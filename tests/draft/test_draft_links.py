@@ -10,6 +10,8 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.records import LinkFrames
 from ssd_engine.frames import Branch, Branches, Notice, NoticeKind
 
+pytestmark = pytest.mark.services
+
 Code = grpc.StatusCode
 ENDINGS = {
     "cancelled": "lost",

@@ -31,7 +31,7 @@ def attention_model(dim: int, heads: int, kv_heads: int, normed: bool) -> Any:
         return torch.randn(shape, generator=generator, device="cuda").bfloat16()
 
     norm = 1 + 0.1 * randn(heads + kv_heads, dim) if normed else None
-    layer = SimpleNamespace(qk_norm=norm)
+    layer = SimpleNamespace(qk_norm=norm, o=None)
     half = [randn(ROOM, dim // 2) for _ in range(2)]
     return SimpleNamespace(
         num_heads=heads,

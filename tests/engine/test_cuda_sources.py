@@ -114,7 +114,7 @@ def attention_model(dim: int, heads: int, kv_heads: int, normed: bool) -> Any:
         num_heads=heads,
         num_kv_heads=kv_heads,
         config=SimpleNamespace(head_dim=dim, qk_norm_eps=EPS),
-        weights=SimpleNamespace(norm=randn(4), layers=[SimpleNamespace(qk_norm=norm)]),
+        weights=SimpleNamespace(norm=randn(4), layers=[SimpleNamespace(qk_norm=norm, o=None)]),
         rope=SimpleNamespace(
             cos=torch.cat((cosine, cosine), dim=1), sin=torch.cat((-sine, sine), dim=1)
         ),

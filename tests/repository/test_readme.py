@@ -13,6 +13,8 @@ from ssd_target.cli import serve
 from tests.processes import TargetProcess, draft, target
 from tests.scale import FULL
 
+pytestmark = pytest.mark.services
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SERVERS = ("ssd-target serve ", "ssd-draft serve ")

@@ -24,6 +24,8 @@ from tests.speculation.generations import (
     wait_for,
 )
 
+pytestmark = pytest.mark.services
+
 Code = grpc.StatusCode
 EPOCH = 1
 RECEIVED = "ssd_draft_frames_received_total"

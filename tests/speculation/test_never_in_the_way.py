@@ -30,6 +30,8 @@ from tests.speculation.generations import (
 )
 from tests.speculation.hostile_draft import SCRIPTS, HostileDraft, Port, Reply, Visit
 
+pytestmark = pytest.mark.services
+
 MANY = 8
 PAUSE = 10.0 if FULL else 4.0
 LONG = 500  # tokens, of a generation that takes seconds

@@ -31,6 +31,8 @@ from tests.speculation.generations import (
     with_speculation,
 )
 
+pytestmark = pytest.mark.services
+
 MODES = (OFF, SYNC, SSD)
 NOBODY = "127.0.0.1:1"
 REPEATING = "The cat saw the dog. The dog saw the cat. " * 6

@@ -17,6 +17,8 @@ from ssd_target.config import TargetConfig
 from ssd_target.server import plan_target
 from tests.processes import TargetProcess, collect, target, wait_until_ready
 
+pytestmark = pytest.mark.services
+
 # 127.0.0.1, ::1 and ::ffff:127.0.0.1 in /proc/net
 LOOPBACK = {
     "0100007F",

@@ -13,6 +13,8 @@ from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
 
+pytestmark = pytest.mark.services
+
 STORY = "Once upon a time"
 
 

@@ -13,6 +13,8 @@ from ssd_target.links import Links
 from ssd_target.metrics import Metrics
 from ssd_target.service import TargetServicer
 
+pytestmark = pytest.mark.services
+
 LARGE = pb.GenerateResponse(tokens=pb.GenerateTokens(text="x" * 20_000))
 SECONDS = 1.0
 

@@ -17,6 +17,7 @@
 #define COLUMNS (OCTETS * 8)
 #define SHARES (K / (32 * UNROLL))  // of a tile's k, each is what a warp multiplies at a time
 #define UNITS ((SHARES + WARPS - 1) / WARPS)  // of a tile
+#define INSIDE(share) (SHARES % WARPS == 0 || (share) < SHARES)
 #define TOTAL ((long)(N / 16) * UNITS)
 #define OUTPUTS (COLUMNS * 16)  // of a tile
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ void load(uint4 (&a)[UNROLL][2], const uint4* w, int 
     for (int u = 0; u < UNROLL; u++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            a[u][h] = share < SHARES ? stream(w + ((long)tile * 16 + g + 8 * h) * (K / 8) +
+            a[u][h] = INSIDE(share) ? stream(w + ((long)tile * 16 + g + 8 * h) * (K / 8) +
                                               (share * UNROLL + u) * 4 + t)
                                      : make_uint4(0, 0, 0, 0);
 }
@@ -52,7 +53,8 @@ __device__ __forceinline__ void write(u16* out, const u16* residual, const u16* 
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residual,
-                  const u16* __restrict__ bias, u16* out, float* left, int* have_come, int rows) {
+                  const u16* __restrict__ bias, u16* out, float* left, int* have_come, int rows,
+                  const char* ahead, int ahead_bytes) {
     __shared__ float sums[WARPS][COLUMNS][17];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int begin = first_unit(blockIdx.x), end = first_unit(blockIdx.x + 1);
@@ -73,12 +75,15 @@ few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residu
         for (int o = 0; o < OCTETS; o++)
 #pragma unroll
             for (int u = 0; u < UNROLL; u++)
-                b[o][u] = share < SHARES
+                b[o][u] = INSIDE(share)
                               ? __ldcg(x + (long)(o * 8 + g) * (K / 8) + (share * UNROLL + u) * 4 + t)
                               : make_uint4(0, 0, 0, 0);
         const bool ends = unit == UNITS - 1;
         const int next_tile = ends ? tile + 1 : tile, next_unit = ends ? 0 : unit + 1;
-        if (at + 1 < end) load(next, w, next_tile, next_unit * WARPS + warp, g, t);
+        if (at + 1 < end)
+            load(next, w, next_tile, next_unit * WARPS + warp, g, t);
+        else
+            ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll

@@ -10,13 +10,12 @@
 // on that row and on nothing else.
 //
 // Compiled for one shape: N, K, OCTETS (of x rows), TILES (of 16 weight rows per group), SLICES,
-// UNROLL (of 32 k), GRID, and
+// UNROLL (of 32 k), WARPS, GRID, and
 //   NORM   x is normalised: x * norm * rsqrt(mean(x^2) + eps), the last factor after the sum
 //   GATED  the upper half of the weight gates the lower: out = silu(first) * second, [rows][N / 2]
 //   BIAS   out += bias
 //   WIDE   out is float32
 
-#define WARPS 16
 #define COLUMNS (OCTETS * 8)
 #define HEIGHT (TILES * 16)
 #define SLOTS (WARPS / SLICES)  // groups that a block works on at a time
@@ -33,7 +32,9 @@ __device__ __forceinline__ float squares_of(u32 pair) {
 }
 
 __device__ __forceinline__ u32 weighted(u32 pair, u32 norm) {
-    return pack(low(pair) * low(norm), high(pair) * high(norm));
+    u32 product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(norm));
+    return product;
 }
 
 __device__ __forceinline__ void store(void* out, long at, float value) {
@@ -70,64 +71,72 @@ __device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* 
                                     ((step * SLICES + slice) * UNROLL + u) * 4 + t);
 }
 
-// x, times the weight of its norm, to shared memory; the sums of its squares, 256 at a time.
+// x, times the weight of its norm, to shared memory, and the sums of its squares. Two warps share a
+// row and read half of it each.
 __device__ __forceinline__ void bring_x(uint4* shared_x, float* squares, const uint4* x,
                                         const uint4* norm) {
-    constexpr int SHARE = (COLUMNS * (K / 8) + WARPS * 32 - 1) / (WARPS * 32), BATCH = 8;
+    constexpr int PIECES = K / 512;            // of 16 bytes, of half a row, of a lane
+    constexpr int TURNS = COLUMNS * 2 / WARPS;  // rows of a warp
+    const int row = threadIdx.x / 64, first = threadIdx.x / 32 % 2 * (K / 16) + threadIdx.x % 32;
+    uint4 v[TURNS][PIECES];
 #pragma unroll
-    for (int begin = 0; begin < SHARE; begin += BATCH) {
-        uint4 v[BATCH];
+    for (int i = 0; i < TURNS; i++)
 #pragma unroll
-        for (int j = 0; j < BATCH && begin + j < SHARE; j++) {
-            const int at = (begin + j) * WARPS * 32 + threadIdx.x;
-            v[j] = at < COLUMNS * (K / 8) ? __ldcg(x + at) : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int j = 0; j < BATCH && begin + j < SHARE; j++) {
-            const int at = (begin + j) * WARPS * 32 + threadIdx.x;
-            const int row = at / (K / 8), i = at % (K / 8);
+        for (int p = 0; p < PIECES; p++)
+            v[i][p] = __ldcg(x + (i * (WARPS / 2) + row) * (K / 8) + first + p * 32);
 #if NORM
-            float sum = squares_of(v[j].x) + squares_of(v[j].y) + squares_of(v[j].z) +
-                        squares_of(v[j].w);
+    float sum[TURNS] = {};
 #pragma unroll
-            for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-            if (threadIdx.x % 32 == 0 && row < COLUMNS) squares[at / 32] = sum;
-            if (row < COLUMNS) {
-                const uint4 s = __ldg(norm + i);
-                v[j].x = weighted(v[j].x, s.x), v[j].y = weighted(v[j].y, s.y);
-                v[j].z = weighted(v[j].z, s.z), v[j].w = weighted(v[j].w, s.w);
-            }
-#endif
-            if (row < COLUMNS) shared_x[row * STRIDE + i] = v[j];
+    for (int p = 0; p < PIECES; p++) {
+        const uint4 s = __ldg(norm + first + p * 32);
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            uint4& u = v[i][p];
+            sum[i] += squares_of(u.x) + squares_of(u.y) + squares_of(u.z) + squares_of(u.w);
+            u.x = weighted(u.x, s.x), u.y = weighted(u.y, s.y);
+            u.z = weighted(u.z, s.z), u.w = weighted(u.w, s.w);
         }
     }
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+#pragma unroll
+        for (int d = 16; d > 0; d /= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], d);
+        if (threadIdx.x % 32 == 0) squares[i * WARPS + threadIdx.x / 32] = sum[i];
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            shared_x[(i * (WARPS / 2) + row) * STRIDE + first + p * 32] = v[i][p];
     __syncthreads();
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 few_rows_resident(const uint4* __restrict__ w, const uint4* x, const uint4* __restrict__ norm,
-                  const u16* __restrict__ bias, void* out, float eps, int rows) {
+                  const u16* __restrict__ bias, void* out, float eps, int rows, const char* ahead,
+                  int ahead_bytes) {
     extern __shared__ uint4 shared[];
     uint4* shared_x = shared;
     float* sums = (float*)(shared + COLUMNS * STRIDE);  // [WARPS][COLUMNS][HEIGHT + 1]
-    float* squares = sums + WARPS * COLUMNS * (HEIGHT + 1);  // [COLUMNS][K / 256]
-    float* scale = squares + COLUMNS * (K / 256);              // [COLUMNS]
+    float* squares = sums + WARPS * COLUMNS * (HEIGHT + 1);  // [COLUMNS][2]
+    float* scale = squares + COLUMNS * 2;                      // [COLUMNS]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int slot = warp / SLICES, slice = warp % SLICES;
 
-    uint4 a[TILES][UNROLL][2] = {}, next[TILES][UNROLL][2] = {};
+    uint4 a[TILES][UNROLL][2] = {};
     load(a, w, group_of(0, slot), 0, slice, g, t);
     let_next_begin();
     wait_for_previous();
     bring_x(shared_x, squares, x, norm);
 #if NORM
     if (threadIdx.x < COLUMNS) {  // read after the next barrier
-        float total = 0.f;
-        for (int i = 0; i < K / 256; i++) total += squares[threadIdx.x * (K / 256) + i];
+        const float total = squares[threadIdx.x * 2] + squares[threadIdx.x * 2 + 1];
         scale[threadIdx.x] = rsqrtf(total * (1.f / K) + eps);
     }
 #endif
 
+    uint4 next[TILES][UNROLL][2] = {};
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
         const int group = group_of(pass, slot);
@@ -138,6 +147,8 @@ few_rows_resident(const uint4* __restrict__ w, const uint4* x, const uint4* __re
             if (!last || pass + 1 < PASSES)
                 load(next, w, last ? group_of(pass + 1, slot) : group, last ? 0 : step + 1, slice,
                      g, t);
+            else
+                ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 uint4 b[OCTETS];

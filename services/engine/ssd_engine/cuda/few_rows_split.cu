@@ -18,6 +18,7 @@
 #define HEIGHT (TILES * 16)
 #define SHARES (K / (32 * UNROLL))  // each is what a warp multiplies at a time
 #define STEPS ((SHARES + WARPS - 1) / WARPS)
+#define INSIDE(share) (SHARES % WARPS == 0 || (share) < SHARES)
 
 __device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* w, int share, int g,
                                      int t) {
@@ -28,7 +29,7 @@ __device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* 
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const long row = ((long)blockIdx.x * TILES + i) * 16 + g + 8 * h;
-                a[i][u][h] = share < SHARES
+                a[i][u][h] = INSIDE(share)
                                  ? stream(w + row * (K / 8) + (share * UNROLL + u) * 4 + t)
                                  : make_uint4(0, 0, 0, 0);
             }
@@ -36,7 +37,7 @@ __device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* 
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
-               const u16* __restrict__ bias, u16* out, int rows) {
+               const u16* __restrict__ bias, u16* out, int rows, const char* ahead, int ahead_bytes) {
     __shared__ float sums[WARPS][COLUMNS][HEIGHT + 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c[TILES][OCTETS][4] = {};
@@ -49,19 +50,21 @@ few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
     let_next_begin();
     wait_for_previous();
 
+    const int steps = unknown(STEPS);
 #pragma unroll 1
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < steps; step++) {
         const int share = step * WARPS + warp;
         uint4 b[OCTETS][UNROLL];
 #pragma unroll
         for (int o = 0; o < OCTETS; o++)
 #pragma unroll
             for (int u = 0; u < UNROLL; u++)
-                b[o][u] = share < SHARES
+                b[o][u] = INSIDE(share)
                               ? __ldcg(x + (long)(o * 8 + g) * (K / 8) + (share * UNROLL + u) * 4 + t)
                               : make_uint4(0, 0, 0, 0);
+        if (step + 1 == steps) ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
 #if AHEAD
-        if (step + 1 < STEPS) load(next, w, share + WARPS, g, t);
+        if (step + 1 < steps) load(next, w, share + WARPS, g, t);
 #endif
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
@@ -83,7 +86,7 @@ few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
                 a[i][u][1] = next[i][u][1];
             }
 #else
-        if (step + 1 < STEPS) load(a, w, share + WARPS, g, t);
+        if (step + 1 < steps) load(a, w, share + WARPS, g, t);
 #endif
     }
 

@@ -25,6 +25,8 @@ MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is fas
 MOST_OCTETS = 4  # of rows; likewise
 GATE_PIECE = 1024
 WELL_FILLED = 0.88  # of the passes over a weight
+AHEAD_BYTES = 8 << 20  # of the weight that is read next: about what a boundary's time reads
+LINE = 128  # bytes
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,19 @@ class Product(Protocol):
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> None:
-        """x and out have 8 * octets rows, those beyond ``rows`` are neither used nor written."""
+        """x and out have 8 * octets rows, those beyond ``rows`` are neither used nor written.
+        ``ahead``: the weight that is read next."""
         ...
+
+
+def ask_ahead(weight: Tensor | None, most: int, warps: int) -> tuple[Tensor | None, int]:
+    """Arguments of a kernel: of what it asks for the beginning, and how many bytes each warp."""
+    if weight is None:
+        return None, 0
+    size = min(most, weight.numel() * weight.element_size())
+    return weight, size // warps // LINE * LINE
 
 
 @cache
@@ -93,7 +105,7 @@ def _resident_shared(shape: ProductShape, tiles: int) -> int:
     columns = shape.octets * 8
     x = columns * (shape.k // 8 + 4) * 16
     sums = RESIDENT_WARPS * columns * (tiles * 16 + 1) * 4
-    return x + sums + columns * (shape.k // 256 + 1) * 4
+    return x + sums + columns * 3 * 4
 
 
 class _Resident:
@@ -110,6 +122,7 @@ class _Resident:
             "TILES": tiles,
             "SLICES": slices,
             "UNROLL": unroll,
+            "WARPS": RESIDENT_WARPS,
             "GRID": processors,
             "NORM": int(shape.norm),
             "GATED": int(shape.gated),
@@ -128,8 +141,10 @@ class _Resident:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> None:
-        self._kernel.launch(self._grid, (weight, x, norm, bias, out, eps, self._shape.rows))
+        more = ask_ahead(ahead, AHEAD_BYTES, self._grid[0] * RESIDENT_WARPS)
+        self._kernel.launch(self._grid, (weight, x, norm, bias, out, eps, self._shape.rows, *more))
 
 
 def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
@@ -182,7 +197,7 @@ class _Split:
             "BIAS": int(shape.bias),
         }
         self._kernel = compiled_kernel(SPLIT, defines, device, warps * 32)
-        self._grid = (shape.n // (16 * tiles), 1)
+        self._grid, self._warps = (shape.n // (16 * tiles), 1), warps
 
     def __call__(
         self,
@@ -192,8 +207,10 @@ class _Split:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> None:
-        self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows))
+        more = ask_ahead(ahead, AHEAD_BYTES, self._grid[0] * self._warps)
+        self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows, *more))
 
 
 def _fits_one_wave(shape: ProductShape, processors: int) -> bool:
@@ -205,7 +222,7 @@ class _Balanced:
 
     def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
         self._shape = shape
-        warps, unroll = 16, 4 if shape.octets == 1 and shape.k % 128 == 0 else 2
+        warps, unroll = 16, _balanced_unroll(shape)
         units = -(-shape.k // (32 * unroll * warps))
         grid = min(processors, shape.n // 16 * units)
         defines = {
@@ -219,7 +236,7 @@ class _Balanced:
             "BIAS": int(shape.bias),
         }
         self._kernel = compiled_kernel(BALANCED, defines, device, warps * 32)
-        self._grid = (grid, 1)
+        self._grid, self._warps = (grid, 1), warps
         self._left = torch.zeros(grid * 2 * shape.octets * 8 * 16, device=device)
         self._have_come = torch.zeros(shape.n // 16, dtype=torch.int32, device=device)
 
@@ -231,9 +248,17 @@ class _Balanced:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> None:
+        more = ask_ahead(ahead, AHEAD_BYTES, self._grid[0] * self._warps)
         shared = (self._left, self._have_come, self._shape.rows)
-        self._kernel.launch(self._grid, (weight, x, out, bias, out, *shared))
+        self._kernel.launch(self._grid, (weight, x, out, bias, out, *shared, *more))
+
+
+def _balanced_unroll(shape: ProductShape) -> int:
+    """As much as registers hold, if possible without a remainder of k."""
+    fitting = (4, 5, 3, 2) if shape.octets == 1 else (2, 1)
+    return next((unroll for unroll in fitting if shape.k % (512 * unroll) == 0), fitting[0])
 
 
 class _Blas:
@@ -250,6 +275,7 @@ class _Blas:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> None:
         rows = self._shape.rows
         x, out = x[:rows], out[:rows]

@@ -68,40 +68,42 @@ class _Layers:
         rows = self._inputs.shape.rows
         tokens = self._inputs["tokens"][:rows]
         torch.index_select(self._model.weights.embedding, 0, tokens, out=self.hidden[:rows])
-        self._compute(slice(LEADING_LAYERS))
+        self._compute(range(len(self._kv.layers))[:LEADING_LAYERS])
 
     def finish(self) -> Tensor | None:
         """Logits [rows, head_rows] float32 on rank 0; None elsewhere."""
-        self._compute(slice(LEADING_LAYERS, None))
+        self._compute(range(len(self._kv.layers))[LEADING_LAYERS:])
         model, eps = self._model, self._model.config.rms_norm_eps
         self._head(model.weights.head, self.hidden, self._logits, model.weights.norm, eps)
         return model.tp.gather_columns(self._logits)
 
-    def _compute(self, some: slice) -> None:
-        layers = zip(self._model.weights.layers[some], self._kv.layers[some], strict=True)
-        for layer, cache in layers:
-            self._attention(layer, cache)
-            self._mlp(layer)
+    def _compute(self, numbers: range) -> None:
+        layers = self._model.weights.layers
+        for i in numbers:
+            last = i + 1 == len(layers)
+            self._attention(layers[i], self._kv.layers[i])
+            self._mlp(layers[i], self._model.weights.head if last else layers[i + 1].qkv)
 
     def _attention(self, layer: LayerWeights, cache: LayerCache) -> None:
         eps = self._model.config.rms_norm_eps
         self._qkv(layer.qkv, self.hidden, self._projected, layer.input_norm, eps, layer.qkv_bias)
         attended = self._attend(self._projected, layer, cache)
-        self._add(self._o, layer.o, attended, layer.o_bias)
+        self._add(self._o, layer.o, attended, layer.o_bias, ahead=layer.gate_up)
 
-    def _mlp(self, layer: LayerWeights) -> None:
-        eps = self._model.config.rms_norm_eps
-        self._gate_up(
-            layer.gate_up, self.hidden, self._gated, layer.post_norm, eps, layer.gate_up_bias
-        )
-        self._add(self._down, layer.down, self._gated, layer.down_bias)
+    def _mlp(self, layer: LayerWeights, ahead: Tensor) -> None:
+        eps, hidden = self._model.config.rms_norm_eps, self.hidden
+        norm, bias = layer.post_norm, layer.gate_up_bias
+        self._gate_up(layer.gate_up, hidden, self._gated, norm, eps, bias, ahead=layer.down)
+        self._add(self._down, layer.down, self._gated, layer.down_bias, ahead=ahead)
 
-    def _add(self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None) -> None:
+    def _add(
+        self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None, ahead: Tensor
+    ) -> None:
         """Each rank holds some input columns; the bias is added once, after the sum."""
         if self._summed is self.hidden:
-            product(weight, x, self.hidden, bias=bias)
+            product(weight, x, self.hidden, bias=bias, ahead=ahead)
             return
-        product(weight, x, self._summed)
+        product(weight, x, self._summed, ahead=ahead)
         self.hidden += self._model.tp.all_reduce(self._summed)
         if bias is not None:
             self.hidden += bias
