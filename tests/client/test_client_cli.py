@@ -18,8 +18,6 @@ from scripted_target import DRAWN_SEED, full_text, full_tokens, invalid, status
 from ssd.v1 import target_pb2
 from ssd_client.cli import cli
 
-pytestmark = pytest.mark.services
-
 LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 

@@ -11,8 +11,6 @@ from ssd_draft.cli import main, serve
 from ssd_draft.config import DraftConfig, fan_outs
 from ssd_draft.server import plan_draft
 
-pytestmark = pytest.mark.services
-
 
 def check(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit code and output of ``ssd-draft serve … --check-config``."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.services
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("protos", "services", "client", "pyproject.toml", "README.md", "LICENSE")
 

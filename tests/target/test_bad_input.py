@@ -10,8 +10,6 @@ from grpc_status import rpc_status
 from ssd.v1 import target_pb2 as pb
 from tests.processes import TargetProcess, collect, target, wait_until_idle
 
-pytestmark = pytest.mark.services
-
 NAN, INF = float("nan"), float("inf")
 METHOD = "/ssd.v1.TargetService/Generate"
 

@@ -16,8 +16,6 @@ from ssd_engine.model_store import resolve_model
 from ssd_target.cli import main, serve
 from ssd_target.config import TargetConfig
 
-pytestmark = pytest.mark.services
-
 
 def check(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit code and output of ``ssd-target serve … --check-config``."""
