@@ -68,9 +68,8 @@ def pair(
     speculated = ["--depth", str(depth), "--budget", str(budget)]
     flags = ["--device", "cuda", "--expand-to", target, "--depth", str(depth), "--no-auto-off"]
     flags += ["--metrics-listen", METRICS, "--no-adapt-depth", *size, *more]
-    if draft is not None:
-        flags += ["--draft-model", "stories-draft"]
-        flags += ["--draft-expand-to", draft] if draft else []
+    flags += ["--draft-model", "stories-draft"]  # of sync, always on the target's device
+    flags += ["--draft-expand-to", draft] if draft else []
     with contextlib.ExitStack() as stack:
         with share(draft_share):
             drafting = service(
