@@ -193,9 +193,9 @@ def merge_parts_kernel(
     parts = _parts(tl.load(run_end + run), FAR, TILE, NEAR)
     if TREE:
         parts += tl.cdiv(tl.load(run_branches + run) * tl.load(run_depths + run), TILE)
+    if OVERLAP:  # also where there is nothing to add: what comes next waits for this kernel alone
+        tl.extra.cuda.gdc_wait()
     if (parts > 1) & (lane < tl.load(run_rows + run) * GROUP):
-        if OVERLAP:
-            tl.extra.cuda.gdc_wait()
         dim = tl.arange(0, DIM)
         first = ((run * KV_HEADS + kv_head) * MOST_PARTS).to(tl.int64) * ROWS + lane
         highest = float("-inf")
