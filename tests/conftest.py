@@ -14,3 +14,5 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that: tests of Ctrl-C
 # would then test nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: likewise
+    signal.signal(signal.SIGHUP, lambda number, frame: None)

@@ -46,10 +46,14 @@ def story_prompts(count: int, seed: int) -> list[str]:
     return random.Random(seed).sample(pairs, count)
 
 
-def pin_to(core: int) -> None:
-    """The first, second, … of the cores that this process may use."""
+def pin_to(core: int, process: int = 0) -> None:
+    """A process, or this one, to the first, second, … of the cores that this one may use.
+
+    A child is pinned once it has begun: to run something in it before would need a fork, and a
+    process with open gRPC channels had better not fork.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[core % len(cores)]})
+    os.sched_setaffinity(process, {cores[core % len(cores)]})
 
 
 @contextlib.contextmanager
@@ -60,10 +64,11 @@ def service(module: str, *flags: str, core: int | None = None, ready: bool = Tru
         port_file, log_file = Path(folder) / "port", Path(folder) / "log"
         command = [sys.executable, "-m", module, "serve", *flags]
         command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
-        pin = (lambda: pin_to(core)) if core is not None else None
         with log_file.open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=pin)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
+            if core is not None:
+                pin_to(core, process.pid)
             _wait(process, log_file, port_file.exists)
             address = f"127.0.0.1:{int(port_file.read_text())}"
             if ready:

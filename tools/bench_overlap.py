@@ -97,14 +97,12 @@ def alone(
     command += ["--depth", str(depth), "--budget", str(args.budget)]
     command += ["--draft-shape", args.draft_shape]
     command += ["--shape", shape] if shape else []
-    result = subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: pin_to(core),
-    )
-    times: dict[str, float] = json.loads(result.stdout)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        pin_to(core, process.pid)
+        said, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
+    times: dict[str, float] = json.loads(said)
     return times
 
 

@@ -84,11 +84,6 @@ with serve(Script(**behaviour.get("script", {}))) as running:
 """
 
 
-def _default_signals() -> None:
-    """Also where these tests run under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 class Sandbox:
     """A folder from which `--local` finds the stand-ins for the services."""
 
@@ -116,7 +111,6 @@ class Sandbox:
         return subprocess.Popen(
             [sys.executable, "-m", "ssd_client", "generate", *arguments],
             env=environment,
-            preexec_fn=_default_signals,
             **{"stdout": subprocess.PIPE, **settings},
         )
 

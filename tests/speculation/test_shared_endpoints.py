@@ -1,5 +1,6 @@
 """Two targets on one draft, one target on two drafts, and what happens when one of them goes."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
+from ssd_target.speculation.endpoint import LOAD_SECONDS
 from tests.processes import TargetProcess, target, wait_until_idle, wait_until_ready
 from tests.speculation.generations import (
     METRICS,
@@ -72,6 +74,7 @@ def test_sequences_of_a_target_are_spread_over_its_drafts(pair: Pair, second: Se
     names = ("ssd_draft_rounds_total", "ssd_draft_branch_tokens_total")
     drafts = (pair.draft.process, second.draft.process)
     before = [draft.metrics() for draft in drafts]
+    time.sleep(LOAD_SECONDS)  # until it is forgotten how busy one of them was a moment ago
     with Generations(second.target, MESSAGES) as running:
         pass
     assert running.texts() == pair.plain.of(MESSAGES)

@@ -791,7 +791,7 @@ class World:
                 e.leaving,
                 self.now < e.busy_until,
                 sorted(e.sequences),
-                e.elsewhere,
+                e.elsewhere if self.now < e.elsewhere_until else 0,
                 e.unanswered_since is not None and self.now - e.unanswered_since,
                 e.outbox,
             ]

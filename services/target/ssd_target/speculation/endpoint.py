@@ -9,6 +9,7 @@ from ssd_engine.tensor_plane import Receiver
 from ssd_target.records import LinkUp
 from ssd_target.speculation.payoff import Payoff
 
+LOAD_SECONDS = 1.0  # that an endpoint's word on its load is good for
 BUSY_SECONDS = 1.0  # after a notice that there is no room, before the next try
 EXPLORE = (64, 8192)  # misses after which a wait is tried again where none was worthwhile
 
@@ -26,6 +27,7 @@ class Endpoint:
     busy_until: float = 0.0  # it said that it has no room
     sequences: set[int] = field(default_factory=set)  # ours, held there
     elsewhere: int = 0  # sequences of other targets, as the endpoint last said
+    elsewhere_until: float = 0.0  # from then on nobody knows
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
     delay: Average = field(default_factory=Average)  # from an outcome to its branch
     unwaited: int = 0  # misses since the last wait
@@ -47,9 +49,10 @@ class Endpoint:
             and len(self.sequences) < self.max_sequences
         )
 
-    @property
-    def occupancy(self) -> float:
-        return (len(self.sequences) + self.elsewhere) / max(1, self.max_sequences)
+    def occupancy(self, now: float) -> float:
+        """Of an endpoint that says nothing, because it is asked nothing, old load is no load."""
+        others = self.elsewhere if now < self.elsewhere_until else 0
+        return (len(self.sequences) + others) / max(1, self.max_sequences)
 
     def connect(self, up: LinkUp) -> None:
         self.up_record = up
@@ -72,10 +75,11 @@ class Endpoint:
         if self.unanswered_since is None:
             self.unanswered_since = now
 
-    def heard(self, load: Load | None) -> None:
+    def heard(self, load: Load | None, now: float) -> None:
         self.unanswered_since = None
         if load is not None:
             self.elsewhere = max(0, load.open_sequences - len(self.sequences))
+            self.elsewhere_until = now + LOAD_SECONDS
 
     def usual_delay(self) -> float | None:
         """None, so as to try, before anything is measured and again from time to time."""

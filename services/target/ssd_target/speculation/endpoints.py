@@ -112,7 +112,7 @@ class Endpoints:
         if endpoint is None or endpoint.epoch != epoch:
             self.dropped += len(frames)
             return
-        endpoint.heard(load)
+        endpoint.heard(load, self._now())
         for frame in frames:
             if isinstance(frame, Notice):
                 self._notice(endpoint, frame)
@@ -181,7 +181,7 @@ class Endpoints:
             and (endpoint.link in request.links if request.links else not endpoint.named)
         ]
         paying = [endpoint for endpoint in fitting if endpoint.payoff.attaches]
-        return min(paying or fitting, key=lambda endpoint: endpoint.occupancy, default=None)
+        return min(paying or fitting, key=lambda endpoint: endpoint.occupancy(now), default=None)
 
     def leave(self, speculated: Speculated, reason: str) -> None:
         """Detach, and tell the endpoint."""

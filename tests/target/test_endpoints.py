@@ -1,0 +1,28 @@
+"""What the engine believes of an endpoint."""
+
+from ssd_engine.frames import Load
+from ssd_target.records import LinkUp
+from ssd_target.speculation.endpoint import LOAD_SECONDS, Endpoint
+from ssd_target.speculation.payoff import Payoff
+
+
+def connected(max_sequences: int) -> Endpoint:
+    endpoint = Endpoint(1, Payoff(False))
+    endpoint.connect(LinkUp(1, 1, False, max_sequences, 2048, 7))
+    return endpoint
+
+
+def test_sequences_of_other_targets_take_room() -> None:
+    endpoint = connected(16)
+    endpoint.sequences = {1, 2}
+    endpoint.heard(Load(0, 0, open_sequences=8), now=10.0)
+    assert endpoint.occupancy(10.0) == 8 / 16
+    endpoint.sequences = {1, 2, 3}
+    assert endpoint.occupancy(10.1) == 9 / 16
+
+
+def test_an_endpoint_that_was_busy_once_is_not_avoided_for_ever() -> None:
+    """Nobody asks it anything, so it says nothing."""
+    endpoint = connected(16)
+    endpoint.heard(Load(0, 0, open_sequences=8), now=10.0)
+    assert endpoint.occupancy(10.0 + LOAD_SECONDS) == 0.0
