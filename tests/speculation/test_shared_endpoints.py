@@ -17,6 +17,7 @@ from tests.speculation.generations import (
     LastingDraft,
     Pair,
     draft_info,
+    endpoint,
     is_empty,
     is_up,
     request,
@@ -75,10 +76,16 @@ def test_sequences_of_a_target_are_spread_over_its_drafts(pair: Pair, second: Se
     drafts = (pair.draft.process, second.draft.process)
     before = [draft.metrics() for draft in drafts]
     time.sleep(LOAD_SECONDS)  # until it is forgotten how busy one of them was a moment ago
+    held: dict[str, int] = {}
     with Generations(second.target, MESSAGES) as running:
-        pass
+        while running.running and len(held) < 2:
+            for draft in drafts:
+                found = endpoint(second.target, draft.address)
+                if found is not None and found.open_sequences:
+                    held[draft.address] = found.open_sequences
     assert running.texts() == pair.plain.of(MESSAGES)
     assert speculated(running.stats()) > 0
+    assert held.keys() == {draft.address for draft in drafts}
     for draft, old in zip(drafts, before, strict=True):
         for name in names:
             assert draft.metrics()[name] > old[name]

@@ -115,10 +115,10 @@ class TestResume:
         options: dict[str, object] = dict(
             temperature=0.9, repetition_penalty=1.1, frequency_penalty=0.3, presence_penalty=0.1
         )
-        whole = run(first, story(31, max_tokens=300, **options))
-        message = story(31, max_tokens=300, **options)
+        whole = run(first, story(31, max_tokens=500, **options))
+        message = story(31, max_tokens=500, **options)
         begin = whole.text.index(" ", 60)
-        message.stop.strings[:] = [whole.text[begin : begin + 500]]
+        message.stop.strings[:] = [whole.text[begin : begin + 900]]
         expected = run(first, message)
         assert expected.finish.WhichOneof("stopped_by") == "stop_string"
         text, tokens, finished, moves = self.resumed(tmp_path, second, message, kill_after=40)
@@ -173,7 +173,7 @@ class TestResume:
     def test_the_command_line_resumes_and_says_so(
         self, tmp_path: Path, first: TargetProcess, second: TargetProcess
     ) -> None:
-        flags = ["--seed", "21", "--max-tokens", "250", "--ignore-eos", "--temperature", "0.7"]
+        flags = ["--seed", "21", "--max-tokens", "500", "--ignore-eos", "--temperature", "0.7"]
         command = [sys.executable, "-m", "ssd_client", "generate", "Once upon a time", *flags]
         whole = subprocess.run(
             [*command, "--target", first.address, "--json"],
@@ -194,7 +194,7 @@ class TestResume:
             rest, errors = client.communicate(timeout=240)
         assert client.returncode == 0
         assert (beginning + rest).decode() == expected["text"] + "\n"
-        assert "250 tokens" in errors.decode()
+        assert "500 tokens" in errors.decode()
         assert "resumed" in errors.decode()
 
 

@@ -246,14 +246,14 @@ class TestCancellation:
 
     def test_a_reader_that_stalls_does_not_hold_up_another(self, server: TargetProcess) -> None:
         with server.channel() as channel:
-            greedy_reader = request(max_tokens=500)
+            greedy_reader = request(max_tokens=1000)
             greedy_reader.stop.ignore_eos = True
             greedy_reader.logprobs.top_n = 20  # more than a connection holds in flight
             stalled = _call(channel, greedy_reader)
             next(stalled)
             assert len(generate(server, request(max_tokens=30)).tokens) == 30
             rest = sum(len(response.tokens.token_ids) for response in stalled)
-            assert rest == 500
+            assert rest == 1000
 
 
 class TestPrefixCache:
