@@ -218,7 +218,11 @@ def _fits_one_wave(shape: ProductShape, processors: int) -> bool:
 
 
 class _Balanced:
-    """As _Split, for more tiles than blocks: these share them evenly."""
+    """As _Split, for more tiles than blocks: these share them evenly.
+
+    All layers of one shape use the same room for sums: their launches follow each other in one
+    stream.
+    """
 
     def __init__(self, shape: ProductShape, processors: int, device: torch.device) -> None:
         self._shape = shape
