@@ -6,7 +6,6 @@ goes on releasing text where the first one stopped. So the text is simply append
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 
@@ -26,6 +25,7 @@ from ssd_client.errors import (
 from ssd_client.events import Event, Finished, Moved, Started, Tokens, event_of
 from ssd_client.failover import RetryPolicy, Rota
 from ssd_client.request import resume_request
+from ssd_client.responses import Responses
 
 _END_OF_CALL_S = 0.2
 
@@ -102,36 +102,28 @@ def _attempt(
     """Serves the request from one endpoint; returns why that failed, None if it did not."""
     call = endpoint.target.Generate(progress.request(), timeout=deadline.left_s())
     admitted = False
-    try:
-        for event in _events(call, endpoint.address):
-            admitted = True
-            progress.take(event)
-            yield event
-            if isinstance(event, Finished):
-                _let_end(call)
-                return None
-    except ModelMismatchError as error:
-        return error
-    except grpc.RpcError as error:
-        failure = failure_of(error, endpoint.address, admitted=admitted)
-        return deadline.explain(failure, len(progress.token_ids))
-    finally:
-        call.cancel()
+    with Responses(call) as responses:
+        try:
+            for event in _events(responses, endpoint.address):
+                admitted = True
+                progress.take(event)
+                yield event
+                if isinstance(event, Finished):
+                    responses.let_end(_END_OF_CALL_S)
+                    return None
+        except ModelMismatchError as error:
+            return error
+        except grpc.RpcError as error:
+            failure = failure_of(error, endpoint.address, admitted=admitted)
+            return deadline.explain(failure, len(progress.token_ids))
     return EndpointLostError(endpoint.address, "the stream ended before its finish")
 
 
-def _events(call: grpc.Call, address: str) -> Iterator[Event]:
-    for response in call:
+def _events(responses: Responses, address: str) -> Iterator[Event]:
+    for response in responses:
         event = event_of(response, address)
         if event is not None:
             yield event
-
-
-def _let_end(call: grpc.Call) -> None:
-    """Waits for the status that follows a finish, so that the server sees no cancellation."""
-    ended = threading.Event()
-    if call.add_callback(ended.set):
-        ended.wait(_END_OF_CALL_S)
 
 
 class _Deadline:

@@ -333,7 +333,7 @@ def test_a_signal_ends_client_and_services(sandbox, number, code):
     process.stdout.read(5)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=20)
-    assert process.returncode == code
+    assert process.returncode == code, stderr
     assert stdout.endswith(b"\n")
     assert b"Traceback" not in stderr
     assert sandbox.all_gone()
@@ -349,7 +349,7 @@ def test_a_signal_while_they_start(sandbox, service):
         time.sleep(0.3)  # both load
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 143
+    assert process.returncode == 143, stderr
     assert b"Traceback" not in stderr
     assert sandbox.all_gone()
 
@@ -436,7 +436,7 @@ def test_a_signal_ends_the_daemon_too(sandbox, mps, number, code):
     process.stdout.read(5)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == code
+    assert process.returncode == code, stderr
     assert b"Traceback" not in stderr
     mps.check_started_and_stopped()
     assert sandbox.all_gone()
@@ -448,8 +448,8 @@ def test_a_signal_while_the_daemon_starts(sandbox, mps, number, code):
     process = sandbox.start("Once", "--local", "--local-mps")
     assert _comes_true(mps.has_daemon, 10)
     process.send_signal(number)
-    process.communicate(timeout=20)
-    assert process.returncode == code
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == code, stderr
     mps.check_started_and_stopped()
     assert sandbox.pids() == []
 

@@ -1,0 +1,123 @@
+"""What is read of a call, while a signal may strike the main thread at any moment."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+
+import pytest
+
+from ssd_client import responses
+from ssd_client.responses import Responses
+
+
+class FakeCall:
+    """A call whose responses are put in by the test; an exception among them ends it."""
+
+    def __init__(self, *items: object) -> None:
+        self.items: queue.SimpleQueue[object] = queue.SimpleQueue()
+        for item in items:
+            self.items.put(item)
+        self.readers: set[threading.Thread] = set()
+        self.taken = 0
+        self.cancelled = False
+
+    def __iter__(self) -> FakeCall:
+        return self
+
+    def __next__(self) -> object:
+        self.readers.add(threading.current_thread())
+        item = self.items.get()
+        if self.cancelled:
+            raise RuntimeError("cancelled")
+        if isinstance(item, Exception):
+            raise item
+        self.taken += 1
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.items.put(None)
+
+
+def settles(call: FakeCall) -> int:
+    """How many responses were taken once no more are for a while."""
+    while True:
+        taken = call.taken
+        time.sleep(0.2)
+        if call.taken == taken:
+            return taken
+
+
+class Struck(BaseException):
+    """What the handler of the test raises."""
+
+
+@pytest.fixture
+def strike():
+    """Strikes the main thread after a moment by a signal whose handler raises `Struck`."""
+
+    def handle(number, frame):
+        raise Struck
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    yield timer.start
+    timer.join()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_all_responses_in_order_and_then_the_end():
+    call = FakeCall(*range(1000), StopIteration())
+    with Responses(call) as read:
+        assert list(read) == list(range(1000))
+
+
+def test_what_ended_the_call_comes_after_what_it_gave():
+    call = FakeCall("a", "b", ValueError("lost"))
+    seen = []
+    with Responses(call) as read, pytest.raises(ValueError, match="lost"):
+        for each in read:
+            seen.append(each)
+    assert seen == ["a", "b"]
+
+
+def test_a_signal_interrupts_the_wait_for_a_response(strike):
+    call = FakeCall("a")
+    with pytest.raises(Struck), Responses(call) as read:
+        for _ in read:
+            strike()
+    assert call.cancelled
+    assert threading.main_thread() not in call.readers  # gRPC's locks are not the main thread's
+
+
+def test_a_signal_interrupts_the_wait_for_the_end(strike):
+    with pytest.raises(Struck), Responses(FakeCall("last")) as read:
+        for _ in read:
+            strike()
+            read.let_end(20)
+
+
+def test_an_end_that_does_not_come_is_not_waited_for_long():
+    with Responses(FakeCall("last")) as read:
+        for _ in read:
+            read.let_end(0.01)
+            break
+
+
+def test_little_is_read_ahead_of_a_slow_reader(monkeypatch):
+    monkeypatch.setattr(responses, "_AHEAD", 3)
+    call = FakeCall(*range(10))
+    with Responses(call) as read:
+        iterator = iter(read)
+        next(iterator)
+        assert settles(call) == 4
+        next(iterator)
+        next(iterator)
+        assert settles(call) == 6
+    for reader in call.readers:
+        reader.join(5)
+        assert not reader.is_alive()
