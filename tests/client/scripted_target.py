@@ -71,12 +71,14 @@ class Script:
 class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
     script: Script
     requests: list[target_pb2.GenerateRequest] = field(default_factory=list)
+    seconds_left: list[float | None] = field(default_factory=list)  # of each request's deadline
     hanging: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended_well: threading.Event = field(default_factory=threading.Event)
 
     def Generate(self, request, context):
         self.requests.append(request)
+        self.seconds_left.append(context.time_remaining())
         done = threading.Event()
         context.add_callback(lambda: self._ended(context, done))
         if self.script.refuse:

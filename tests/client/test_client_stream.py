@@ -255,7 +255,7 @@ def test_a_full_endpoint_gives_way_to_the_next_at_once(start):
     first, second = start(refuse=full("queue full", 30.0)), start()
     began = time.monotonic()
     check_whole(run([first.address, second.address]))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_full_endpoints_are_asked_again_after_their_delay(start):
@@ -264,7 +264,7 @@ def test_full_endpoints_are_asked_again_after_their_delay(start):
     began = time.monotonic()
     result = run([first.address, second.address], events=events)
     check_whole(result)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 20
     assert (len(first.requests), len(second.requests)) == (2, 1)
     assert [(e.to, e.full) for e in events if isinstance(e, Moved)] == [
         (second.address, True),
@@ -303,8 +303,8 @@ def test_a_full_endpoint_without_advice(start):
 def test_the_deadline_ends_a_hanging_stream(start):
     server, other = start(hang_after=3), start()
     result = GenerationResult(Timing(sent=0.0))
-    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 0.5 s\), 3 tokens"):
-        run([server.address, other.address], result=result, timeout_s=0.5)
+    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 2 s\), 3 tokens"):
+        run([server.address, other.address], result=result, timeout_s=2.0)
     assert other.requests == []
     assert server.target.cancelled.wait(5)
 
@@ -312,18 +312,17 @@ def test_the_deadline_ends_a_hanging_stream(start):
 def test_the_deadline_covers_all_attempts(start):
     first = start(pause_s=0.1, abort_after=(4, *BROKEN[0]))
     second = start(hang_after=1)
-    began = time.monotonic()
     with pytest.raises(DeadlineError, match="5 tokens"):
-        run([first.address, second.address], timeout_s=0.8)
-    assert time.monotonic() - began < 1.5
+        run([first.address, second.address], timeout_s=3.0)
+    assert second.target.seconds_left[0] < 3.0 - 4 * 0.1
 
 
 def test_the_deadline_is_not_slept_through(start):
     server = start(refuse=full("queue full", 20.0))
     began = time.monotonic()
-    with pytest.raises(DeadlineError, match=r"timeout 1 s.*queue full"):
-        run([server.address], timeout_s=1.0)
-    assert time.monotonic() - began < 0.9
+    with pytest.raises(DeadlineError, match=r"timeout 10 s.*queue full"):
+        run([server.address], timeout_s=10.0)
+    assert time.monotonic() - began < 9
 
 
 def test_leaving_the_loop_cancels_the_call(start):
