@@ -403,7 +403,7 @@ def test_an_interrupted_json_generation_is_printed(start):
     server = start(hang_after=4)
     process = client("generate", "x", "--json", "--target", server.address)
     assert server.target.hanging.wait(10)
-    time.sleep(0.2)  # what was sent before is to arrive
+    time.sleep(1)  # what was sent before is to arrive
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=20)
     assert process.returncode == 130
