@@ -7,11 +7,11 @@ lock, not Ctrl-C. So the main thread waits at a queue, which a signal leaves who
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import grpc
 
@@ -26,7 +26,7 @@ class _End:
 
 
 class Responses:
-    """Iterates over the responses of a call, raises what ended it, and cancels it at the end."""
+    """Iterates over the responses of a call and raises what ended it; `close` cancels the call."""
 
     def __init__(self, call: grpc.Call) -> None:
         self._call = call
@@ -35,18 +35,6 @@ class Responses:
         for _ in range(_AHEAD):
             self._room.put(None)
         threading.Thread(target=self._run, name="responses", daemon=True).start()
-
-    def __enter__(self) -> Responses:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._call.cancel()
-        self._room.put(None)  # the thread may wait for it
 
     def __iter__(self) -> Iterator[target_pb2.GenerateResponse]:
         while not isinstance(response := self._read.get(), _End):
@@ -57,10 +45,12 @@ class Responses:
 
     def let_end(self, seconds: float) -> None:
         """Waits for the end that follows the last response, so that the server sees no cancel."""
-        try:
+        with contextlib.suppress(queue.Empty):
             self._read.get(timeout=seconds)
-        except queue.Empty:
-            return
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._room.put(None)  # the thread may wait for it
 
     def _run(self) -> None:
         try:

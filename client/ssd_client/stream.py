@@ -6,6 +6,7 @@ goes on releasing text where the first one stopped. So the text is simply append
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator, Iterator, Sequence
 
@@ -102,7 +103,7 @@ def _attempt(
     """Serves the request from one endpoint; returns why that failed, None if it did not."""
     call = endpoint.target.Generate(progress.request(), timeout=deadline.left_s())
     admitted = False
-    with Responses(call) as responses:
+    with contextlib.closing(Responses(call)) as responses:
         try:
             for event in _events(responses, endpoint.address):
                 admitted = True

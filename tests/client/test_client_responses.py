@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -72,14 +73,14 @@ def strike():
 
 def test_all_responses_in_order_and_then_the_end():
     call = FakeCall(*range(1000), StopIteration())
-    with Responses(call) as read:
+    with closing(Responses(call)) as read:
         assert list(read) == list(range(1000))
 
 
 def test_what_ended_the_call_comes_after_what_it_gave():
     call = FakeCall("a", "b", ValueError("lost"))
     seen = []
-    with Responses(call) as read, pytest.raises(ValueError, match="lost"):
+    with closing(Responses(call)) as read, pytest.raises(ValueError, match="lost"):
         for each in read:
             seen.append(each)
     assert seen == ["a", "b"]
@@ -87,7 +88,7 @@ def test_what_ended_the_call_comes_after_what_it_gave():
 
 def test_a_signal_interrupts_the_wait_for_a_response(strike):
     call = FakeCall("a")
-    with pytest.raises(Struck), Responses(call) as read:
+    with pytest.raises(Struck), closing(Responses(call)) as read:
         for _ in read:
             strike()
     assert call.cancelled
@@ -95,23 +96,26 @@ def test_a_signal_interrupts_the_wait_for_a_response(strike):
 
 
 def test_a_signal_interrupts_the_wait_for_the_end(strike):
-    with pytest.raises(Struck), Responses(FakeCall("last")) as read:
+    with pytest.raises(Struck), closing(Responses(FakeCall("last"))) as read:
         for _ in read:
             strike()
             read.let_end(20)
 
 
 def test_an_end_that_does_not_come_is_not_waited_for_long():
-    with Responses(FakeCall("last")) as read:
+    call = FakeCall("last")
+    with closing(Responses(call)) as read:
         for _ in read:
             read.let_end(0.01)
             break
+        assert not call.cancelled
+    assert call.cancelled
 
 
 def test_little_is_read_ahead_of_a_slow_reader(monkeypatch):
     monkeypatch.setattr(responses, "_AHEAD", 3)
     call = FakeCall(*range(10))
-    with Responses(call) as read:
+    with closing(Responses(call)) as read:
         iterator = iter(read)
         next(iterator)
         assert settles(call) == 4
