@@ -253,9 +253,9 @@ def test_a_message_that_is_too_large_is_bad_input(start):
 
 def test_a_full_endpoint_gives_way_to_the_next_at_once(start):
     first, second = start(refuse=full("queue full", 30.0)), start()
-    began = time.monotonic()
-    check_whole(run([first.address, second.address]))
-    assert time.monotonic() - began < 20
+    events = []
+    check_whole(run([first.address, second.address], events=events))
+    assert [e.wait_s for e in events if isinstance(e, Moved)] == [0.0]
 
 
 def test_full_endpoints_are_asked_again_after_their_delay(start):
@@ -264,12 +264,12 @@ def test_full_endpoints_are_asked_again_after_their_delay(start):
     began = time.monotonic()
     result = run([first.address, second.address], events=events)
     check_whole(result)
-    assert 0.3 <= time.monotonic() - began < 20
+    assert time.monotonic() - began >= 0.3
     assert (len(first.requests), len(second.requests)) == (2, 1)
-    assert [(e.to, e.full) for e in events if isinstance(e, Moved)] == [
-        (second.address, True),
-        (first.address, True),
-    ]
+    there, back = (each for each in events if isinstance(each, Moved))
+    assert (there.to, there.full, there.wait_s) == (second.address, True, 0.0)
+    assert (back.to, back.full) == (first.address, True)
+    assert back.wait_s <= 0.3
 
 
 def test_full_endpoints_are_not_asked_for_ever(start):

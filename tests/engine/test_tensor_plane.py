@@ -37,7 +37,7 @@ from ssd_engine.tensor_plane import (
 )
 from ssd_engine.tensor_plane import receiver as receiver_module
 from ssd_engine.tensor_plane.address import listen
-from ssd_engine.tensor_plane.connection import STALL_SECONDS, Connection, Wake, dial
+from ssd_engine.tensor_plane.connection import Connection, Wake, dial
 from ssd_engine.tensor_plane.greeting import Terms, admit, greet
 from ssd_engine.tensor_plane.process_group import NcclGroup, leave_nccl_errors_to_us
 from ssd_engine.tensor_plane.records import (
@@ -197,7 +197,7 @@ def test_rows_that_are_not_there_are_missing_in_time_and_hurt_nothing(kind: Plan
         receiver.expect(RowsKey(1, 1, 0), 2)
         began = time.monotonic()
         assert receiver.receive(RowsKey(1, 1, 0), 2, 0.2) is None
-        assert 0.2 <= time.monotonic() - began < SOON / 2
+        assert 0.2 <= time.monotonic() - began < 2.0
         assert receiver.receive(RowsKey(1, 1, 2), 2, 0.0) is None
         # Late rows of a key that is over are dropped, and the next round is not disturbed.
         sender.send(RowsKey(1, 1, 0), make_rows(1, 2))
@@ -302,7 +302,7 @@ def test_until_it_is_up_nothing_is_sent_and_nothing_is_there() -> None:
         )
         began = time.monotonic()
         assert receiver.receive(RowsKey(1, 1, 0), 1, SOON) is None
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 1.0
         expect_break(receiver, "too long")
     wait_until(lambda: sender.state is PlaneState.BROKEN)
     assert not sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
@@ -394,7 +394,7 @@ def test_a_target_that_does_not_read_costs_the_draft_its_oldest_rows(kind: Plane
             began = time.monotonic()
             assert sender.send(RowsKey(1, round_, 0), rows)
             longest = max(longest, time.monotonic() - began)
-        assert longest < STALL_SECONDS
+        assert longest < 1.0
         wait_until(lambda: sender.sent == WINDOW)
         assert sender.dropped >= 300 - WINDOW - 8
         target.go_on()
@@ -416,8 +416,8 @@ def test_a_draft_that_is_stopped_costs_the_target_its_wait_and_no_more(kind: Pla
         began = time.monotonic()
         assert receiver.receive(RowsKey(1, 1, 0), 1, 0.1) is None
         receiver.close()
-        assert receiver.join(SOON)
-        assert time.monotonic() - began < STALL_SECONDS
+        assert time.monotonic() - began < 1.0
+        assert receiver.join(1.0)
         with pytest.raises(PlaneBroken, match="closed"):
             receiver.receive(RowsKey(1, 2, 0), 1, 5.0)
 
@@ -505,7 +505,7 @@ def test_rows_that_are_announced_and_do_not_come_break_the_plane(
         connection.write(announcement(num_rows=6) + b"\0" * 100)
         began = time.monotonic()
         assert receiver.receive(RowsKey(1, 1, 0), 6, 0.05) is None
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 0.8
         expect_break(receiver, "too long")
 
 
@@ -592,11 +592,11 @@ def test_a_draft_that_makes_no_group_costs_a_thread_its_timeout_and_nobody_else(
     connection = admit(listener, wake, terms, SECRET, time.monotonic() + SOON)
     longest, last = 0.0, time.monotonic()
     while receiver.state is PlaneState.CONNECTING:
-        with suppress(PlaneBroken):  # since the line before
+        with suppress(PlaneBroken):  # it may end between the two lines
             assert receiver.receive(RowsKey(1, 1, 0), 1, SOON) is None
         time.sleep(0.001)
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
-    assert longest < 2.0
+    assert longest < 0.5
     expect_break(receiver, "too long")
     connection.close()
     listener.close()
