@@ -96,12 +96,18 @@ def test_sequences_of_a_target_are_spread_over_its_drafts(pair: Pair, second: Se
 def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) -> None:
     """It is told to go in the middle of eight generations: announced, drained, exit code 0."""
     leaving = second.draft.process
-    with Generations(second.target, MESSAGES) as running:
+    messages = [request(seed, 200) for seed in range(8)]  # for it takes a moment to go
+    plain = pair.plain.of(messages)
+    time.sleep(LOAD_SECONDS)  # until it is forgotten how busy one of them was a moment ago
+    with Generations(second.target, messages) as running:
         running.until_each_has(8)
+        held = endpoint(second.target, leaving.address)
+        assert held is not None
+        assert held.open_sequences > 0
         leaving.terminate()
         code = leaving.wait_for_exit()
     assert code == 0
-    assert running.texts() == pair.plain.of(MESSAGES)
+    assert running.texts() == plain
     moved = [each for each in running.stats() if each.fallbacks["leaving"]]
     assert moved
     assert all(each.fallbacks["leaving"] <= 2 for each in moved)  # then the other one has it
