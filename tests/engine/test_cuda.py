@@ -96,7 +96,7 @@ def test_the_cache_is_sized_from_free_memory() -> None:
 
 # Steps of few rows, in bf16, at a size for which our own products are used
 
-GROWN = "hidden=1024,layers=3,heads=16,kv_heads=4,head_dim=64,ff=4096,vocab=16384"
+GROWN = "hidden=1024,layers=8,heads=16,kv_heads=4,head_dim=64,ff=4096,vocab=16384"
 
 
 def make_stepper(**changes: object) -> ModelRunner:

@@ -16,13 +16,10 @@ from ssd_engine.batch import Chunk, Part, TreeRows
 from ssd_engine.cuda import products, step_attention
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.products import (
-    AHEAD_BYTES,
-    LINE,
     ProductShape,
     _Balanced,
     _Resident,
     _Split,
-    ask_ahead,
 )
 from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
@@ -108,18 +105,6 @@ def test_a_product_is_the_same_in_whatever_order_blocks_come(
     monkeypatch.setattr(EmulatedKernel, "backwards", True)
     assert torch.equal(run(), forwards)
     assert torch.equal(run(), forwards)  # nothing is left of the run before
-
-
-@pytest.mark.parametrize("size", [128, 4096, 1_000_000, 20_000_000])
-@pytest.mark.parametrize("warps", [1, 132 * 16, 320 * 32])
-def test_what_is_asked_for_ahead_lies_in_the_weight(size: int, warps: int) -> None:
-    weight = torch.empty(size // 2, dtype=torch.bfloat16)
-    asked, each = ask_ahead(weight, AHEAD_BYTES, warps)
-    assert asked is weight
-    assert each % LINE == 0
-    most = min(size, AHEAD_BYTES)
-    assert most - warps * LINE < warps * each <= most  # no line of a warp's share is left out
-    assert ask_ahead(None, AHEAD_BYTES, warps) == (None, 0)
 
 
 # Attention

@@ -303,8 +303,6 @@ inline void wait_for_all() {
 // Copies are over as soon as they are asked for, and launches do not overlap.
 inline void end_group() {}
 template <int LEFT> void wait_for_groups() {}
-inline void ask_ahead(const char*, int, int) {}
-inline int unknown(int number) { return number; }
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 

@@ -128,7 +128,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                    const int* __restrict__ run_source,  // in rows from here on
                    const int* __restrict__ run_branches, const int* __restrict__ run_depths,
                    const int* __restrict__ tables, const int* __restrict__ scratch, float scale,
-                   float eps, const char* ahead, int ahead_bytes) {
+                   float eps) {
     extern __shared__ uint4 shared[];
     float* inbox = (float*)shared;                           // [CLUSTER][SHARE][DIM]
     float2* inbox_peaks = (float2*)(inbox + CLUSTER * SHARE * DIM);  // [CLUSTER][SHARE]
@@ -143,7 +143,6 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     const int row_group = warp % ROW_GROUPS, key_group = warp / ROW_GROUPS;
     const int line = row_group * 16 + g;  // and the one 8 below it
     let_next_begin();
-    if (run == 0) ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
 
     // What is read before the wait was written before the first kernel of this step.
     const int end = run_end[run], begin = run_begin[run], count = run_rows[run];

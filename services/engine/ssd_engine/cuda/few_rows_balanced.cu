@@ -53,8 +53,7 @@ __device__ __forceinline__ void write(u16* out, const u16* residual, const u16* 
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residual,
-                  const u16* __restrict__ bias, u16* out, float* left, int* have_come, int rows,
-                  const char* ahead, int ahead_bytes) {
+                  const u16* __restrict__ bias, u16* out, float* left, int* have_come, int rows) {
     __shared__ float sums[WARPS][COLUMNS][17];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int begin = first_unit(blockIdx.x), end = first_unit(blockIdx.x + 1);
@@ -80,10 +79,7 @@ few_rows_balanced(const uint4* __restrict__ w, const uint4* x, const u16* residu
                               : make_uint4(0, 0, 0, 0);
         const bool ends = unit == UNITS - 1;
         const int next_tile = ends ? tile + 1 : tile, next_unit = ends ? 0 : unit + 1;
-        if (at + 1 < end)
-            load(next, w, next_tile, next_unit * WARPS + warp, g, t);
-        else
-            ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
+        if (at + 1 < end) load(next, w, next_tile, next_unit * WARPS + warp, g, t);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll

@@ -23,21 +23,6 @@ __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A number that the compiler does not know: a loop of so many steps stays one. A kernel that runs for
-// microseconds waits for instructions that it executes once.
-__device__ __forceinline__ int unknown(int number) {
-    asm volatile("" : "+r"(number));
-    return number;
-}
-
-// What the next product reads first, on its way to L2 while this kernel ends: between two kernels the
-// memory would have nothing to do. Each of the grid's warps asks for so many bytes.
-__device__ __forceinline__ void ask_ahead(const char* ahead, int bytes, int warp) {
-    if (bytes && threadIdx.x % 32 == 0)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead + (long)warp * bytes),
-                     "r"(bytes));
-}
-
 // The next kernel of the stream may begin; what it reads of this one it must wait for.
 __device__ __forceinline__ void let_next_begin() {
     asm volatile("griddepcontrol.launch_dependents;");

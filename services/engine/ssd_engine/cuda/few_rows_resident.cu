@@ -114,8 +114,7 @@ __device__ __forceinline__ void bring_x(uint4* shared_x, float* squares, const u
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 few_rows_resident(const uint4* __restrict__ w, const uint4* x, const uint4* __restrict__ norm,
-                  const u16* __restrict__ bias, void* out, float eps, int rows, const char* ahead,
-                  int ahead_bytes) {
+                  const u16* __restrict__ bias, void* out, float eps, int rows) {
     extern __shared__ uint4 shared[];
     uint4* shared_x = shared;
     float* sums = (float*)(shared + COLUMNS * STRIDE);  // [WARPS][COLUMNS][HEIGHT + 1]
@@ -147,8 +146,6 @@ few_rows_resident(const uint4* __restrict__ w, const uint4* x, const uint4* __re
             if (!last || pass + 1 < PASSES)
                 load(next, w, last ? group_of(pass + 1, slot) : group, last ? 0 : step + 1, slice,
                      g, t);
-            else
-                ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 uint4 b[OCTETS];

@@ -37,7 +37,7 @@ __device__ __forceinline__ void load(uint4 (&a)[TILES][UNROLL][2], const uint4* 
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
-               const u16* __restrict__ bias, u16* out, int rows, const char* ahead, int ahead_bytes) {
+               const u16* __restrict__ bias, u16* out, int rows) {
     __shared__ float sums[WARPS][COLUMNS][HEIGHT + 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float c[TILES][OCTETS][4] = {};
@@ -50,9 +50,8 @@ few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
     let_next_begin();
     wait_for_previous();
 
-    const int steps = unknown(STEPS);
 #pragma unroll 1
-    for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < STEPS; step++) {
         const int share = step * WARPS + warp;
         uint4 b[OCTETS][UNROLL];
 #pragma unroll
@@ -62,9 +61,8 @@ few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
                 b[o][u] = INSIDE(share)
                               ? __ldcg(x + (long)(o * 8 + g) * (K / 8) + (share * UNROLL + u) * 4 + t)
                               : make_uint4(0, 0, 0, 0);
-        if (step + 1 == steps) ask_ahead(ahead, ahead_bytes, blockIdx.x * WARPS + warp);
 #if AHEAD
-        if (step + 1 < steps) load(next, w, share + WARPS, g, t);
+        if (step + 1 < STEPS) load(next, w, share + WARPS, g, t);
 #endif
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
@@ -86,7 +84,7 @@ few_rows_split(const uint4* __restrict__ w, const uint4* x, const u16* residual,
                 a[i][u][1] = next[i][u][1];
             }
 #else
-        if (step + 1 < steps) load(a, w, share + WARPS, g, t);
+        if (step + 1 < STEPS) load(a, w, share + WARPS, g, t);
 #endif
     }
 

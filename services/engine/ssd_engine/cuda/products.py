@@ -25,8 +25,6 @@ MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is fas
 MOST_OCTETS = 4  # of rows; likewise
 GATE_PIECE = 1024
 WELL_FILLED = 0.88  # of the passes over a weight
-AHEAD_BYTES = 8 << 20  # of the weight that is read next: about what a boundary's time reads
-LINE = 128  # bytes
 
 
 @dataclass(frozen=True)
@@ -56,19 +54,9 @@ class Product(Protocol):
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
-        ahead: Tensor | None = None,
     ) -> None:
-        """x and out have 8 * octets rows, those beyond ``rows`` are neither used nor written.
-        ``ahead``: the weight that is read next."""
+        """x and out have 8 * octets rows, those beyond ``rows`` are neither used nor written."""
         ...
-
-
-def ask_ahead(weight: Tensor | None, most: int, warps: int) -> tuple[Tensor | None, int]:
-    """Arguments of a kernel: of what it asks for the beginning, and how many bytes each warp."""
-    if weight is None:
-        return None, 0
-    size = min(most, weight.numel() * weight.element_size())
-    return weight, size // warps // LINE * LINE
 
 
 @cache
@@ -141,10 +129,8 @@ class _Resident:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
-        ahead: Tensor | None = None,
     ) -> None:
-        more = ask_ahead(ahead, AHEAD_BYTES, self._grid[0] * RESIDENT_WARPS)
-        self._kernel.launch(self._grid, (weight, x, norm, bias, out, eps, self._shape.rows, *more))
+        self._kernel.launch(self._grid, (weight, x, norm, bias, out, eps, self._shape.rows))
 
 
 def _resident_tiles(shape: ProductShape, processors: int) -> tuple[int, int]:
@@ -207,10 +193,8 @@ class _Split:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
-        ahead: Tensor | None = None,
     ) -> None:
-        more = ask_ahead(ahead, AHEAD_BYTES, self._grid[0] * self._warps)
-        self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows, *more))
+        self._kernel.launch(self._grid, (weight, x, out, bias, out, self._shape.rows))
 
 
 def _fits_one_wave(shape: ProductShape, processors: int) -> bool:
@@ -252,11 +236,9 @@ class _Balanced:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
-        ahead: Tensor | None = None,
     ) -> None:
-        more = ask_ahead(ahead, AHEAD_BYTES, self._grid[0] * self._warps)
         shared = (self._left, self._have_come, self._shape.rows)
-        self._kernel.launch(self._grid, (weight, x, out, bias, out, *shared, *more))
+        self._kernel.launch(self._grid, (weight, x, out, bias, out, *shared))
 
 
 def _balanced_unroll(shape: ProductShape) -> int:
@@ -279,7 +261,6 @@ class _Blas:
         norm: Tensor | None = None,
         eps: float = 0.0,
         bias: Tensor | None = None,
-        ahead: Tensor | None = None,
     ) -> None:
         rows = self._shape.rows
         x, out = x[:rows], out[:rows]

@@ -80,30 +80,27 @@ class _Layers:
     def _compute(self, numbers: range) -> None:
         layers = self._model.weights.layers
         for i in numbers:
-            last = i + 1 == len(layers)
             self._attention(layers[i], self._kv.layers[i])
-            self._mlp(layers[i], self._model.weights.head if last else layers[i + 1].qkv)
+            self._mlp(layers[i])
 
     def _attention(self, layer: LayerWeights, cache: LayerCache) -> None:
         eps = self._model.config.rms_norm_eps
         self._qkv(layer.qkv, self.hidden, self._projected, layer.input_norm, eps, layer.qkv_bias)
         attended = self._attend(self._projected, layer, cache)
-        self._add(self._o, layer.o, attended, layer.o_bias, ahead=layer.gate_up)
+        self._add(self._o, layer.o, attended, layer.o_bias)
 
-    def _mlp(self, layer: LayerWeights, ahead: Tensor) -> None:
+    def _mlp(self, layer: LayerWeights) -> None:
         eps, hidden = self._model.config.rms_norm_eps, self.hidden
         norm, bias = layer.post_norm, layer.gate_up_bias
-        self._gate_up(layer.gate_up, hidden, self._gated, norm, eps, bias, ahead=layer.down)
-        self._add(self._down, layer.down, self._gated, layer.down_bias, ahead=ahead)
+        self._gate_up(layer.gate_up, hidden, self._gated, norm, eps, bias)
+        self._add(self._down, layer.down, self._gated, layer.down_bias)
 
-    def _add(
-        self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None, ahead: Tensor
-    ) -> None:
+    def _add(self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None) -> None:
         """Each rank holds some input columns; the bias is added once, after the sum."""
         if self._summed is self.hidden:
-            product(weight, x, self.hidden, bias=bias, ahead=ahead)
+            product(weight, x, self.hidden, bias=bias)
             return
-        product(weight, x, self._summed, ahead=ahead)
+        product(weight, x, self._summed)
         self.hidden += self._model.tp.all_reduce(self._summed)
         if bias is not None:
             self.hidden += bias

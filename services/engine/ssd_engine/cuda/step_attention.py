@@ -20,7 +20,6 @@ from ssd_engine.cuda.paged_attention import (
     paged_attention_kernel,
     rotate_and_write_kernel,
 )
-from ssd_engine.cuda.products import ask_ahead
 from ssd_engine.cuda.step_inputs import StepInputs
 from ssd_engine.decoder import Decoder, LayerWeights
 from ssd_engine.kv_cache import LayerCache
@@ -37,7 +36,6 @@ TILE = 64  # keys
 DIMENSIONS = (64, 128)
 MOST_ROWS = 128
 KEY_GROUPS = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}  # by row groups of 16: 4 to 12 warps
-AHEAD_BYTES = 16 << 20  # of the weight that is read next, while attention reads little
 STAGES = 2  # tiles in flight: more of them would take their room from L1
 
 
@@ -138,8 +136,7 @@ class ClusterAttention:
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         rope, eps = self._model.rope, self._model.config.qk_norm_eps
         tensors = (projected, layer.qk_norm, rope.cos, rope.sin, cache.key, cache.value, self._out)
-        more = ask_ahead(layer.o, AHEAD_BYTES, self._grid[0] * self._warps)
-        arguments = (*tensors, *self._told, self._scale, eps, *more)
+        arguments = (*tensors, *self._told, self._scale, eps)
         self._kernel.launch(self._grid, arguments, self._cluster)
         return self._out
 
