@@ -25,7 +25,11 @@ extern "C" bool emulate(int x, int y, int block, int cluster, long shared, bool 
 def on_cpu(source: str) -> str:
     """The source without what only a device understands; device.h has functions in its place."""
     source = _without_assembly(re.sub(r"^typedef .*\n", "", source, flags=re.MULTILINE))
-    source = source.replace("extern __shared__ uint4 shared[];", "uint4* shared = SHARED_MEMORY;")
+    source = re.sub(
+        r"extern __shared__ (__align__\(1024\) )?uint4 shared\[\];",
+        "uint4* shared = SHARED_MEMORY;",
+        source,
+    )
     return re.sub(
         r"__shared__ (\w+) (\w+)((?:\[[^]]+\])+);",
         r"auto& \2 = *(\1(*)\3)SHARED_MEMORY;",

@@ -232,6 +232,16 @@ inline int __reduce_min_sync(u32, int value) {
     });
 }
 
+inline bool __any_sync(u32, bool value) {
+    device::Warp::Operands mine{};
+    mine.word[0] = value;
+    return together(mine, [](auto& of, int) {
+        bool any = false;
+        for (int i = 0; i < 32; i++) any |= of[i].word[0] != 0;
+        return any;
+    });
+}
+
 inline float half_of(u32 pair, int which) {
     return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
 }
@@ -272,23 +282,43 @@ inline void copy_piece(uint4* to, const uint4* from, bool inside) {
     *to = inside ? *from : make_uint4(0, 0, 0, 0);
 }
 
-inline void load_matrices(u32 (&r)[4], u32 where, bool transpose) {
-    device::Warp::Operands mine{};
-    mine.address = resolve(where);
-    together(mine, [&](auto& of, int lane) {
-        const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 4; i++) {
-            auto element = [&](int row, int column) {
-                return (u32)((const u16*)of[8 * i + row].address)[column];
-            };
-            r[i] = transpose ? element(2 * t, g) | element(2 * t + 1, g) << 16
-                             : element(g, 2 * t) | element(g, 2 * t + 1) << 16;
+
+// Matrix instructions of a warpgroup. An operand lies in rows of 128 bytes, swizzled by address.
+inline float element(u64 operand, int across, int row, int column) {
+    const u32 leading = (operand >> 16 & 0x3fff) << 4, stride = (operand >> 32 & 0x3fff) << 4;
+    u32 at = ((operand & 0x3fff) << 4) + across * leading + row / 8 * stride + row % 8 * 128 +
+             column * 2;
+    at ^= (at >> 7 & 7) << 4;
+    u16 half;
+    memcpy(&half, (char*)device::current->block->memory.data() + at, 2);
+    return half_of(half, 0);
+}
+template <size_t N> void score(float (&s)[N][4], u64 queries, u64 keys, int add) {
+    const int lane = device::current->lane(), first = device::current->index / 32 % 4 * 16;
+    for (size_t j = 0; j < N; j++)
+        for (int e = 0; e < 4; e++) {
+            const int row = first + lane / 4 + e / 2 * 8, key = j * 8 + lane % 4 * 2 + e % 2;
+            if (!add) s[j][e] = 0.f;
+            for (int k = 0; k < 16; k++) s[j][e] += element(queries, 0, row, k) * element(keys, 0, key, k);
         }
+}
+template <size_t N> void weigh(float (&o)[N][4], const u32 (&w)[4], u64 values) {
+    together({{w[0], w[1], w[2], w[3]}, nullptr}, [&](auto& of, int lane) {
+        for (size_t n = 0; n < N; n++)
+            for (int e = 0; e < 4; e++) {
+                const int column = n * 8 + lane % 4 * 2 + e % 2;
+                for (int k = 0; k < 16; k++) {
+                    const u32 pair = of[lane / 4 * 4 + k % 8 / 2].word[e / 2 + 2 * (k >= 8)];
+                    o[n][e] += half_of(pair, k % 2) * element(values, column / 64, k, column % 64);
+                }
+            }
         return 0;
     });
 }
-inline void transposed(u32 (&r)[4], u32 where) { load_matrices(r, where, true); }
-inline void straight(u32 (&r)[4], u32 where) { load_matrices(r, where, false); }
+inline void begin_products() {}
+inline void end_products() {}
+inline void wait_for_products() {}
+inline void let_products_read() {}
 
 // A cluster's barrier comes in two halves.
 inline void arrive() {

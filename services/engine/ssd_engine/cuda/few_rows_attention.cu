@@ -2,36 +2,38 @@
 // projection takes: QK-norm, rotary embedding, the new keys and values into their slots, attention.
 //
 // A cluster of CLUSTER blocks serves one KV head of one run. Tiles of keys are dealt out to its
-// blocks in turn, by their position alone; each block keeps an online softmax of its own, and at the
-// end sends the sums of a row to the block of the cluster that adds them up, in a fixed order. What a
-// row does not see adds exactly nothing: its result depends on its own limit and on nothing else.
+// blocks in turn, by their position alone. Warpgroups divide the rows of a block, 64 each, and the
+// keys of every tile; each keeps an online softmax of its own. At the end the sums of a row go to the
+// block of the cluster that adds them up, in a fixed order. What a row does not see adds exactly
+// nothing: its result depends on its own limit and on nothing else.
 //
 // Keys that other steps have written are asked for before the kernel waits for the projection; those
 // of this step are computed from it, by every block that needs them, and written by their own run's.
 //
-// The dimensions of a key may go to the instruction in any order as long as the query's do alike, so
-// both are read 16 contiguous bytes at a time.
+// Queries, keys and values lie in panels of 64 dimensions, whose rows of 128 bytes are swizzled as
+// wgmma takes them: the second operand of both products straight from there, the weights of the
+// values from the registers in which they were computed.
 //
 // Compiled for: HEADS, KV_HEADS, DIM (64 or 128), PAGE (tokens of a block of the cache), ROWS (of a
-// run times heads of a group, a multiple of 16 up to 128), KEY_GROUPS (warps that divide the keys of
-// a tile, and then the dimensions of its values), STAGES (tiles in flight), CLUSTER, TABLE and SCRATCH
-// (widths), TREE, NORM.
+// run times heads of a group, a multiple of 16 up to 128), KEY_GROUPS (warpgroups that divide the
+// keys of a tile: 1 or 2), STAGES (tiles in shared memory), CLUSTER, TABLE and SCRATCH (widths), TREE,
+// NORM.
 //
 // It is so short that fetching its instructions counts: loops are unrolled only where registers are
 // at stake.
 
 #define GROUP (HEADS / KV_HEADS)
 #define TILE 64
-#define ROW_GROUPS (ROWS / 16)
-#define WARPS (ROW_GROUPS * KEY_GROUPS)
+#define ROW_GROUPS ((ROWS + 63) / 64)
+#define WARPS (ROW_GROUPS * KEY_GROUPS * 4)
 #define THREADS (WARPS * 32)
-#define WARP_KEYS (TILE / KEY_GROUPS)
-#define Q_STRIDE (DIM / 8 + 4)  // in 16 bytes
-#define K_STRIDE (DIM / 8 + 4)
-#define V_STRIDE (DIM / 8 + 1)
-#define W_STRIDE (TILE / 8 + 1)
-#define WARP_DIMS (DIM / KEY_GROUPS)
-#define STAGE (TILE * (K_STRIDE + V_STRIDE))
+#define KEYS (TILE / KEY_GROUPS)  // of a tile, of a warpgroup
+#define PANELS (DIM / 64)
+#define PANEL (TILE * 8)                    // of keys or values, in 16 bytes
+#define QUERY_PANEL (ROW_GROUPS * 64 * 8)  // likewise
+#define STAGE (2 * PANELS * PANEL)
+#define OWN_DIMS (DIM / KEY_GROUPS)  // that a warpgroup adds up for its rows
+#define GIVEN_STRIDE (DIM / 2 + 8)
 #define PAGES (TILE / PAGE)  // of a tile
 #define OWN_PAGES (((TABLE + PAGES - 1) / PAGES + CLUSTER - 1) / CLUSTER * PAGES)  // of a block
 #define LANES (DIM / 4)  // that share a vector
@@ -61,16 +63,6 @@ template <int LEFT> __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-__device__ __forceinline__ void transposed(u32 (&r)[4], u32 where) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(where));
-}
-
-__device__ __forceinline__ void straight(u32 (&r)[4], u32 where) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(where));
-}
-
 __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(where), "r"(block));
@@ -88,6 +80,77 @@ __device__ __forceinline__ void arrive() {
 
 __device__ __forceinline__ void wait_for_all() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Matrix instructions of a warpgroup: 64 rows. They run on beside what follows until waited for.
+
+// 64 bits that say where an operand lies: panels, or groups of eight rows of one, are so far apart.
+__device__ __forceinline__ u64 operand(const void* panel, int panels_apart) {
+    return (u64)(address(panel) >> 4 & 0x3fffu) | (u64)(panels_apart >> 4) << 16 |
+           (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void begin_products() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void end_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// What this thread wrote to shared memory can be read by matrix instructions after a barrier.
+__device__ __forceinline__ void let_products_read() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#define FOUR(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 1), FOUR(c, i + 2), FOUR(c, i + 3)
+#define IN_16 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define IN_32 \
+    IN_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define IN_64 \
+    IN_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
+    "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// s (+)= queries * keys, 16 dimensions of both.
+__device__ __forceinline__ void score(float (&s)[KEYS / 8][4], u64 queries, u64 keys, int add) {
+#if KEYS == 32
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16"
+                 ".f32.bf16.bf16 {" IN_16 "}, %16, %17, p, 1, 1, 0, 0;}"
+                 : SIXTEEN(s, 0) : "l"(queries), "l"(keys), "r"(add));
+#else
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16"
+                 ".f32.bf16.bf16 {" IN_32 "}, %32, %33, p, 1, 1, 0, 0;}"
+                 : SIXTEEN(s, 0), SIXTEEN(s, 4) : "l"(queries), "l"(keys), "r"(add));
+#endif
+}
+
+// o += weights * values, of 16 keys.
+__device__ __forceinline__ void weigh(float (&o)[DIM / 8][4], const u32 (&w)[4], u64 values) {
+#if DIM == 64
+    asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16"
+                 ".f32.bf16.bf16 {" IN_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;}"
+                 : SIXTEEN(o, 0), SIXTEEN(o, 4)
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(values));
+#else
+    asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16"
+                 ".f32.bf16.bf16 {" IN_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;}"
+                 : SIXTEEN(o, 0), SIXTEEN(o, 4), SIXTEEN(o, 8), SIXTEEN(o, 12)
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(values));
+#endif
+}
+
+// Where 16 bytes of a panel's row lie.
+__device__ __forceinline__ int placed(int row, int piece) { return row * 8 + (piece ^ row % 8); }
+
+// Where pair d of a row lies in panels of that size, in 4 bytes.
+__device__ __forceinline__ int placed_pair(int panel, int row, int d) {
+    return (d / 32 * panel + placed(row, d % 32 / 4)) * 4 + d % 4;
 }
 
 // A lane's four elements of a vector: two of its first half, the two opposite of its second.
@@ -129,19 +192,20 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                    const int* __restrict__ run_branches, const int* __restrict__ run_depths,
                    const int* __restrict__ tables, const int* __restrict__ scratch, float scale,
                    float eps) {
-    extern __shared__ uint4 shared[];
-    float* inbox = (float*)shared;                           // [CLUSTER][SHARE][DIM]
+    extern __shared__ __align__(1024) uint4 shared[];
+    uint4* queries = shared;                                  // [PANELS][QUERY_PANEL]
+    uint4* stages = queries + PANELS * QUERY_PANEL;           // [STAGES][STAGE]
+    float* given = (float*)stages;                            // [KEY_GROUPS][ROWS][GIVEN_STRIDE]
+    float* inbox = (float*)(stages + STAGES * STAGE);         // [CLUSTER][SHARE][DIM]
     float2* inbox_peaks = (float2*)(inbox + CLUSTER * SHARE * DIM);  // [CLUSTER][SHARE]
-    uint4* queries = (uint4*)(inbox_peaks + CLUSTER * SHARE);        // [ROWS][Q_STRIDE]
-    uint4* weights = queries + ROWS * Q_STRIDE;              // [ROWS][W_STRIDE]
-    float* peaks = (float*)(weights + ROWS * W_STRIDE);      // [KEY_GROUPS][ROWS]
-    int* pages = (int*)(peaks + KEY_GROUPS * ROWS);          // [OWN_PAGES]
-    int* tail_slots = pages + (OWN_PAGES + 3) / 4 * 4;       // [SCRATCH]
-    uint4* stages = (uint4*)(tail_slots + (SCRATCH + 3) / 4 * 4);
+    float2* peaks = inbox_peaks + CLUSTER * SHARE;            // [KEY_GROUPS][ROWS]
+    int* pages = (int*)(peaks + KEY_GROUPS * ROWS);           // [OWN_PAGES]
+    int* tail_slots = pages + (OWN_PAGES + 3) / 4 * 4;        // [SCRATCH]
     const int rank = blockIdx.x % CLUSTER, kv_head = blockIdx.x / CLUSTER, run = blockIdx.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int row_group = warp % ROW_GROUPS, key_group = warp / ROW_GROUPS;
-    const int line = row_group * 16 + g;  // and the one 8 below it
+    const int row_group = warp / 4 % ROW_GROUPS, key_group = warp / 4 / ROW_GROUPS;
+    const int line = row_group * 64 + warp % 4 * 16 + g;  // and the one 8 below it
+    const bool in_use = line - g < ROWS;                  // of all lines of a warp
     let_next_begin();
 
     // What is read before the wait was written before the first kernel of this step.
@@ -183,12 +247,13 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 
     // What earlier steps have written. What lies beyond the end is zero.
     auto ask = [&](int tile, int stage) {
-        uint4* keys = stages + stage * STAGE;
-        uint4* values = keys + TILE * K_STRIDE;
+        const int part = threadIdx.x % (DIM / 8);
+        uint4* keys = stages + stage * STAGE + part / 8 * PANEL;
+        uint4* values = keys + PANELS * PANEL;
         if (tile < tiles)
-#pragma unroll 1
-            for (int p = threadIdx.x; p < TILE * (DIM / 8); p += THREADS) {
-                const int k = p / (DIM / 8), part = p % (DIM / 8);
+#pragma unroll 2
+            for (int i = 0; i < TILE * (DIM / 8) / THREADS; i++) {
+                const int k = (i * THREADS + (int)threadIdx.x) / (DIM / 8);
                 long slot = 0;
                 bool inside, mine;
                 if (tile < shared_tiles) {
@@ -203,8 +268,8 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                 }
                 if (inside && mine) continue;
                 const long at = (slot * KV_HEADS + kv_head) * (DIM / 8) + part;
-                copy_piece(keys + k * K_STRIDE + part, key + at, inside);
-                copy_piece(values + k * V_STRIDE + part, value + at, inside);
+                copy_piece(keys + placed(k, part % 8), key + at, inside);
+                copy_piece(values + placed(k, part % 8), value + at, inside);
             }
         end_group();
     };
@@ -217,7 +282,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         const int from = max(first, in_tail ? fresh_tail : fresh);
         const int to = min(first + TILE, in_tail ? tail : end);
         u32* keys = (u32*)(stages + stage * STAGE);
-        u32* values = keys + TILE * K_STRIDE * 4;
+        u32* values = keys + PANELS * PANEL * 4;
         const int part = lane % LANES;
 #pragma unroll 1
         for (int at = from + warp * (32 / LANES); at < to; at += WARPS * (32 / LANES)) {
@@ -231,10 +296,10 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             const Turned turned =
                 turn(__ldcg(here + part), __ldcg(here + LANES + part),
                      norm + (HEADS + kv_head) * (DIM / 2), cosine + angle, sine + angle, eps, part);
-            keys[k * K_STRIDE * 4 + part] = turned.first;
-            keys[k * K_STRIDE * 4 + LANES + part] = turned.second;
-            values[k * V_STRIDE * 4 + part] = v0;
-            values[k * V_STRIDE * 4 + LANES + part] = v1;
+            const int first_pair = placed_pair(PANEL, k, part);
+            const int second_pair = placed_pair(PANEL, k, LANES + part);
+            keys[first_pair] = turned.first, keys[second_pair] = turned.second;
+            values[first_pair] = v0, values[second_pair] = v1;
             if (in_tail || source == begin) {
                 const long to_slot = ((long)slots[row] * KV_HEADS + kv_head) * (DIM / 2);
                 ((u32*)key)[to_slot + part] = turned.first;
@@ -249,7 +314,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     for (int s = 0; s < STAGES; s++) ask(rank + s * CLUSTER, s);
     wait_for_previous();
 
-    // The query, as the first operand: for each 32 dimensions, those 8t to 8t + 7 of two rows.
+    // The queries.
 #pragma unroll 2
     for (int i = 0; i < (ROWS * LANES + THREADS - 1) / THREADS; i++) {
         const int l = (i * THREADS + (int)threadIdx.x) / LANES, part = lane % LANES;
@@ -259,35 +324,39 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         const Turned turned = turn(__ldcg(here + part), __ldcg(here + LANES + part),
                                    norm + head * (DIM / 2), cosine + angle, sine + angle, eps, part);
         if (l < ROWS) {
-            ((u32*)queries)[l * Q_STRIDE * 4 + part] = turned.first;
-            ((u32*)queries)[l * Q_STRIDE * 4 + LANES + part] = turned.second;
+            ((u32*)queries)[placed_pair(QUERY_PANEL, l, part)] = turned.first;
+            ((u32*)queries)[placed_pair(QUERY_PANEL, l, LANES + part)] = turned.second;
         }
     }
 #pragma unroll 1
     for (int s = 0; s < STAGES; s++) compute(rank + s * CLUSTER, s);
-    __syncthreads();
     float m[2] = {NEVER, NEVER}, total[2] = {0.f, 0.f};
-    float o[WARP_DIMS / 8][4] = {};
+    float o[DIM / 8][4] = {};
     int stage = 0;
 #pragma unroll 1
     for (int tile = rank; tile < tiles; tile += CLUSTER) {
-        wait_for_groups<STAGES - 1>();
+        if (tile == rank)
+            wait_for_groups<STAGES - 1>();
+        else
+            wait_for_groups<STAGES - 2>();
+        let_products_read();
         __syncthreads();
-        const uint4* keys = stages + stage * STAGE;
-        const uint4* values = keys + TILE * K_STRIDE;
+        const uint4* keys = stages + stage * STAGE + key_group * KEYS * 8;
+        const uint4* values = keys + PANELS * PANEL;
 
-        float s[WARP_KEYS / 8][4] = {};
+        float s[KEYS / 8][4];
+        begin_products();
 #pragma unroll
-        for (int c = 0; c < DIM / 32; c++) {
-            const uint4 q0 = queries[line * Q_STRIDE + c * 4 + t];
-            const uint4 q1 = queries[(line + 8) * Q_STRIDE + c * 4 + t];
-#pragma unroll
-            for (int j = 0; j < WARP_KEYS / 8; j++) {
-                const uint4 b = keys[(key_group * WARP_KEYS + j * 8 + g) * K_STRIDE + c * 4 + t];
-                multiply(s[j], q0.x, q1.x, q0.y, q1.y, b.x, b.y);
-                multiply(s[j], q0.z, q1.z, q0.w, q1.w, b.z, b.w);
-            }
+        for (int c = 0; c < DIM / 16; c++)
+            score(s, operand(queries + c / 4 * QUERY_PANEL + row_group * 512 + c % 4 * 2, 0),
+                  operand(keys + c / 4 * PANEL + c % 4 * 2, 0), c > 0);
+        end_products();
+        if (tile != rank) {  // into the place of the tile before this one
+            const int free_stage = stage ? stage - 1 : STAGES - 1;
+            ask(tile + (STAGES - 1) * CLUSTER, free_stage);
+            compute(tile + (STAGES - 1) * CLUSTER, free_stage);
         }
+        wait_for_products();
 
         // What a row sees: up to its bound, and in the tail only its own branch.
         const bool in_tail = TREE && tile >= shared_tiles;
@@ -295,10 +364,10 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         if (in_tail || first + TILE - 1 > lowest) {
             const int bound[2] = {in_tail ? tail - 1 : limit[0], in_tail ? tail - 1 : limit[1]};
 #pragma unroll
-            for (int j = 0; j < WARP_KEYS / 8; j++)
+            for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const int at = first + key_group * WARP_KEYS + j * 8 + 2 * t + e;
+                    const int at = first + key_group * KEYS + j * 8 + 2 * t + e;
 #if TREE
                     const int whose = at - num_branches * (int)((at + 0.5f) * per_branch);
 #endif
@@ -312,93 +381,110 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                     }
                 }
         }
-        float highest[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            highest[h] = s[0][2 * h];
-#pragma unroll
-            for (int j = 0; j < WARP_KEYS / 8; j++)
-                highest[h] = fmaxf(highest[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-            highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 1));
-            highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], 2));
-            if (KEY_GROUPS > 1 && t == 0) peaks[key_group * ROWS + line + 8 * h] = highest[h];
-        }
-        if (KEY_GROUPS > 1) __syncthreads();
         // A row that has seen nothing yet keeps its weights at 0.
-        float keep[2], base[2];
+        u32 weights[KEYS / 16][4];
+        float keep[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
+            float highest = s[0][2 * h];
 #pragma unroll
-            for (int k = 0; k < KEY_GROUPS && KEY_GROUPS > 1; k++)
-                highest[h] = fmaxf(highest[h], peaks[k * ROWS + line + 8 * h]);
-            highest[h] = fmaxf(m[h], highest[h] == NEVER ? NEVER : highest[h] * scale);
-            base[h] = highest[h] == NEVER ? 0.f : highest[h];
-            keep[h] = power_of_2(m[h] - base[h]);
-            m[h] = highest[h];
+            for (int j = 0; j < KEYS / 8; j++)
+                highest = fmaxf(highest, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+            highest = fmaxf(m[h], highest == NEVER ? NEVER : highest * scale);
+            const float base = highest == NEVER ? 0.f : highest;
+            keep[h] = power_of_2(m[h] - base);
+            m[h] = highest;
             total[h] *= keep[h];
-        }
 #pragma unroll
-        for (int j = 0; j < WARP_KEYS / 8; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float w0 = power_of_2(fmaf(s[j][2 * h], scale, -base[h]));
-                const float w1 = power_of_2(fmaf(s[j][2 * h + 1], scale, -base[h]));
+            for (int j = 0; j < KEYS / 8; j++) {
+                const float w0 = power_of_2(fmaf(s[j][2 * h], scale, -base));
+                const float w1 = power_of_2(fmaf(s[j][2 * h + 1], scale, -base));
                 total[h] += w0 + w1;
-                ((u32*)(weights + (line + 8 * h) * W_STRIDE))[(key_group * WARP_KEYS + j * 8) / 2 + t] =
-                    pack(w0, w1);
-            }
-#pragma unroll
-        for (int n = 0; n < WARP_DIMS / 8; n++) {
-            o[n][0] *= keep[0], o[n][1] *= keep[0];
-            o[n][2] *= keep[1], o[n][3] *= keep[1];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < TILE / 16; j++) {
-            u32 a[4];
-            straight(a, address(weights + (row_group * 16 + lane % 16) * W_STRIDE + 2 * j + lane / 16));
-            // Of the four 8 x 8 matrices: keys 0-7 and 8-15, of dimensions n and n + 8.
-#pragma unroll
-            for (int n = 0; n < WARP_DIMS / 16; n++) {
-                u32 v[4];
-                transposed(v, address(values + (j * 16 + lane % 16) * V_STRIDE +
-                                      key_group * (WARP_DIMS / 8) + 2 * n + lane / 16));
-                multiply(o[2 * n], a[0], a[1], a[2], a[3], v[0], v[1]);
-                multiply(o[2 * n + 1], a[0], a[1], a[2], a[3], v[2], v[3]);
+                weights[j / 2][j % 2 * 2 + h] = pack(w0, w1);
             }
         }
-        if (tile + CLUSTER >= tiles) break;
-        __syncthreads();
-        ask(tile + STAGES * CLUSTER, stage);
-        compute(tile + STAGES * CLUSTER, stage);
+        if (__any_sync(0xffffffffu, keep[0] != 1.f || keep[1] != 1.f))
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++) {
+                o[n][0] *= keep[0], o[n][1] *= keep[0];
+                o[n][2] *= keep[1], o[n][3] *= keep[1];
+            }
+        begin_products();
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; j++)
+            weigh(o, weights[j], operand(values + j * 16 * 8, PANEL * 16));
+        end_products();
+        wait_for_products();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // The sums of the block, to where those of the cluster are added up.
-    __syncthreads();
+    // The sums of the block: those of the warpgroups that divide the keys, half of them each.
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
-        if (t == 0) peaks[key_group * ROWS + line + 8 * h] = total[h];
     }
-    __syncthreads();
-    wait_for_all();
+    float own[OWN_DIMS / 8][4];
+#if KEY_GROUPS == 1
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int l = line + 8 * h, place = rank * SHARE + l % SHARE;
-        const u32 there = of_block(address(inbox + place * DIM + key_group * WARP_DIMS + 2 * t),
-                                   l / SHARE);
+    for (int n = 0; n < DIM / 8; n++)
 #pragma unroll
-        for (int n = 0; n < WARP_DIMS / 8; n++)
-            send(there + n * 32, make_float2(o[n][2 * h], o[n][2 * h + 1]));
-        if (key_group == 0 && t == 0) {
-            float sum = 0.f;
+        for (int e = 0; e < 4; e++) own[n][e] = o[n][e];
+#else
+    __syncthreads();  // the last tile has been read
+    if (in_use)
 #pragma unroll
-            for (int k = 0; k < KEY_GROUPS; k++) sum += peaks[k * ROWS + l];
-            send(of_block(address(inbox_peaks + place), l / SHARE), make_float2(m[h], sum));
+        for (int h = 0; h < 2; h++) {
+            const int l = line + 8 * h;
+            float2* there = (float2*)(given + (key_group * ROWS + l) * GIVEN_STRIDE + 2 * t);
+#pragma unroll
+            for (int n = 0; n < OWN_DIMS / 8; n++) {
+                const int other = n + OWN_DIMS / 8;
+                there[n * 4] = key_group ? make_float2(o[n][2 * h], o[n][2 * h + 1])
+                                         : make_float2(o[other][2 * h], o[other][2 * h + 1]);
+            }
+            if (t == 0) peaks[key_group * ROWS + l] = make_float2(m[h], total[h]);
         }
-    }
+    __syncthreads();
+    if (in_use)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int l = line + 8 * h;
+            const float2 peak = peaks[(1 - key_group) * ROWS + l];
+            const float top = fmaxf(m[h], peak.x);
+            const float mine = m[h] == NEVER ? 0.f : power_of_2(m[h] - top);
+            const float theirs = peak.x == NEVER ? 0.f : power_of_2(peak.x - top);
+            const float2* there =
+                (float2*)(given + ((1 - key_group) * ROWS + l) * GIVEN_STRIDE + 2 * t);
+#pragma unroll
+            for (int n = 0; n < OWN_DIMS / 8; n++) {
+                const int upper = n + OWN_DIMS / 8;
+                const float2 v = there[n * 4];
+                own[n][2 * h] = (key_group ? o[upper][2 * h] : o[n][2 * h]) * mine + v.x * theirs;
+                own[n][2 * h + 1] =
+                    (key_group ? o[upper][2 * h + 1] : o[n][2 * h + 1]) * mine + v.y * theirs;
+            }
+            m[h] = top, total[h] = total[h] * mine + peak.y * theirs;
+        }
+#endif
+
+    // To where those of the cluster are added up.
+    wait_for_all();
+    if (in_use)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int l = line + 8 * h, place = rank * SHARE + l % SHARE;
+            const u32 there = of_block(address(inbox + place * DIM + key_group * OWN_DIMS + 2 * t),
+                                       l / SHARE);
+#pragma unroll
+            for (int n = 0; n < OWN_DIMS / 8; n++)
+                send(there + n * 32, make_float2(own[n][2 * h], own[n][2 * h + 1]));
+            if (key_group == 0 && t == 0)
+                send(of_block(address(inbox_peaks + place), l / SHARE),
+                     make_float2(m[h], total[h]));
+        }
     arrive();
     wait_for_all();
 

@@ -35,8 +35,8 @@ MOST_CLUSTER = 8  # blocks; more would not find room on every device
 TILE = 64  # keys
 DIMENSIONS = (64, 128)
 MOST_ROWS = 128
-KEY_GROUPS = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}  # by row groups of 16: 4 to 12 warps
-STAGES = 2  # tiles in flight: more of them would take their room from L1
+WARPGROUP_ROWS = 64
+STAGES = 3  # tiles in shared memory: one is computed, the others are on their way
 
 
 class StepAttention(Protocol):
@@ -49,7 +49,7 @@ def make_attention(model: Decoder, inputs: StepInputs, overlap: bool) -> StepAtt
     device = model.weights.norm.device
     if device.type == "cuda":
         properties: Any = torch.cuda.get_device_properties(device)
-        if properties.major >= 9:
+        if properties.major == 9:  # others have no such matrix instructions
             shape = ClusterShape(model, inputs, properties.multi_processor_count)
             if shape.fits(properties.shared_memory_per_block_optin):
                 return ClusterAttention(model, inputs, shape)
@@ -64,7 +64,8 @@ class ClusterShape:
         group = model.num_heads // model.num_kv_heads
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
-        self.key_groups = KEY_GROUPS.get(self.rows // 16, 1)
+        self.row_groups = -(-self.rows // WARPGROUP_ROWS)
+        self.key_groups = 1 if self.row_groups * self.dim > 128 else 2  # what registers hold
         self.cluster = MOST_CLUSTER
         while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
             self.cluster //= 2
@@ -97,21 +98,18 @@ class ClusterShape:
 
     @property
     def warps(self) -> int:
-        return self.rows // 16 * self.key_groups
+        return 4 * self.row_groups * self.key_groups
 
     @property
     def shared(self) -> int:
-        """Bytes: what others send, queries, weights, peaks, pages, scratch slots; tiles of keys and
-        values."""
+        """Bytes: queries; tiles of keys and values, whose room is then for sums; what others send,
+        peaks, pages, scratch slots."""
         pages = TILE // self._page
         own = -(-self._table // (pages * self.cluster)) * pages
         share = -(-self.rows // self.cluster)
-        size = self.cluster * share * (self.dim * 4 + 8)
-        size += (
-            self.rows * (self.dim // 8 + 4 + TILE // 8 + 1) * 16 + self.key_groups * self.rows * 4
-        )
-        size += -(-own // 4) * 16 + -(-self._scratch // 4) * 16
-        return size + self.stages * TILE * (self.dim // 8 + 4 + self.dim // 8 + 1) * 16
+        size = self.row_groups * WARPGROUP_ROWS * self.dim * 2 + self.stages * TILE * self.dim * 4
+        size += self.cluster * share * (self.dim * 4 + 8) + self.key_groups * self.rows * 8
+        return size + -(-own // 4) * 16 + -(-self._scratch // 4) * 16
 
 
 class ClusterAttention:
