@@ -24,7 +24,7 @@ from ssd_engine.cuda.products import (
 from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kv_cache import LayerCache
-from tests.engine.emulated import EmulatedKernel, Emulator
+from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.product_oracle import EPS, product_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -45,6 +45,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (products, step_attention):
         monkeypatch.setattr(module, "compiled_kernel", emulator)
+    monkeypatch.setattr(step_attention, "tensor_map", emulated_map)
 
 
 def make_randn(seed: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_engine.cuda.driver import COMMON, pointers_to
+from ssd_engine.cuda.driver import COMMON, Argument, pointers_to, room_for_map
 
 HEADER = Path(__file__).parent / "device.h"
 ENTRY = """
@@ -75,13 +75,22 @@ class EmulatedKernel:
     def launch(
         self,
         grid: tuple[int, int],
-        arguments: Sequence[Tensor | float | None],
+        arguments: Sequence[Argument],
         cluster: int = 1,
     ) -> None:
         _values, pointers = pointers_to(arguments)
         shared, backwards = ctypes.c_long(self._shared), ctypes.c_bool(self.backwards)
         if not self._run(*grid, self._block, cluster, shared, backwards, pointers):
             raise RuntimeError("the kernel does not come to an end")
+
+
+def emulated_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:
+    """In place of driver.tensor_map, for [slots, heads, dim]; device.h says what it holds."""
+    made = room_for_map()
+    slots, heads, dim = tensor.shape
+    words = (ctypes.c_uint64 * 5).from_buffer(made)
+    words[:] = tensor.data_ptr(), heads, dim, slots, box[0]
+    return made
 
 
 class Emulator:

@@ -37,6 +37,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 namespace device {
 
@@ -181,6 +182,7 @@ struct ThreadIndex {
 inline device::BlockIndex blockIdx;
 inline device::ThreadIndex threadIdx;
 inline void __syncthreads() { device::current->block->barrier.wait(); }
+inline void __syncwarp() { device::current->warp().barrier.wait(); }
 inline void __threadfence() {}
 inline int atomicAdd(int* p, int v) { return (*p += v) - v; }
 #define SHARED_MEMORY (device::current->block->memory.data())
@@ -277,7 +279,8 @@ inline char* resolve(u32 where) {
            (where & 0xffffff);
 }
 inline u32 of_block(u32 where, u32 block) { return block << 24 | (where & 0xffffff); }
-inline void send(u32 where, float2 v) { memcpy(resolve(where), &v, 8); }
+inline float2 fetch_two(u32 where) { return *(float2*)resolve(where); }
+inline float4 fetch_four(u32 where) { return *(float4*)resolve(where); }
 inline void copy_piece(uint4* to, const uint4* from, bool inside) {
     *to = inside ? *from : make_uint4(0, 0, 0, 0);
 }
@@ -315,6 +318,37 @@ template <size_t N> void weigh(float (&o)[N][4], const u32 (&w)[4], u64 values) 
         return 0;
     });
 }
+
+// The copy engine, from a map of our own: where a cache lies, its heads, dimensions and slots, and
+// the tokens of a page. A barrier holds bytes that are missing, and its phase.
+struct Landing {
+    int missing;
+    u32 phase;
+};
+inline void make_landing(u64* landed) { *(Landing*)landed = {0, 0}; }
+inline void show_landings() {}
+inline void expect(u64* landed, int bytes) {
+    Landing& landing = *(Landing*)landed;
+    if (!(landing.missing += bytes)) landing.phase ^= 1;
+}
+inline void wait_for_landing(u64* landed, int phase) {
+    while (((Landing*)landed)->phase == (u32)phase) device::yield();
+}
+template <class M>
+void copy_page(uint4* to, const M* cache, int dim, int head, int slot, u64* landed) {
+    const auto* words = cache->words;
+    const char* from = (const char*)words[0];
+    const long heads = words[1], dims = words[2], slots = words[3], tokens = words[4];
+    for (long k = 0; k < tokens; k++)
+        for (int piece = 0; piece < 8; piece++) {
+            const long at = ((slot + k) * heads + head) * dims + dim + piece * 8;
+            const uint4* source = (const uint4*)(from + at * 2);
+            u32 there = address(to + k * 8 + piece);
+            there ^= (there >> 7 & 7) << 4;
+            *(uint4*)resolve(there) = slot + k < slots ? *source : make_uint4(0, 0, 0, 0);
+        }
+    expect(landed, -(int)tokens * 128);
+}
 inline void begin_products() {}
 inline void end_products() {}
 inline void wait_for_products() {}
@@ -331,8 +365,7 @@ inline void wait_for_all() {
     while (me->block->cluster->barrier.times == me->cluster_times) device::yield();
 }
 // Copies are over as soon as they are asked for, and launches do not overlap.
-inline void end_group() {}
-template <int LEFT> void wait_for_groups() {}
+inline void wait_for_copies() {}
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 

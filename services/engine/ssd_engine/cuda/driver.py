@@ -21,6 +21,10 @@ _CARVE_OUT = 9  # function attribute: percent of a multiprocessor's memory to us
 _STATIC_SHARED = 1  # function attribute, to be read: bytes
 _RESERVED_SHARED = 1024  # bytes of every block that are the system's
 _DYNAMIC_SHARED = 8  # function attribute: bytes that a launch may ask for
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_MAP_BFLOAT16, _MAP_SWIZZLE_128, _MAP_PROMOTE_256 = 9, 3, 3  # kinds of tensor maps
+
+Argument = Tensor | float | ctypes.Array[Any] | None  # of a kernel; an array goes by value
 
 
 class CompileError(RuntimeError):
@@ -121,7 +125,7 @@ class Kernel:
     def launch(
         self,
         grid: tuple[int, int],
-        arguments: Sequence[Tensor | float | None],
+        arguments: Sequence[Argument],
         cluster: int = 1,
     ) -> None:
         """It may begin while the kernel before it ends; it says itself when it must not go on."""
@@ -157,16 +161,49 @@ def compiled_kernel(
     return Kernel(binary, source.stem, block, shared)
 
 
-def pointers_to(arguments: Sequence[Tensor | float | None]) -> tuple[list[Any], Any]:
+def room_for_map() -> ctypes.Array[Any]:
+    room = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
+    return (ctypes.c_char * _MAP_BYTES).from_buffer(
+        room, -ctypes.addressof(room) % _MAP_ALIGNMENT
+    )
+
+
+def tensor_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:
+    """By which the copy engine finds boxes of a tensor of bf16; their rows of 128 bytes arrive
+    swizzled. What a box holds beyond the tensor is zero."""
+    made, rank = room_for_map(), tensor.dim()
+    sizes = (ctypes.c_uint64 * rank)(*reversed(tensor.shape))
+    strides = [stride * tensor.element_size() for stride in reversed(tensor.stride()[:-1])]
+    code = _driver().cuTensorMapEncodeTiled(
+        made,
+        _MAP_BFLOAT16,
+        rank,
+        ctypes.c_void_p(tensor.data_ptr()),
+        sizes,
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,
+        _MAP_SWIZZLE_128,
+        _MAP_PROMOTE_256,
+        0,
+    )
+    _check(code, "tensor map")
+    return made
+
+
+def pointers_to(arguments: Sequence[Argument]) -> tuple[list[Any], Any]:
     """A kernel's arguments, and where they are: both have to live until it is launched."""
     values = [_argument(argument) for argument in arguments]
     places = (ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
     return values, (ctypes.c_void_p * len(values))(*places)
 
 
-def _argument(value: Tensor | float | None) -> Any:
+def _argument(value: Argument) -> Any:
     if isinstance(value, Tensor):
         return ctypes.c_void_p(value.data_ptr())
     if value is None:
         return ctypes.c_void_p(0)
+    if isinstance(value, ctypes.Array):
+        return value
     return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)

@@ -7,8 +7,10 @@
 // block of the cluster that adds them up, in a fixed order. What a row does not see adds exactly
 // nothing: its result depends on its own limit and on nothing else.
 //
-// Keys that other steps have written are asked for before the kernel waits for the projection; those
-// of this step are computed from it, by every block that needs them, and written by their own run's.
+// Keys that other steps have written are asked for before the kernel waits for the projection, page
+// by page, from the copy engine; those of this step are computed from it, by every block that needs
+// them, and written by their own run's. What the cache holds beyond a sequence's end is finite, and
+// gets no weight.
 //
 // Queries, keys and values lie in panels of 64 dimensions, whose rows of 128 bytes are swizzled as
 // wgmma takes them: the second operand of both products straight from there, the weights of the
@@ -34,9 +36,12 @@
 #define STAGE (2 * PANELS * PANEL)
 #define OWN_DIMS (DIM / KEY_GROUPS)  // that a warpgroup adds up for its rows
 #define GIVEN_STRIDE (DIM / 2 + 8)
+#define SUM_STRIDE (DIM + 8)
 #define PAGES (TILE / PAGE)  // of a tile
-#define OWN_PAGES (((TABLE + PAGES - 1) / PAGES + CLUSTER - 1) / CLUSTER * PAGES)  // of a block
+#define COPIES (2 * PANELS * PAGES)  // that bring a tile
+#define OUTSIDE (1 << 30)  // a slot that no cache has: what is copied from there is zero
 #define LANES (DIM / 4)  // that share a vector
+#define VECTORS ((ROWS * LANES + THREADS - 1) / THREADS)  // of the query, that a thread helps with
 #define SHARE ((ROWS + CLUSTER - 1) / CLUSTER)  // rows that a block adds up
 #define NEVER (-1e30f)
 
@@ -56,12 +61,7 @@ __device__ __forceinline__ void copy_piece(uint4* to, const uint4* from, bool in
                  "r"(inside ? 16 : 0));
 }
 
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;"); }
-
-// Until no more than so many groups of copies are on their way.
-template <int LEFT> __device__ __forceinline__ void wait_for_groups() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
     u32 there;
@@ -69,9 +69,18 @@ __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
     return there;
 }
 
-__device__ __forceinline__ void send(u32 where, float2 v) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(where), "f"(v.x), "f"(v.y)
+__device__ __forceinline__ float4 fetch_four(u32 where) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(where) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float2 fetch_two(u32 where) {
+    float2 v;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(where)
                  : "memory");
+    return v;
 }
 
 __device__ __forceinline__ void arrive() {
@@ -153,26 +162,68 @@ __device__ __forceinline__ int placed_pair(int panel, int row, int d) {
     return (d / 32 * panel + placed(row, d % 32 / 4)) * 4 + d % 4;
 }
 
+// The copy engine. It finds a cache by its map, and tells a barrier what has landed.
+
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+__device__ __forceinline__ void make_landing(u64* landed) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(landed)) : "memory");
+}
+
+__device__ __forceinline__ void show_landings() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect(u64* landed, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(landed)),
+                 "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void wait_for_landing(u64* landed, int phase) {
+    asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; "
+                 "@!p bra again;}" ::"r"(address(landed)), "r"(phase) : "memory");
+}
+
+// 64 dimensions of one head, of a page's tokens.
+__device__ __forceinline__ void copy_page(uint4* to, const Map* cache, int dim, int head, int slot,
+                                          u64* landed) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(address(to)), "l"(cache), "r"(dim),
+                 "r"(head), "r"(slot), "r"(address(landed)) : "memory");
+}
+
 // A lane's four elements of a vector: two of its first half, the two opposite of its second.
 struct Turned {
     u32 first, second;
 };
 
-__device__ __forceinline__ Turned turn(u32 first, u32 second, const u32* norm, const u32* cosine,
-                                       const u32* sine, float eps, int lane) {
+// Of one position and one lane; the two halves of a vector turn by the same angles.
+struct Angle {
+    u32 cosine, sine;
+};
+
+__device__ __forceinline__ Angle angle_at(const u32* cosine, const u32* sine, int position,
+                                          int lane) {
+    const long at = (long)position * (DIM / 2) + LANES + lane;
+    return {__ldg(cosine + at), __ldg(sine + at)};
+}
+
+__device__ __forceinline__ Turned turn(u32 first, u32 second, const u32* norm, Angle angle, float eps,
+                                       int lane) {
     float a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);
 #if NORM
+    const u32 n0 = __ldg(norm + lane), n1 = __ldg(norm + LANES + lane);
     float squares = a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1;
 #pragma unroll
     for (int d = LANES / 2; d > 0; d /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
     const float scale = rsqrtf(squares * (1.f / DIM) + eps);
-    const u32 n0 = __ldg(norm + lane), n1 = __ldg(norm + LANES + lane);
     a0 *= scale * low(n0), a1 *= scale * high(n0), b0 *= scale * low(n1), b1 *= scale * high(n1);
 #endif
-    const u32 c0 = __ldg(cosine + lane), c1 = __ldg(cosine + LANES + lane);
-    const u32 s0 = __ldg(sine + lane), s1 = __ldg(sine + LANES + lane);
-    return {pack(a0 * low(c0) + b0 * low(s0), a1 * high(c0) + b1 * high(s0)),
-            pack(b0 * low(c1) + a0 * low(s1), b1 * high(c1) + a1 * high(s1))};
+    const float c0 = low(angle.cosine), c1 = high(angle.cosine);
+    const float s0 = low(angle.sine), s1 = high(angle.sine);
+    return {pack(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), pack(b0 * c0 + a0 * s0, b1 * c1 + a1 * s1)};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -191,16 +242,16 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                    const int* __restrict__ run_source,  // in rows from here on
                    const int* __restrict__ run_branches, const int* __restrict__ run_depths,
                    const int* __restrict__ tables, const int* __restrict__ scratch, float scale,
-                   float eps) {
+                   float eps, const __grid_constant__ Map key_map,
+                   const __grid_constant__ Map value_map) {
     extern __shared__ __align__(1024) uint4 shared[];
     uint4* queries = shared;                                  // [PANELS][QUERY_PANEL]
     uint4* stages = queries + PANELS * QUERY_PANEL;           // [STAGES][STAGE]
     float* given = (float*)stages;                            // [KEY_GROUPS][ROWS][GIVEN_STRIDE]
-    float* inbox = (float*)(stages + STAGES * STAGE);         // [CLUSTER][SHARE][DIM]
-    float2* inbox_peaks = (float2*)(inbox + CLUSTER * SHARE * DIM);  // [CLUSTER][SHARE]
-    float2* peaks = inbox_peaks + CLUSTER * SHARE;            // [KEY_GROUPS][ROWS]
-    int* pages = (int*)(peaks + KEY_GROUPS * ROWS);           // [OWN_PAGES]
-    int* tail_slots = pages + (OWN_PAGES + 3) / 4 * 4;        // [SCRATCH]
+    float* sums = (float*)(stages + STAGES * STAGE);          // [ROWS][SUM_STRIDE]
+    float2* sum_peaks = (float2*)(sums + ROWS * SUM_STRIDE);  // [ROWS]
+    float2* peaks = sum_peaks + ROWS;                         // [KEY_GROUPS][ROWS]
+    u64* landed = (u64*)(peaks + KEY_GROUPS * ROWS);          // [STAGES]
     const int rank = blockIdx.x % CLUSTER, kv_head = blockIdx.x / CLUSTER, run = blockIdx.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int row_group = warp / 4 % ROW_GROUPS, key_group = warp / 4 / ROW_GROUPS;
@@ -209,6 +260,15 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     let_next_begin();
 
     // What is read before the wait was written before the first kernel of this step.
+    auto page_of = [&](int tile) {  // for the copy that is this lane's
+        const int number = tile * PAGES + lane / (2 * PANELS);
+        return warp == 0 && lane < COPIES && number < TABLE ? __ldg(tables + run * TABLE + number)
+                                                            : 0;
+    };
+    int first_pages[STAGES];
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) first_pages[s] = page_of(rank + s * CLUSTER);
+    int next_page = page_of(rank + STAGES * CLUSTER);
     const int end = run_end[run], begin = run_begin[run], count = run_rows[run];
     const int shared_tiles = (end + TILE - 1) / TILE;
     int tail = 0, num_branches = 1;
@@ -224,17 +284,48 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         wait_for_previous();
         return;
     }
-    arrive();  // nothing is sent to a block before it is there
-#pragma unroll 1
-    for (int i = threadIdx.x; i < OWN_PAGES; i += THREADS) {
-        const int page = (i / PAGES * CLUSTER + rank) * PAGES + i % PAGES;
-        if (page * PAGE < end) pages[i] = tables[(long)run * TABLE + page];
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) make_landing(landed + s);
+        show_landings();
     }
-#if TREE
+    __syncwarp();
+
+    // What earlier steps have written, and whatever else lies in those pages.
+    auto ask = [&](int tile, int stage, int page) {
+        if (warp || tile >= shared_tiles) return;
+        const int number = tile * PAGES + lane / (2 * PANELS), panel = lane / 2 % PANELS;
+        uint4* to = stages + stage * STAGE + (lane % 2 * PANELS + panel) * PANEL;
+        if (lane == 0) expect(landed + stage, STAGE * 16);
+        if (lane < COPIES)
+            copy_page(to + lane / (2 * PANELS) * PAGE * 8, lane % 2 ? &value_map : &key_map,
+                      panel * 64, kv_head, number * PAGE < end ? page * PAGE : OUTSIDE,
+                      landed + stage);
+    };
+
+    // The same of a tail, whose slots lie anywhere. What lies beyond it is zero.
+    auto ask_tail = [&](int tile, int stage) {
+        const int part = threadIdx.x % (DIM / 8);
+        uint4* keys = stages + stage * STAGE + part / 8 * PANEL;
+        uint4* values = keys + PANELS * PANEL;
+        if (TREE && tile >= shared_tiles && tile < tiles)
+#pragma unroll 2
+            for (int i = 0; i < TILE * (DIM / 8) / THREADS; i++) {
+                const int k = (i * THREADS + (int)threadIdx.x) / (DIM / 8);
+                const int index = (tile - shared_tiles) * TILE + k;
+                const bool inside = index < tail;
+                if (inside && index >= fresh_tail) continue;
+                const long slot = inside ? __ldg(scratch + run * SCRATCH + index) : 0;
+                const long at = (slot * KV_HEADS + kv_head) * (DIM / 8) + part;
+                copy_piece(keys + placed(k, part % 8), key + at, inside);
+                copy_piece(values + placed(k, part % 8), value + at, inside);
+            }
+    };
+
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) ask(rank + s * CLUSTER, s, first_pages[s]);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < tail; i += THREADS)
-        tail_slots[i] = scratch[(long)run * SCRATCH + i];
-#endif
+    for (int s = 0; s < STAGES; s++) ask_tail(rank + s * CLUSTER, s);
     int limit[2], branch[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -242,48 +333,23 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         limit[h] = min(limits[row], end - 1);
         branch[h] = TREE ? branches[row] : -1;
     }
+    const int part = lane % LANES;
+    auto vector_line = [&](int i) { return (i * THREADS + (int)threadIdx.x) / LANES; };
+    Angle angles[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+        angles[i] = angle_at(cosine, sine,
+                             positions[begin + min(vector_line(i) / GROUP, count - 1)], part);
     const int lowest = __reduce_min_sync(0xffffffffu, min(limit[0], limit[1]));
-    __syncthreads();
-
-    // What earlier steps have written. What lies beyond the end is zero.
-    auto ask = [&](int tile, int stage) {
-        const int part = threadIdx.x % (DIM / 8);
-        uint4* keys = stages + stage * STAGE + part / 8 * PANEL;
-        uint4* values = keys + PANELS * PANEL;
-        if (tile < tiles)
-#pragma unroll 2
-            for (int i = 0; i < TILE * (DIM / 8) / THREADS; i++) {
-                const int k = (i * THREADS + (int)threadIdx.x) / (DIM / 8);
-                long slot = 0;
-                bool inside, mine;
-                if (tile < shared_tiles) {
-                    const int position = tile * TILE + k;
-                    inside = position < end, mine = position >= fresh;
-                    if (inside)
-                        slot = (long)pages[tile / CLUSTER * PAGES + k / PAGE] * PAGE + k % PAGE;
-                } else {
-                    const int index = (tile - shared_tiles) * TILE + k;
-                    inside = index < tail, mine = index >= fresh_tail;
-                    if (inside) slot = tail_slots[index];
-                }
-                if (inside && mine) continue;
-                const long at = (slot * KV_HEADS + kv_head) * (DIM / 8) + part;
-                copy_piece(keys + placed(k, part % 8), key + at, inside);
-                copy_piece(values + placed(k, part % 8), value + at, inside);
-            }
-        end_group();
-    };
 
     // What this step adds: from its projection, by one warp for each 32 / LANES keys.
     auto compute = [&](int tile, int stage) {
-        if (tile >= tiles) return;
         const bool in_tail = tile >= shared_tiles;
         const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
         const int from = max(first, in_tail ? fresh_tail : fresh);
         const int to = min(first + TILE, in_tail ? tail : end);
         u32* keys = (u32*)(stages + stage * STAGE);
         u32* values = keys + PANELS * PANEL * 4;
-        const int part = lane % LANES;
 #pragma unroll 1
         for (int at = from + warp * (32 / LANES); at < to; at += WARPS * (32 / LANES)) {
             const int mine = min(at + lane / LANES, to - 1), k = mine - first;
@@ -292,10 +358,9 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
                 projected + ((long)row * (HEADS + 2 * KV_HEADS) + HEADS + kv_head) * (DIM / 2);
             const u32* there = here + KV_HEADS * (DIM / 2);
             const u32 v0 = __ldcg(there + part), v1 = __ldcg(there + LANES + part);
-            const long angle = (long)positions[row] * (DIM / 2);
-            const Turned turned =
-                turn(__ldcg(here + part), __ldcg(here + LANES + part),
-                     norm + (HEADS + kv_head) * (DIM / 2), cosine + angle, sine + angle, eps, part);
+            const Turned turned = turn(__ldcg(here + part), __ldcg(here + LANES + part),
+                                       norm + (HEADS + kv_head) * (DIM / 2),
+                                       angle_at(cosine, sine, positions[row], part), eps, part);
             const int first_pair = placed_pair(PANEL, k, part);
             const int second_pair = placed_pair(PANEL, k, LANES + part);
             keys[first_pair] = turned.first, keys[second_pair] = turned.second;
@@ -310,36 +375,43 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         }
     };
 
-#pragma unroll 1
-    for (int s = 0; s < STAGES; s++) ask(rank + s * CLUSTER, s);
     wait_for_previous();
-
-    // The queries.
-#pragma unroll 2
-    for (int i = 0; i < (ROWS * LANES + THREADS - 1) / THREADS; i++) {
-        const int l = (i * THREADS + (int)threadIdx.x) / LANES, part = lane % LANES;
-        const int row = begin + min(l / GROUP, count - 1), head = kv_head * GROUP + l % GROUP;
+    u32 halves[VECTORS][2];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int l = vector_line(i), head = kv_head * GROUP + l % GROUP;
+        const int row = begin + min(l / GROUP, count - 1);
         const u32* here = projected + ((long)row * (HEADS + 2 * KV_HEADS) + head) * (DIM / 2);
-        const long angle = (long)positions[row] * (DIM / 2);
-        const Turned turned = turn(__ldcg(here + part), __ldcg(here + LANES + part),
-                                   norm + head * (DIM / 2), cosine + angle, sine + angle, eps, part);
+        halves[i][0] = __ldcg(here + part), halves[i][1] = __ldcg(here + LANES + part);
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int l = vector_line(i), head = kv_head * GROUP + l % GROUP;
+        const Turned turned = turn(halves[i][0], halves[i][1], norm + min(head, HEADS - 1) * (DIM / 2),
+                                   angles[i], eps, part);
         if (l < ROWS) {
             ((u32*)queries)[placed_pair(QUERY_PANEL, l, part)] = turned.first;
             ((u32*)queries)[placed_pair(QUERY_PANEL, l, LANES + part)] = turned.second;
         }
     }
-#pragma unroll 1
-    for (int s = 0; s < STAGES; s++) compute(rank + s * CLUSTER, s);
+    let_products_read();
+    __syncthreads();
+
     float m[2] = {NEVER, NEVER}, total[2] = {0.f, 0.f};
     float o[DIM / 8][4] = {};
-    int stage = 0;
+    int stage = 0, phase = 0;
 #pragma unroll 1
     for (int tile = rank; tile < tiles; tile += CLUSTER) {
-        if (tile == rank)
-            wait_for_groups<STAGES - 1>();
+        const bool in_tail = TREE && tile >= shared_tiles;
+        const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
+        if (in_tail)
+            wait_for_copies();
         else
-            wait_for_groups<STAGES - 2>();
-        let_products_read();
+            wait_for_landing(landed + stage, phase);
+        if (in_tail || first + TILE > fresh) {
+            compute(tile, stage);
+            let_products_read();
+        }
         __syncthreads();
         const uint4* keys = stages + stage * STAGE + key_group * KEYS * 8;
         const uint4* values = keys + PANELS * PANEL;
@@ -353,14 +425,13 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         end_products();
         if (tile != rank) {  // into the place of the tile before this one
             const int free_stage = stage ? stage - 1 : STAGES - 1;
-            ask(tile + (STAGES - 1) * CLUSTER, free_stage);
-            compute(tile + (STAGES - 1) * CLUSTER, free_stage);
+            ask(tile + (STAGES - 1) * CLUSTER, free_stage, next_page);
+            ask_tail(tile + (STAGES - 1) * CLUSTER, free_stage);
+            next_page = page_of(tile + STAGES * CLUSTER);
         }
         wait_for_products();
 
         // What a row sees: up to its bound, and in the tail only its own branch.
-        const bool in_tail = TREE && tile >= shared_tiles;
-        const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
         if (in_tail || first + TILE - 1 > lowest) {
             const int bound[2] = {in_tail ? tail - 1 : limit[0], in_tail ? tail - 1 : limit[1]};
 #pragma unroll
@@ -417,7 +488,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             weigh(o, weights[j], operand(values + j * 16 * 8, PANEL * 16));
         end_products();
         wait_for_products();
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 
     // The sums of the block: those of the warpgroups that divide the keys, half of them each.
@@ -470,45 +541,48 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         }
 #endif
 
-    // To where those of the cluster are added up.
-    wait_for_all();
+    // To where the block of the cluster that adds a row up finds them.
     if (in_use)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int l = line + 8 * h, place = rank * SHARE + l % SHARE;
-            const u32 there = of_block(address(inbox + place * DIM + key_group * OWN_DIMS + 2 * t),
-                                       l / SHARE);
+            const int l = line + 8 * h;
+            float2* there = (float2*)(sums + l * SUM_STRIDE + key_group * OWN_DIMS + 2 * t);
 #pragma unroll
             for (int n = 0; n < OWN_DIMS / 8; n++)
-                send(there + n * 32, make_float2(own[n][2 * h], own[n][2 * h + 1]));
-            if (key_group == 0 && t == 0)
-                send(of_block(address(inbox_peaks + place), l / SHARE),
-                     make_float2(m[h], total[h]));
+                there[n * 4] = make_float2(own[n][2 * h], own[n][2 * h + 1]);
+            if (key_group == 0 && t == 0) sum_peaks[l] = make_float2(m[h], total[h]);
         }
     arrive();
     wait_for_all();
 
-    // Four dimensions a thread of the rows that are this block's to finish.
+    // Four dimensions a thread.
 #pragma unroll 1
     for (int e = threadIdx.x; e < SHARE * (DIM / 4); e += THREADS) {
         const int l = rank * SHARE + e / (DIM / 4), d = e % (DIM / 4) * 4;
         if (l >= ROWS || l / GROUP >= count) continue;
+        const u32 peak_there = address(sum_peaks + l), sum_there = address(sums + l * SUM_STRIDE + d);
+        float2 peak[CLUSTER];
+        float4 v[CLUSTER];
+#pragma unroll
+        for (int b = 0; b < CLUSTER; b++) {
+            peak[b] = fetch_two(of_block(peak_there, b));
+            v[b] = fetch_four(of_block(sum_there, b));
+        }
         float top = NEVER, weights = 0.f;
 #pragma unroll
-        for (int b = 0; b < CLUSTER; b++)
-            top = fmaxf(top, inbox_peaks[b * SHARE + e / (DIM / 4)].x);
+        for (int b = 0; b < CLUSTER; b++) top = fmaxf(top, peak[b].x);
         float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int b = 0; b < CLUSTER; b++) {
-            const float2 peak = inbox_peaks[b * SHARE + e / (DIM / 4)];
-            const float4 v = *(float4*)(inbox + (b * SHARE + e / (DIM / 4)) * DIM + d);
-            const float w = peak.x == NEVER ? 0.f : power_of_2(peak.x - top);
-            weights += w * peak.y;
-            acc.x += w * v.x, acc.y += w * v.y, acc.z += w * v.z, acc.w += w * v.w;
+            const float w = peak[b].x == NEVER ? 0.f : power_of_2(peak[b].x - top);
+            weights += w * peak[b].y;
+            acc.x += w * v[b].x, acc.y += w * v[b].y, acc.z += w * v[b].z, acc.w += w * v[b].w;
         }
         const float whole = 1.f / weights;
         const long at = ((long)(begin + l / GROUP) * HEADS + kv_head * GROUP + l % GROUP) * DIM + d;
         *(uint2*)(out + at) = make_uint2(pack(acc.x * whole, acc.y * whole),
                                          pack(acc.z * whole, acc.w * whole));
     }
+    arrive();  // no block leaves while another one reads its sums
+    wait_for_all();
 }

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ssd_engine.cuda.driver import Kernel, compiled_kernel
+from ssd_engine.cuda.driver import Kernel, compiled_kernel, tensor_map
 from ssd_engine.cuda.elementwise import overlapping
 from ssd_engine.cuda.paged_attention import (
     Division,
@@ -36,6 +36,8 @@ TILE = 64  # keys
 DIMENSIONS = (64, 128)
 MOST_ROWS = 128
 WARPGROUP_ROWS = 64
+SWIZZLED_ROWS = 8  # that are placed together
+PANEL = 64  # dimensions
 STAGES = 3  # tiles in shared memory: one is computed, the others are on their way
 
 
@@ -92,6 +94,7 @@ class ClusterShape:
             and self.dim in DIMENSIONS
             and self._page <= TILE
             and TILE % self._page == 0
+            and self._page % SWIZZLED_ROWS == 0
             and self.rows <= MOST_ROWS
             and self.shared <= most_shared
         )
@@ -102,14 +105,10 @@ class ClusterShape:
 
     @property
     def shared(self) -> int:
-        """Bytes: queries; tiles of keys and values, whose room is then for sums; what others send,
-        peaks, pages, scratch slots."""
-        pages = TILE // self._page
-        own = -(-self._table // (pages * self.cluster)) * pages
-        share = -(-self.rows // self.cluster)
+        """Bytes: queries; tiles of keys and values, whose room is then for sums; sums of the block,
+        peaks, barriers."""
         size = self.row_groups * WARPGROUP_ROWS * self.dim * 2 + self.stages * TILE * self.dim * 4
-        size += self.cluster * share * (self.dim * 4 + 8) + self.key_groups * self.rows * 8
-        return size + -(-own // 4) * 16 + -(-self._scratch // 4) * 16
+        return size + self.rows * ((self.dim + 8) * 4 + 8 + self.key_groups * 8) + self.stages * 8
 
 
 class ClusterAttention:
@@ -119,7 +118,7 @@ class ClusterAttention:
         self._kernel: Kernel = compiled_kernel(
             SOURCE, shape.defines, device, shape.warps * 32, shape.shared
         )
-        self._cluster, self._warps = shape.cluster, shape.warps
+        self._cluster, self._box = shape.cluster, (inputs.shape.block_size, 1, PANEL)
         self._grid = (model.num_kv_heads * shape.cluster, inputs.shape.runs)
         width = model.num_heads * shape.dim
         self._out = torch.zeros(
@@ -134,7 +133,8 @@ class ClusterAttention:
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         rope, eps = self._model.rope, self._model.config.qk_norm_eps
         tensors = (projected, layer.qk_norm, rope.cos, rope.sin, cache.key, cache.value, self._out)
-        arguments = (*tensors, *self._told, self._scale, eps)
+        maps = (tensor_map(kept.flatten(0, 1), self._box) for kept in (cache.key, cache.value))
+        arguments = (*tensors, *self._told, self._scale, eps, *maps)
         self._kernel.launch(self._grid, arguments, self._cluster)
         return self._out
 
