@@ -67,7 +67,7 @@ struct Block {
     int x, y, rank;
     std::vector<uint4> memory;
     std::vector<Warp> warps;
-    Barrier barrier;
+    Barrier barrier, computing;
     struct Cluster* cluster;
 };
 
@@ -130,9 +130,10 @@ inline bool run_cluster(int first_x, int y, int block, int size, size_t shared) 
     for (int rank = 0; rank < size; rank++) {
         auto made = std::make_unique<Block>();
         *made = {first_x + rank, y, rank, std::vector<uint4>(shared / 16 + 1),
-                 std::vector<Warp>(block / 32), {}, &cluster};
+                 std::vector<Warp>(block / 32), {}, {}, &cluster};
         memset(made->memory.data(), 0xff, made->memory.size() * 16);  // not a number
         made->barrier.needed = block;
+        made->computing.needed = block - 128;  // the last warps ask
         for (Warp& warp : made->warps) warp.barrier.needed = 32;
         for (int i = 0; i < block; i++) {
             auto thread = std::make_unique<Thread>();
@@ -183,6 +184,7 @@ inline device::BlockIndex blockIdx;
 inline device::ThreadIndex threadIdx;
 inline void __syncthreads() { device::current->block->barrier.wait(); }
 inline void __syncwarp() { device::current->warp().barrier.wait(); }
+inline void meet() { device::current->block->computing.wait(); }
 inline void __threadfence() {}
 inline int atomicAdd(int* p, int v) { return (*p += v) - v; }
 #define SHARED_MEMORY (device::current->block->memory.data())
@@ -220,6 +222,16 @@ template <class T> T __shfl_xor_sync(u32, T value, int distance) {
     return together(mine, [&](auto& of, int lane) {
         T other;
         memcpy(&other, of[lane ^ distance].word, sizeof(T));
+        return other;
+    });
+}
+
+template <class T> T __shfl_sync(u32, T value, int from) {
+    device::Warp::Operands mine{};
+    memcpy(mine.word, &value, sizeof(T));
+    return together(mine, [&](auto& of, int) {
+        T other;
+        memcpy(&other, of[from].word, sizeof(T));
         return other;
     });
 }
@@ -279,11 +291,21 @@ inline char* resolve(u32 where) {
            (where & 0xffffff);
 }
 inline u32 of_block(u32 where, u32 block) { return block << 24 | (where & 0xffffff); }
-inline float2 fetch_two(u32 where) { return *(float2*)resolve(where); }
-inline float4 fetch_four(u32 where) { return *(float4*)resolve(where); }
-inline void copy_piece(uint4* to, const uint4* from, bool inside) {
-    *to = inside ? *from : make_uint4(0, 0, 0, 0);
+inline u32 half_bits(float v) {
+    int exponent;
+    const float fraction = std::frexp(std::fabs(v), &exponent);
+    const u32 bits = exponent > -14 ? (exponent + 14 << 10) + (u32)std::nearbyint(fraction * 2048) - 1024
+                                    : (u32)std::nearbyint(std::ldexp(std::fabs(v), 24));
+    return min(bits, 0x7c00u) | (v < 0 ? 0x8000u : 0);
 }
+inline float half_value(u32 bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float v = exponent ? std::ldexp(1024.f + fraction, exponent - 25) : std::ldexp(fraction, -24);
+    return bits & 0x8000 ? -v : v;
+}
+inline u32 to_halves(float lower, float upper) { return half_bits(lower) | half_bits(upper) << 16; }
+inline float2 of_halves(u32 word) { return {half_value(word & 0xffff), half_value(word >> 16)}; }
+inline void copy_piece(uint4* to, const uint4* from) { *to = *from; }
 
 
 // Matrix instructions of a warpgroup. An operand lies in rows of 128 bytes, swizzled by address.
@@ -296,14 +318,19 @@ inline float element(u64 operand, int across, int row, int column) {
     memcpy(&half, (char*)device::current->block->memory.data() + at, 2);
     return half_of(half, 0);
 }
-template <size_t N> void score(float (&s)[N][4], u64 queries, u64 keys, int add) {
-    const int lane = device::current->lane(), first = device::current->index / 32 % 4 * 16;
-    for (size_t j = 0; j < N; j++)
-        for (int e = 0; e < 4; e++) {
-            const int row = first + lane / 4 + e / 2 * 8, key = j * 8 + lane % 4 * 2 + e % 2;
-            if (!add) s[j][e] = 0.f;
-            for (int k = 0; k < 16; k++) s[j][e] += element(queries, 0, row, k) * element(keys, 0, key, k);
-        }
+template <size_t N> void score(float (&s)[N][4], const u32 (&q)[4], u64 keys, int add) {
+    together({{q[0], q[1], q[2], q[3]}, nullptr}, [&](auto& of, int lane) {
+        for (size_t j = 0; j < N; j++)
+            for (int e = 0; e < 4; e++) {
+                if (!add) s[j][e] = 0.f;
+                for (int k = 0; k < 16; k++) {
+                    const u32 pair = of[lane / 4 * 4 + k % 8 / 2].word[e / 2 + 2 * (k >= 8)];
+                    const int key = j * 8 + lane % 4 * 2 + e % 2;
+                    s[j][e] += half_of(pair, k % 2) * element(keys, 0, key, k);
+                }
+            }
+        return 0;
+    });
 }
 template <size_t N> void weigh(float (&o)[N][4], const u32 (&w)[4], u64 values) {
     together({{w[0], w[1], w[2], w[3]}, nullptr}, [&](auto& of, int lane) {
@@ -322,17 +349,26 @@ template <size_t N> void weigh(float (&o)[N][4], const u32 (&w)[4], u64 values) 
 // The copy engine, from a map of our own: where a cache lies, its heads, dimensions and slots, and
 // the tokens of a page. A barrier holds bytes that are missing, and its phase.
 struct Landing {
+    unsigned char arrivals, come, phase, unused;
     int missing;
-    u32 phase;
 };
-inline void make_landing(u64* landed) { *(Landing*)landed = {0, 0}; }
-inline void show_landings() {}
-inline void expect(u64* landed, int bytes) {
-    Landing& landing = *(Landing*)landed;
-    if (!(landing.missing += bytes)) landing.phase ^= 1;
+inline void make_landing(u64* landed, int arrivals) {
+    *(Landing*)landed = {(unsigned char)arrivals, 0, 0, 0, 0};
 }
+inline void show_landings() {}
+inline void land(u64* landed, int arrivals, int bytes) {
+    Landing& landing = *(Landing*)landed;
+    landing.come += arrivals, landing.missing += bytes;
+    if (landing.come == landing.arrivals && !landing.missing) landing.come = 0, landing.phase ^= 1;
+}
+inline void arrive_at(u64* landed) { land(landed, 1, 0); }
+inline void expect(u64* landed, int bytes) { land(landed, 1, bytes); }
 inline void wait_for_landing(u64* landed, int phase) {
     while (((Landing*)landed)->phase == (u32)phase) device::yield();
+}
+inline void send(u32 to, const void* from, int bytes, u32 landed) {
+    memcpy(resolve(to), from, bytes);
+    land((u64*)resolve(landed), 0, -bytes);
 }
 template <class M>
 void copy_page(uint4* to, const M* cache, int dim, int head, int slot, u64* landed) {
@@ -347,7 +383,7 @@ void copy_page(uint4* to, const M* cache, int dim, int head, int slot, u64* land
             there ^= (there >> 7 & 7) << 4;
             *(uint4*)resolve(there) = slot + k < slots ? *source : make_uint4(0, 0, 0, 0);
         }
-    expect(landed, -(int)tokens * 128);
+    land(landed, 0, -(int)tokens * 128);
 }
 inline void begin_products() {}
 inline void end_products() {}

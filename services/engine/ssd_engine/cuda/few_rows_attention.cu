@@ -2,15 +2,18 @@
 // projection takes: QK-norm, rotary embedding, the new keys and values into their slots, attention.
 //
 // A cluster of CLUSTER blocks serves one KV head of one run. Tiles of keys are dealt out to its
-// blocks in turn, by their position alone. Warpgroups divide the rows of a block, 64 each, and the
-// keys of every tile; each keeps an online softmax of its own. At the end the sums of a row go to the
-// block of the cluster that adds them up, in a fixed order. What a row does not see adds exactly
-// nothing: its result depends on its own limit and on nothing else.
+// blocks in turn, by their position alone; a tree's tail is divided among them. Warpgroups divide the
+// rows of a block, 64 each, and the keys of every tile; each keeps an online softmax of its own. At
+// the end the sums of a row go to the block of the cluster that adds them up, in a fixed order. What
+// a row does not see adds exactly nothing: its result depends on its own limit and on nothing else.
 //
-// Keys that other steps have written are asked for before the kernel waits for the projection, page
-// by page, from the copy engine; those of this step are computed from it, by every block that needs
-// them, and written by their own run's. What the cache holds beyond a sequence's end is finite, and
-// gets no weight.
+// Between blocks memory is slow: sums travel as halves, next to the power of two that makes their
+// largest about 1.
+//
+// Warps of their own ask for the keys that other steps have written, page by page, from the copy
+// engine, as soon as there is room; those of this step are computed from the projection, by every block that
+// needs them, and written by their own run's. What the cache holds beyond a sequence's end is finite,
+// and gets no weight.
 //
 // Queries, keys and values lie in panels of 64 dimensions, whose rows of 128 bytes are swizzled as
 // wgmma takes them: the second operand of both products straight from there, the weights of the
@@ -27,7 +30,8 @@
 #define GROUP (HEADS / KV_HEADS)
 #define TILE 64
 #define ROW_GROUPS ((ROWS + 63) / 64)
-#define WARPS (ROW_GROUPS * KEY_GROUPS * 4)
+#define WARPS (ROW_GROUPS * KEY_GROUPS * 4)  // that compute
+#define ASKERS 4                              // more warps, which ask
 #define THREADS (WARPS * 32)
 #define KEYS (TILE / KEY_GROUPS)  // of a tile, of a warpgroup
 #define PANELS (DIM / 64)
@@ -36,11 +40,12 @@
 #define STAGE (2 * PANELS * PANEL)
 #define OWN_DIMS (DIM / KEY_GROUPS)  // that a warpgroup adds up for its rows
 #define GIVEN_STRIDE (DIM / 2 + 8)
-#define SUM_STRIDE (DIM + 8)
+#define SUM_WORDS (DIM / 2 + 4)  // of a row: peak, total and scales of its halves, then sums
+#define MESSAGE (SHARE * SUM_WORDS * 4)  // bytes from a block to another one
 #define PAGES (TILE / PAGE)  // of a tile
-#define COPIES (2 * PANELS * PAGES)  // that bring a tile
 #define OUTSIDE (1 << 30)  // a slot that no cache has: what is copied from there is zero
-#define LANES (DIM / 4)  // that share a vector
+#define PIECES (DIM / 8)  // of 16 bytes, of a vector
+#define LANES (PIECES / 2)  // that share a vector
 #define VECTORS ((ROWS * LANES + THREADS - 1) / THREADS)  // of the query, that a thread helps with
 #define SHARE ((ROWS + CLUSTER - 1) / CLUSTER)  // rows that a block adds up
 #define NEVER (-1e30f)
@@ -56,9 +61,8 @@ __device__ __forceinline__ float power_of_2(float x) {
 
 __device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void copy_piece(uint4* to, const uint4* from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to)), "l"(from),
-                 "r"(inside ? 16 : 0));
+__device__ __forceinline__ void copy_piece(uint4* to, const uint4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(to)), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -69,19 +73,21 @@ __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
     return there;
 }
 
-__device__ __forceinline__ float4 fetch_four(u32 where) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(where) : "memory");
+__device__ __forceinline__ u32 to_halves(float lower, float upper) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+    return pair;
+}
+
+__device__ __forceinline__ float2 of_halves(u32 pair) {
+    float2 v;
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(v.x), "=f"(v.y) : "r"(pair));
     return v;
 }
 
-__device__ __forceinline__ float2 fetch_two(u32 where) {
-    float2 v;
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(where)
-                 : "memory");
-    return v;
-}
+// Of the warps that compute.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 __device__ __forceinline__ void arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -127,15 +133,18 @@ __device__ __forceinline__ void let_products_read() {
     "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // s (+)= queries * keys, 16 dimensions of both.
-__device__ __forceinline__ void score(float (&s)[KEYS / 8][4], u64 queries, u64 keys, int add) {
+__device__ __forceinline__ void score(float (&s)[KEYS / 8][4], const u32 (&q)[4], u64 keys,
+                                      int add) {
 #if KEYS == 32
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16"
-                 ".f32.bf16.bf16 {" IN_16 "}, %16, %17, p, 1, 1, 0, 0;}"
-                 : SIXTEEN(s, 0) : "l"(queries), "l"(keys), "r"(add));
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16"
+                 ".f32.bf16.bf16 {" IN_16 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
+                 : SIXTEEN(s, 0)
+                 : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(keys), "r"(add));
 #else
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16"
-                 ".f32.bf16.bf16 {" IN_32 "}, %32, %33, p, 1, 1, 0, 0;}"
-                 : SIXTEEN(s, 0), SIXTEEN(s, 4) : "l"(queries), "l"(keys), "r"(add));
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16"
+                 ".f32.bf16.bf16 {" IN_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+                 : SIXTEEN(s, 0), SIXTEEN(s, 4)
+                 : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(keys), "r"(add));
 #endif
 }
 
@@ -157,9 +166,9 @@ __device__ __forceinline__ void weigh(float (&o)[DIM / 8][4], const u32 (&w)[4],
 // Where 16 bytes of a panel's row lie.
 __device__ __forceinline__ int placed(int row, int piece) { return row * 8 + (piece ^ row % 8); }
 
-// Where pair d of a row lies in panels of that size, in 4 bytes.
-__device__ __forceinline__ int placed_pair(int panel, int row, int d) {
-    return (d / 32 * panel + placed(row, d % 32 / 4)) * 4 + d % 4;
+// Where a piece of a whole vector lies, in panels of that size.
+__device__ __forceinline__ int placed_in(int panel, int row, int piece) {
+    return piece / 8 * panel + placed(row, piece % 8);
 }
 
 // The copy engine. It finds a cache by its map, and tells a barrier what has landed.
@@ -168,8 +177,13 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-__device__ __forceinline__ void make_landing(u64* landed) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(landed)) : "memory");
+__device__ __forceinline__ void make_landing(u64* landed, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(landed)), "r"(arrivals)
+                 : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(u64* landed) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(landed)) : "memory");
 }
 
 __device__ __forceinline__ void show_landings() {
@@ -194,43 +208,65 @@ __device__ __forceinline__ void copy_page(uint4* to, const Map* cache, int dim, 
                  "r"(head), "r"(slot), "r"(address(landed)) : "memory");
 }
 
-// A lane's four elements of a vector: two of its first half, the two opposite of its second.
-struct Turned {
-    u32 first, second;
-};
-
-// Of one position and one lane; the two halves of a vector turn by the same angles.
-struct Angle {
-    u32 cosine, sine;
-};
-
-__device__ __forceinline__ Angle angle_at(const u32* cosine, const u32* sine, int position,
-                                          int lane) {
-    const long at = (long)position * (DIM / 2) + LANES + lane;
-    return {__ldg(cosine + at), __ldg(sine + at)};
+// To a block of the cluster, whose barrier is told.
+__device__ __forceinline__ void send(u32 to, const void* from, int bytes, u32 landed) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to), "r"(address(from)), "r"(bytes), "r"(landed)
+                 : "memory");
 }
 
-__device__ __forceinline__ Turned turn(u32 first, u32 second, const u32* norm, Angle angle, float eps,
-                                       int lane) {
-    float a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);
+// A lane's part of a vector: a piece of its first half, and the one opposite of its second.
+struct Part {
+    u32 first[4], second[4];
+};
+
+__device__ __forceinline__ Part part_at(const uint4* vector, int piece) {
+    const uint4 a = __ldcg(vector + piece), b = __ldcg(vector + LANES + piece);
+    return {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+}
+
+__device__ __forceinline__ uint4 piece_of(const u32 (&words)[4]) {
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// By the angles of one position; both halves turn by the same.
+__device__ __forceinline__ void turn(Part& v, const uint4* norm, const uint4* cosine,
+                                     const uint4* sine, int position, float eps, int piece) {
+    const uint4 c = __ldg(cosine + (long)position * PIECES + LANES + piece);
+    const uint4 s = __ldg(sine + (long)position * PIECES + LANES + piece);
+    const u32 cosines[4] = {c.x, c.y, c.z, c.w}, sines[4] = {s.x, s.y, s.z, s.w};
 #if NORM
-    const u32 n0 = __ldg(norm + lane), n1 = __ldg(norm + LANES + lane);
-    float squares = a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1;
+    const uint4 n0 = __ldg(norm + piece), n1 = __ldg(norm + LANES + piece);
+    const u32 first_norm[4] = {n0.x, n0.y, n0.z, n0.w}, second_norm[4] = {n1.x, n1.y, n1.z, n1.w};
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        squares += low(v.first[i]) * low(v.first[i]) + high(v.first[i]) * high(v.first[i]) +
+                   low(v.second[i]) * low(v.second[i]) + high(v.second[i]) * high(v.second[i]);
 #pragma unroll
     for (int d = LANES / 2; d > 0; d /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
     const float scale = rsqrtf(squares * (1.f / DIM) + eps);
-    a0 *= scale * low(n0), a1 *= scale * high(n0), b0 *= scale * low(n1), b1 *= scale * high(n1);
 #endif
-    const float c0 = low(angle.cosine), c1 = high(angle.cosine);
-    const float s0 = low(angle.sine), s1 = high(angle.sine);
-    return {pack(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), pack(b0 * c0 + a0 * s0, b1 * c1 + a1 * s1)};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float a0 = low(v.first[i]), a1 = high(v.first[i]);
+        float b0 = low(v.second[i]), b1 = high(v.second[i]);
+#if NORM
+        a0 *= scale * low(first_norm[i]), a1 *= scale * high(first_norm[i]);
+        b0 *= scale * low(second_norm[i]), b1 *= scale * high(second_norm[i]);
+#endif
+        const float c0 = low(cosines[i]), c1 = high(cosines[i]);
+        const float s0 = low(sines[i]), s1 = high(sines[i]);
+        v.first[i] = pack(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1);
+        v.second[i] = pack(b0 * c0 + a0 * s0, b1 * c1 + a1 * s1);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_HEADS][DIM]
-                   const u32* __restrict__ norm,       // [HEADS + KV_HEADS][DIM]
-                   const u32* __restrict__ cosine,     // [positions][DIM]
-                   const u32* __restrict__ sine,       // likewise; negated in its first half
+extern "C" __global__ void __launch_bounds__(THREADS + ASKERS * 32, 1)
+few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_HEADS][DIM]
+                   const uint4* __restrict__ norm,     // [HEADS + KV_HEADS][DIM]
+                   const uint4* __restrict__ cosine,   // [positions][DIM]
+                   const uint4* __restrict__ sine,     // likewise; negated in its first half
                    uint4* key, uint4* value,           // [slots][KV_HEADS][DIM]
                    u16* out,                           // [rows][HEADS][DIM]
                    const int* __restrict__ positions,  // [rows]
@@ -248,84 +284,157 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
     uint4* queries = shared;                                  // [PANELS][QUERY_PANEL]
     uint4* stages = queries + PANELS * QUERY_PANEL;           // [STAGES][STAGE]
     float* given = (float*)stages;                            // [KEY_GROUPS][ROWS][GIVEN_STRIDE]
-    float* sums = (float*)(stages + STAGES * STAGE);          // [ROWS][SUM_STRIDE]
-    float2* sum_peaks = (float2*)(sums + ROWS * SUM_STRIDE);  // [ROWS]
-    float2* peaks = sum_peaks + ROWS;                         // [KEY_GROUPS][ROWS]
+    u32* sums = (u32*)(stages + STAGES * STAGE);              // [ROWS][SUM_WORDS]
+    u32* inbox = sums + ROWS * SUM_WORDS;                     // [CLUSTER][SHARE][SUM_WORDS]
+    float2* peaks = (float2*)(inbox + CLUSTER * SHARE * SUM_WORDS);  // [KEY_GROUPS][ROWS]
     u64* landed = (u64*)(peaks + KEY_GROUPS * ROWS);          // [STAGES]
+    u64* emptied = landed + STAGES;                           // [STAGES]
+    u64* unfinished = emptied + STAGES;                       // tiles in which something is missing
+    u64* received = unfinished + 1;
     const int rank = blockIdx.x % CLUSTER, kv_head = blockIdx.x / CLUSTER, run = blockIdx.y;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / 32, asker = warp - WARPS;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int row_group = warp / 4 % ROW_GROUPS, key_group = warp / 4 / ROW_GROUPS;
     const int line = row_group * 64 + warp % 4 * 16 + g;  // and the one 8 below it
     const bool in_use = line - g < ROWS;                  // of all lines of a warp
     let_next_begin();
 
     // What is read before the wait was written before the first kernel of this step.
-    auto page_of = [&](int tile) {  // for the copy that is this lane's
-        const int number = tile * PAGES + lane / (2 * PANELS);
-        return warp == 0 && lane < COPIES && number < TABLE ? __ldg(tables + run * TABLE + number)
-                                                            : 0;
-    };
-    int first_pages[STAGES];
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) first_pages[s] = page_of(rank + s * CLUSTER);
-    int next_page = page_of(rank + STAGES * CLUSTER);
     const int end = run_end[run], begin = run_begin[run], count = run_rows[run];
-    const int shared_tiles = (end + TILE - 1) / TILE;
-    int tail = 0, num_branches = 1;
-#if TREE
-    num_branches = max(1, run_branches[run]);
-    tail = num_branches * run_depths[run];
-#endif
-    const int tiles = shared_tiles + (tail + TILE - 1) / TILE;
     const int fresh = run_new[run], source = run_source[run];
-    const float per_branch = 1.f / num_branches;
+    const int shared_tiles = (end + TILE - 1) / TILE;
+    const int own_shared = (shared_tiles - rank + CLUSTER - 1) / CLUSTER;
+    int own_tiles = own_shared;
+#if TREE
+    const int num_branches = max(1, run_branches[run]), tail = num_branches * run_depths[run];
     const int fresh_tail = tail - num_branches;  // slots from here on are of this step
-    if (!count || !tiles) {
+    const int tail_share = min(TILE, (tail + CLUSTER - 1) / CLUSTER);
+    const int tail_tiles = tail ? (tail + tail_share - 1) / tail_share : 0;
+    const float per_branch = 1.f / num_branches;
+    own_tiles += (tail_tiles - rank + CLUSTER - 1) / CLUSTER;
+#endif
+    if (!count || !end) {
         wait_for_previous();
         return;
     }
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int s = 0; s < STAGES; s++) make_landing(landed + s);
+        for (int s = 0; s < STAGES; s++) make_landing(landed + s, ASKERS), make_landing(emptied + s, WARPS);
+        make_landing(unfinished, ASKERS);
+        make_landing(received, 1);
         show_landings();
+        expect(received, (CLUSTER - 1) * MESSAGE);
     }
-    __syncwarp();
+    arrive();  // nothing is sent to a block before it is there
+    __syncthreads();
 
-    // What earlier steps have written, and whatever else lies in those pages.
-    auto ask = [&](int tile, int stage, int page) {
-        if (warp || tile >= shared_tiles) return;
-        const int number = tile * PAGES + lane / (2 * PANELS), panel = lane / 2 % PANELS;
-        uint4* to = stages + stage * STAGE + (lane % 2 * PANELS + panel) * PANEL;
-        if (lane == 0) expect(landed + stage, STAGE * 16);
-        if (lane < COPIES)
-            copy_page(to + lane / (2 * PANELS) * PAGE * 8, lane % 2 ? &value_map : &key_map,
-                      panel * 64, kv_head, number * PAGE < end ? page * PAGE : OUTSIDE,
-                      landed + stage);
-    };
-
-    // The same of a tail, whose slots lie anywhere. What lies beyond it is zero.
-    auto ask_tail = [&](int tile, int stage) {
-        const int part = threadIdx.x % (DIM / 8);
-        uint4* keys = stages + stage * STAGE + part / 8 * PANEL;
-        uint4* values = keys + PANELS * PANEL;
-        if (TREE && tile >= shared_tiles && tile < tiles)
-#pragma unroll 2
-            for (int i = 0; i < TILE * (DIM / 8) / THREADS; i++) {
-                const int k = (i * THREADS + (int)threadIdx.x) / (DIM / 8);
-                const int index = (tile - shared_tiles) * TILE + k;
-                const bool inside = index < tail;
-                if (inside && index >= fresh_tail) continue;
-                const long slot = inside ? __ldg(scratch + run * SCRATCH + index) : 0;
-                const long at = (slot * KV_HEADS + kv_head) * (DIM / 8) + part;
-                copy_piece(keys + placed(k, part % 8), key + at, inside);
-                copy_piece(values + placed(k, part % 8), value + at, inside);
-            }
-    };
-
+    const int piece = lane % LANES;
+    if (asker >= 0) {
+        // What earlier steps have written, and whatever else lies in those pages.
+        auto ask = [&](int i, int stage, int page, u64* there) {
+            const int number = (rank + i * CLUSTER) * PAGES + asker;
+            if (lane) return;
+            if (asker >= PAGES) return arrive_at(there);
+            expect(there, STAGE * 16 / PAGES);
+            const int slot = number * PAGE < end ? page * PAGE : OUTSIDE;
+            uint4* to = stages + stage * STAGE + asker * PAGE * 8;
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) ask(rank + s * CLUSTER, s, first_pages[s]);
+            for (int c = 0; c < 2 * PANELS; c++)
+                copy_page(to + c * PANEL, c < PANELS ? &key_map : &value_map, c % PANELS * 64,
+                          kv_head, slot, there);
+        };
+
+        // The same of a tail, whose slots lie anywhere. What lies beyond it is zero.
+        auto ask_tail = [&](int i, int stage) {
+#if TREE
+            const int first = (rank + (i - own_shared) * CLUSTER) * tail_share;
+            const int to = min(tail, first + tail_share);
+#pragma unroll 4
+            for (int q = 0; q < TILE * PIECES / (ASKERS * 32); q++) {
+                const int p = q * ASKERS * 32 + (int)threadIdx.x - THREADS, k = p / PIECES;
+                uint4* there = stages + stage * STAGE + placed_in(PANEL, k, p % PIECES);
+                if (first + k >= to) {
+                    there[0] = there[PANELS * PANEL] = make_uint4(0, 0, 0, 0);
+                } else if (first + k < fresh_tail) {
+                    const long slot = __ldg(scratch + run * SCRATCH + first + k);
+                    const long at = (slot * KV_HEADS + kv_head) * PIECES + p % PIECES;
+                    copy_piece(there, key + at), copy_piece(there + PANELS * PANEL, value + at);
+                }
+            }
+#endif
+        };
+
+        // What this step adds: from its projection, by one warp for each 32 / LANES keys.
+        auto compute = [&](int i, int stage) {
+            int first = (rank + i * CLUSTER) * TILE, from = max(first, fresh);
+            int to = min(first + TILE, end), row_of_0 = source - fresh;
+            bool ours = source == begin;  // to write
+#if TREE
+            if (i >= own_shared) {
+                first = (rank + (i - own_shared) * CLUSTER) * tail_share, from = max(first, fresh_tail);
+                to = min(tail, first + tail_share), row_of_0 = begin - fresh_tail, ours = true;
+            }
+#endif
+            uint4* keys = stages + stage * STAGE;
 #pragma unroll 1
-    for (int s = 0; s < STAGES; s++) ask_tail(rank + s * CLUSTER, s);
+            for (int at = from + asker * (32 / LANES); at < to; at += ASKERS * (32 / LANES)) {
+                const int mine = min(at + lane / LANES, to - 1), k = mine - first;
+                const int row = row_of_0 + mine;
+                const uint4* here =
+                    projected + ((long)row * (HEADS + 2 * KV_HEADS) + HEADS + kv_head) * PIECES;
+                const Part v = part_at(here + KV_HEADS * PIECES, piece);
+                Part turned = part_at(here, piece);
+                const long slot = ((long)slots[row] * KV_HEADS + kv_head) * PIECES;
+                turn(turned, norm + (HEADS + kv_head) * PIECES, cosine, sine, positions[row], eps, piece);
+                const int places[2] = {placed_in(PANEL, k, piece), placed_in(PANEL, k, LANES + piece)};
+                const uint4 of_key[2] = {piece_of(turned.first), piece_of(turned.second)};
+                const uint4 of_value[2] = {piece_of(v.first), piece_of(v.second)};
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    keys[places[half]] = of_key[half];
+                    keys[PANELS * PANEL + places[half]] = of_value[half];
+                    if (ours) {
+                        key[slot + half * LANES + piece] = of_key[half];
+                        value[slot + half * LANES + piece] = of_value[half];
+                    }
+                }
+            }
+        };
+
+        auto page_of = [&](int i) {
+            const int number = (rank + i * CLUSTER) * PAGES + asker;
+            return number < TABLE ? __ldg(tables + run * TABLE + number) : 0;
+        };
+        int page = page_of(0), stage = 0, phase = 1, fresh_phase = 0;
+#pragma unroll 1
+        for (int i = 0; i < own_tiles; i++) {
+            const int next = page_of(i + 1);
+            const bool in_tail = i >= own_shared;
+            const bool is_fresh =
+                in_tail || (fresh < end && (rank + i * CLUSTER + 1) * TILE > fresh);
+            if (i >= STAGES) wait_for_landing(emptied + stage, phase);
+            if (in_tail)
+                ask_tail(i, stage);
+            else
+                ask(i, stage, page, is_fresh ? unfinished : landed + stage);
+            if (is_fresh) {
+                wait_for_previous();
+                if (!in_tail) wait_for_landing(unfinished, fresh_phase), fresh_phase ^= 1;
+                compute(i, stage);
+                wait_for_copies();
+                let_products_read();
+                __syncwarp();
+                if (lane == 0) arrive_at(landed + stage);
+            }
+            page = next;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        wait_for_all();
+        arrive();
+        wait_for_all();
+        return;
+    }
+
     int limit[2], branch[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -333,86 +442,36 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         limit[h] = min(limits[row], end - 1);
         branch[h] = TREE ? branches[row] : -1;
     }
-    const int part = lane % LANES;
-    auto vector_line = [&](int i) { return (i * THREADS + (int)threadIdx.x) / LANES; };
-    Angle angles[VECTORS];
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++)
-        angles[i] = angle_at(cosine, sine,
-                             positions[begin + min(vector_line(i) / GROUP, count - 1)], part);
     const int lowest = __reduce_min_sync(0xffffffffu, min(limit[0], limit[1]));
 
-    // What this step adds: from its projection, by one warp for each 32 / LANES keys.
-    auto compute = [&](int tile, int stage) {
-        const bool in_tail = tile >= shared_tiles;
-        const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
-        const int from = max(first, in_tail ? fresh_tail : fresh);
-        const int to = min(first + TILE, in_tail ? tail : end);
-        u32* keys = (u32*)(stages + stage * STAGE);
-        u32* values = keys + PANELS * PANEL * 4;
-#pragma unroll 1
-        for (int at = from + warp * (32 / LANES); at < to; at += WARPS * (32 / LANES)) {
-            const int mine = min(at + lane / LANES, to - 1), k = mine - first;
-            const int row = in_tail ? begin + mine - fresh_tail : source + mine - fresh;
-            const u32* here =
-                projected + ((long)row * (HEADS + 2 * KV_HEADS) + HEADS + kv_head) * (DIM / 2);
-            const u32* there = here + KV_HEADS * (DIM / 2);
-            const u32 v0 = __ldcg(there + part), v1 = __ldcg(there + LANES + part);
-            const Turned turned = turn(__ldcg(here + part), __ldcg(here + LANES + part),
-                                       norm + (HEADS + kv_head) * (DIM / 2),
-                                       angle_at(cosine, sine, positions[row], part), eps, part);
-            const int first_pair = placed_pair(PANEL, k, part);
-            const int second_pair = placed_pair(PANEL, k, LANES + part);
-            keys[first_pair] = turned.first, keys[second_pair] = turned.second;
-            values[first_pair] = v0, values[second_pair] = v1;
-            if (in_tail || source == begin) {
-                const long to_slot = ((long)slots[row] * KV_HEADS + kv_head) * (DIM / 2);
-                ((u32*)key)[to_slot + part] = turned.first;
-                ((u32*)key)[to_slot + LANES + part] = turned.second;
-                ((u32*)value)[to_slot + part] = v0;
-                ((u32*)value)[to_slot + LANES + part] = v1;
-            }
-        }
-    };
-
     wait_for_previous();
-    u32 halves[VECTORS][2];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int l = vector_line(i), head = kv_head * GROUP + l % GROUP;
+        const int l = (i * THREADS + (int)threadIdx.x) / LANES, head = kv_head * GROUP + l % GROUP;
         const int row = begin + min(l / GROUP, count - 1);
-        const u32* here = projected + ((long)row * (HEADS + 2 * KV_HEADS) + head) * (DIM / 2);
-        halves[i][0] = __ldcg(here + part), halves[i][1] = __ldcg(here + LANES + part);
-    }
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        const int l = vector_line(i), head = kv_head * GROUP + l % GROUP;
-        const Turned turned = turn(halves[i][0], halves[i][1], norm + min(head, HEADS - 1) * (DIM / 2),
-                                   angles[i], eps, part);
+        Part v = part_at(projected + ((long)row * (HEADS + 2 * KV_HEADS) + head) * PIECES, piece);
+        turn(v, norm + head * PIECES, cosine, sine, positions[row], eps, piece);
         if (l < ROWS) {
-            ((u32*)queries)[placed_pair(QUERY_PANEL, l, part)] = turned.first;
-            ((u32*)queries)[placed_pair(QUERY_PANEL, l, LANES + part)] = turned.second;
+            queries[placed_in(QUERY_PANEL, l, piece)] = piece_of(v.first);
+            queries[placed_in(QUERY_PANEL, l, LANES + piece)] = piece_of(v.second);
         }
     }
     let_products_read();
-    __syncthreads();
+    meet();
+    u32 query[DIM / 16][4];
+#pragma unroll
+    for (int c = 0; c < DIM / 16; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            query[c][e] = ((u32*)(queries + placed_in(QUERY_PANEL, line + e % 2 * 8,
+                                                      c * 2 + e / 2)))[t];
 
     float m[2] = {NEVER, NEVER}, total[2] = {0.f, 0.f};
     float o[DIM / 8][4] = {};
     int stage = 0, phase = 0;
 #pragma unroll 1
-    for (int tile = rank; tile < tiles; tile += CLUSTER) {
-        const bool in_tail = TREE && tile >= shared_tiles;
-        const int first = (in_tail ? tile - shared_tiles : tile) * TILE;
-        if (in_tail)
-            wait_for_copies();
-        else
-            wait_for_landing(landed + stage, phase);
-        if (in_tail || first + TILE > fresh) {
-            compute(tile, stage);
-            let_products_read();
-        }
-        __syncthreads();
+    for (int i = 0; i < own_tiles; i++) {
+        wait_for_landing(landed + stage, phase);
         const uint4* keys = stages + stage * STAGE + key_group * KEYS * 8;
         const uint4* values = keys + PANELS * PANEL;
 
@@ -420,20 +479,22 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         begin_products();
 #pragma unroll
         for (int c = 0; c < DIM / 16; c++)
-            score(s, operand(queries + c / 4 * QUERY_PANEL + row_group * 512 + c % 4 * 2, 0),
-                  operand(keys + c / 4 * PANEL + c % 4 * 2, 0), c > 0);
+            score(s, query[c], operand(keys + c / 4 * PANEL + c % 4 * 2, 0), c > 0);
         end_products();
-        if (tile != rank) {  // into the place of the tile before this one
-            const int free_stage = stage ? stage - 1 : STAGES - 1;
-            ask(tile + (STAGES - 1) * CLUSTER, free_stage, next_page);
-            ask_tail(tile + (STAGES - 1) * CLUSTER, free_stage);
-            next_page = page_of(tile + STAGES * CLUSTER);
-        }
         wait_for_products();
 
         // What a row sees: up to its bound, and in the tail only its own branch.
+        int first = (rank + i * CLUSTER) * TILE, bound[2] = {limit[0], limit[1]};
+#if TREE
+        const bool in_tail = i >= own_shared;
+        if (in_tail) {
+            first = (rank + (i - own_shared) * CLUSTER) * tail_share;
+            bound[0] = bound[1] = min(tail, first + tail_share) - 1;
+        }
+#else
+        const bool in_tail = false;
+#endif
         if (in_tail || first + TILE - 1 > lowest) {
-            const int bound[2] = {in_tail ? tail - 1 : limit[0], in_tail ? tail - 1 : limit[1]};
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -488,6 +549,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             weigh(o, weights[j], operand(values + j * 16 * 8, PANEL * 16));
         end_products();
         wait_for_products();
+        if (lane == 0) arrive_at(emptied + stage);
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 
@@ -504,7 +566,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
 #pragma unroll
         for (int e = 0; e < 4; e++) own[n][e] = o[n][e];
 #else
-    __syncthreads();  // the last tile has been read
+    meet();  // the last tile has been read
     if (in_use)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -518,7 +580,7 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
             }
             if (t == 0) peaks[key_group * ROWS + l] = make_float2(m[h], total[h]);
         }
-    __syncthreads();
+    meet();
     if (in_use)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -541,48 +603,65 @@ few_rows_attention(const u32* projected,               // [rows][HEADS + 2 * KV_
         }
 #endif
 
-    // To where the block of the cluster that adds a row up finds them.
+    // Scaled, and to the block that adds up those of a row.
     if (in_use)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int l = line + 8 * h;
-            float2* there = (float2*)(sums + l * SUM_STRIDE + key_group * OWN_DIMS + 2 * t);
+            float largest = 0.f;
 #pragma unroll
             for (int n = 0; n < OWN_DIMS / 8; n++)
-                there[n * 4] = make_float2(own[n][2 * h], own[n][2 * h + 1]);
-            if (key_group == 0 && t == 0) sum_peaks[l] = make_float2(m[h], total[h]);
+                largest = fmaxf(largest, fmaxf(fabsf(own[n][2 * h]), fabsf(own[n][2 * h + 1])));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            const u32 exponent = max(1u, min(253u, __float_as_uint(largest) >> 23));
+            const float down = __uint_as_float((254u - exponent) << 23);
+            u32* there = sums + (line + 8 * h) * SUM_WORDS;
+#pragma unroll
+            for (int n = 0; n < OWN_DIMS / 8; n++)
+                there[4 + key_group * (OWN_DIMS / 2) + n * 4 + t] =
+                    to_halves(own[n][2 * h] * down, own[n][2 * h + 1] * down);
+            if (t == 0) there[2 + key_group] = exponent << 23;
+            if (t == 0 && key_group == 0)
+                there[0] = __float_as_uint(m[h]), there[1] = __float_as_uint(total[h]);
         }
-    arrive();
+    let_products_read();
     wait_for_all();
+    meet();
+#pragma unroll 1
+    for (int b = warp; b < CLUSTER; b += WARPS)
+        if (lane == 0 && b != rank)
+            send(of_block(address(inbox + rank * SHARE * SUM_WORDS), b), sums + b * SHARE * SUM_WORDS,
+                 MESSAGE, of_block(address(received), b));
+    wait_for_landing(received, 0);
+    arrive();  // no block leaves while what it sent is on its way
 
     // Four dimensions a thread.
 #pragma unroll 1
     for (int e = threadIdx.x; e < SHARE * (DIM / 4); e += THREADS) {
         const int l = rank * SHARE + e / (DIM / 4), d = e % (DIM / 4) * 4;
         if (l >= ROWS || l / GROUP >= count) continue;
-        const u32 peak_there = address(sum_peaks + l), sum_there = address(sums + l * SUM_STRIDE + d);
-        float2 peak[CLUSTER];
-        float4 v[CLUSTER];
-#pragma unroll
-        for (int b = 0; b < CLUSTER; b++) {
-            peak[b] = fetch_two(of_block(peak_there, b));
-            v[b] = fetch_four(of_block(sum_there, b));
-        }
+        auto row_from = [&](int b) {
+            return (b == rank ? sums : inbox) + (b * SHARE + e / (DIM / 4)) * SUM_WORDS;
+        };
         float top = NEVER, weights = 0.f;
 #pragma unroll
-        for (int b = 0; b < CLUSTER; b++) top = fmaxf(top, peak[b].x);
+        for (int b = 0; b < CLUSTER; b++) top = fmaxf(top, __uint_as_float(*row_from(b)));
         float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int b = 0; b < CLUSTER; b++) {
-            const float w = peak[b].x == NEVER ? 0.f : power_of_2(peak[b].x - top);
-            weights += w * peak[b].y;
-            acc.x += w * v[b].x, acc.y += w * v[b].y, acc.z += w * v[b].z, acc.w += w * v[b].w;
+            const uint4 about = *(uint4*)row_from(b);
+            const uint2 pairs = *(uint2*)(row_from(b) + 4 + d / 2);
+            const float peak = __uint_as_float(about.x);
+            const float w = peak == NEVER ? 0.f : power_of_2(peak - top);
+            const float up = w * __uint_as_float(d < OWN_DIMS ? about.z : about.w);
+            const float2 v0 = of_halves(pairs.x), v1 = of_halves(pairs.y);
+            weights += w * __uint_as_float(about.y);
+            acc.x += up * v0.x, acc.y += up * v0.y, acc.z += up * v1.x, acc.w += up * v1.y;
         }
         const float whole = 1.f / weights;
         const long at = ((long)(begin + l / GROUP) * HEADS + kv_head * GROUP + l % GROUP) * DIM + d;
         *(uint2*)(out + at) = make_uint2(pack(acc.x * whole, acc.y * whole),
                                          pack(acc.z * whole, acc.w * whole));
     }
-    arrive();  // no block leaves while another one reads its sums
     wait_for_all();
 }

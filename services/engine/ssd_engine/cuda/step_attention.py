@@ -36,7 +36,7 @@ TILE = 64  # keys
 DIMENSIONS = (64, 128)
 MOST_ROWS = 128
 WARPGROUP_ROWS = 64
-SWIZZLED_ROWS = 8  # that are placed together
+ASKERS = 4  # warps, one for each page of a tile
 PANEL = 64  # dimensions
 STAGES = 3  # tiles in shared memory: one is computed, the others are on their way
 
@@ -67,7 +67,7 @@ class ClusterShape:
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
         self.row_groups = -(-self.rows // WARPGROUP_ROWS)
-        self.key_groups = 1 if self.row_groups * self.dim > 128 else 2  # what registers hold
+        self.key_groups = 1 if self.row_groups > 1 else 2
         self.cluster = MOST_CLUSTER
         while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
             self.cluster //= 2
@@ -94,21 +94,22 @@ class ClusterShape:
             and self.dim in DIMENSIONS
             and self._page <= TILE
             and TILE % self._page == 0
-            and self._page % SWIZZLED_ROWS == 0
+            and TILE // self._page <= ASKERS
             and self.rows <= MOST_ROWS
             and self.shared <= most_shared
         )
 
     @property
     def warps(self) -> int:
-        return 4 * self.row_groups * self.key_groups
+        return 4 * self.row_groups * self.key_groups + ASKERS
 
     @property
     def shared(self) -> int:
-        """Bytes: queries; tiles of keys and values, whose room is then for sums; sums of the block,
-        peaks, barriers."""
+        """Bytes: queries; tiles of keys and values, whose room is then for sums; sums to be sent and
+        received; peaks, barriers."""
         size = self.row_groups * WARPGROUP_ROWS * self.dim * 2 + self.stages * TILE * self.dim * 4
-        return size + self.rows * ((self.dim + 8) * 4 + 8 + self.key_groups * 8) + self.stages * 8
+        sums = self.rows * (self.dim * 2 + 16)
+        return size + 2 * sums + self.key_groups * self.rows * 8 + (2 * self.stages + 2) * 8
 
 
 class ClusterAttention:
