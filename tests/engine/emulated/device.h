@@ -203,6 +203,7 @@ inline u32 rounded(float v) {
 }
 inline u32 pack(float lower, float upper) { return rounded(lower) | rounded(upper) << 16; }
 inline uint4 stream(const uint4* p) { return *p; }
+inline uint4 early(const uint4* p) { return *p; }
 inline float power_of_2(float v) { return std::exp2(v); }
 
 // What a warp does together: everybody's operands are there between two barriers.
@@ -318,9 +319,9 @@ inline float element(u64 operand, int across, int row, int column) {
     memcpy(&half, (char*)device::current->block->memory.data() + at, 2);
     return half_of(half, 0);
 }
-template <size_t N> void score(float (&s)[N][4], const u32 (&q)[4], u64 keys, int add) {
+template <size_t Length> void score(float (&s)[Length][4], const u32 (&q)[4], u64 keys, int add) {
     together({{q[0], q[1], q[2], q[3]}, nullptr}, [&](auto& of, int lane) {
-        for (size_t j = 0; j < N; j++)
+        for (size_t j = 0; j < Length; j++)
             for (int e = 0; e < 4; e++) {
                 if (!add) s[j][e] = 0.f;
                 for (int k = 0; k < 16; k++) {
@@ -332,9 +333,9 @@ template <size_t N> void score(float (&s)[N][4], const u32 (&q)[4], u64 keys, in
         return 0;
     });
 }
-template <size_t N> void weigh(float (&o)[N][4], const u32 (&w)[4], u64 values) {
+template <size_t Length> void weigh(float (&o)[Length][4], const u32 (&w)[4], u64 values) {
     together({{w[0], w[1], w[2], w[3]}, nullptr}, [&](auto& of, int lane) {
-        for (size_t n = 0; n < N; n++)
+        for (size_t n = 0; n < Length; n++)
             for (int e = 0; e < 4; e++) {
                 const int column = n * 8 + lane % 4 * 2 + e % 2;
                 for (int k = 0; k < 16; k++) {
@@ -356,6 +357,7 @@ inline void make_landing(u64* landed, int arrivals) {
     *(Landing*)landed = {(unsigned char)arrivals, 0, 0, 0, 0};
 }
 inline void show_landings() {}
+template <class M> void look_at(const M*) {}
 inline void land(u64* landed, int arrivals, int bytes) {
     Landing& landing = *(Landing*)landed;
     landing.come += arrivals, landing.missing += bytes;

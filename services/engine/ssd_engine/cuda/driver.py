@@ -163,9 +163,7 @@ def compiled_kernel(
 
 def room_for_map() -> ctypes.Array[Any]:
     room = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
-    return (ctypes.c_char * _MAP_BYTES).from_buffer(
-        room, -ctypes.addressof(room) % _MAP_ALIGNMENT
-    )
+    return (ctypes.c_char * _MAP_BYTES).from_buffer(room, -ctypes.addressof(room) % _MAP_ALIGNMENT)
 
 
 def tensor_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:

@@ -59,6 +59,14 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 }
 
+// Of what no kernel of the step writes: loaded where it stands, not where it is used.
+__device__ __forceinline__ uint4 early(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
 __device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void copy_piece(uint4* to, const uint4* from) {
@@ -195,9 +203,15 @@ __device__ __forceinline__ void expect(u64* landed, int bytes) {
                  "r"(bytes) : "memory");
 }
 
+// Lanes may hear of it one after the other; matrix instructions need all of them.
 __device__ __forceinline__ void wait_for_landing(u64* landed, int phase) {
     asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; "
                  "@!p bra again;}" ::"r"(address(landed)), "r"(phase) : "memory");
+    __syncwarp();
+}
+
+__device__ __forceinline__ void look_at(const Map* cache) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(cache) : "memory");
 }
 
 // 64 dimensions of one head, of a page's tokens.
@@ -229,11 +243,20 @@ __device__ __forceinline__ uint4 piece_of(const u32 (&words)[4]) {
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// By the angles of one position; both halves turn by the same.
-__device__ __forceinline__ void turn(Part& v, const uint4* norm, const uint4* cosine,
-                                     const uint4* sine, int position, float eps, int piece) {
-    const uint4 c = __ldg(cosine + (long)position * PIECES + LANES + piece);
-    const uint4 s = __ldg(sine + (long)position * PIECES + LANES + piece);
+// Cosines and sines of one position; both halves of a vector turn by the same angles.
+struct Angles {
+    uint4 cosine, sine;
+};
+
+__device__ __forceinline__ Angles angles_at(const uint4* cosine, const uint4* sine, int position,
+                                            int piece) {
+    const long at = (long)position * PIECES + LANES + piece;
+    return {early(cosine + at), early(sine + at)};
+}
+
+__device__ __forceinline__ void turn(Part& v, const uint4* norm, const Angles& angles, float eps,
+                                     int piece) {
+    const uint4 c = angles.cosine, s = angles.sine;
     const u32 cosines[4] = {c.x, c.y, c.z, c.w}, sines[4] = {s.x, s.y, s.z, s.w};
 #if NORM
     const uint4 n0 = __ldg(norm + piece), n1 = __ldg(norm + LANES + piece);
@@ -298,6 +321,7 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
     const int line = row_group * 64 + warp % 4 * 16 + g;  // and the one 8 below it
     const bool in_use = line - g < ROWS;                  // of all lines of a warp
     let_next_begin();
+    if (asker >= 0 && lane == 0) look_at(asker % 2 ? &value_map : &key_map);
 
     // What is read before the wait was written before the first kernel of this step.
     const int end = run_end[run], begin = run_begin[run], count = run_rows[run];
@@ -385,7 +409,8 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
                 const Part v = part_at(here + KV_HEADS * PIECES, piece);
                 Part turned = part_at(here, piece);
                 const long slot = ((long)slots[row] * KV_HEADS + kv_head) * PIECES;
-                turn(turned, norm + (HEADS + kv_head) * PIECES, cosine, sine, positions[row], eps, piece);
+                turn(turned, norm + (HEADS + kv_head) * PIECES,
+                     angles_at(cosine, sine, positions[row], piece), eps, piece);
                 const int places[2] = {placed_in(PANEL, k, piece), placed_in(PANEL, k, LANES + piece)};
                 const uint4 of_key[2] = {piece_of(turned.first), piece_of(turned.second)};
                 const uint4 of_value[2] = {piece_of(v.first), piece_of(v.second)};
@@ -443,6 +468,13 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
         branch[h] = TREE ? branches[row] : -1;
     }
     const int lowest = __reduce_min_sync(0xffffffffu, min(limit[0], limit[1]));
+    Angles angles[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int l = (i * THREADS + (int)threadIdx.x) / LANES;
+        angles[i] =
+            angles_at(cosine, sine, positions[begin + min(l / GROUP, count - 1)], piece);
+    }
 
     wait_for_previous();
 #pragma unroll
@@ -450,7 +482,7 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
         const int l = (i * THREADS + (int)threadIdx.x) / LANES, head = kv_head * GROUP + l % GROUP;
         const int row = begin + min(l / GROUP, count - 1);
         Part v = part_at(projected + ((long)row * (HEADS + 2 * KV_HEADS) + head) * PIECES, piece);
-        turn(v, norm + head * PIECES, cosine, sine, positions[row], eps, piece);
+        turn(v, norm + head * PIECES, angles[i], eps, piece);
         if (l < ROWS) {
             queries[placed_in(QUERY_PANEL, l, piece)] = piece_of(v.first);
             queries[placed_in(QUERY_PANEL, l, LANES + piece)] = piece_of(v.second);
@@ -505,11 +537,12 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
 #endif
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
-                        bool sees = at <= bound[h];
 #if TREE
-                        sees = sees && (!in_tail || whose == branch[h]);
+                        const bool sees = (at <= bound[h]) & (!in_tail | (whose == branch[h]));
+#else
+                        const bool sees = at <= bound[h];
 #endif
-                        if (!sees) s[j][2 * h + e] = NEVER;
+                        s[j][2 * h + e] = sees ? s[j][2 * h + e] : NEVER;
                     }
                 }
         }

@@ -67,7 +67,7 @@ class ClusterShape:
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
         self.row_groups = -(-self.rows // WARPGROUP_ROWS)
-        self.key_groups = 1 if self.row_groups > 1 else 2
+        self.key_groups = 1 if self.row_groups * self.dim > 128 else 2
         self.cluster = MOST_CLUSTER
         while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
             self.cluster //= 2
