@@ -105,8 +105,8 @@ class ClusterShape:
 
     @property
     def shared(self) -> int:
-        """Bytes: queries; tiles of keys and values, whose room is then for sums; sums to be sent and
-        received; peaks, barriers."""
+        """Bytes: queries; tiles of keys and values, whose room is then for sums; sums to be sent,
+        and received; peaks, barriers."""
         size = self.row_groups * WARPGROUP_ROWS * self.dim * 2 + self.stages * TILE * self.dim * 4
         sums = self.rows * (self.dim * 2 + 16)
         return size + 2 * sums + self.key_groups * self.rows * 8 + (2 * self.stages + 2) * 8
