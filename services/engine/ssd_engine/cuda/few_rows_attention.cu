@@ -2,18 +2,19 @@
 // projection takes: QK-norm, rotary embedding, the new keys and values into their slots, attention.
 //
 // A cluster of CLUSTER blocks serves one KV head of one run. Tiles of keys are dealt out to its
-// blocks in turn, by their position alone; a tree's tail is divided among them. Warpgroups divide the
-// rows of a block, 64 each, and the keys of every tile; each keeps an online softmax of its own. At
-// the end the sums of a row go to the block of the cluster that adds them up, in a fixed order. What
-// a row does not see adds exactly nothing: its result depends on its own limit and on nothing else.
+// blocks in turn, by their position alone; a tree's tail is divided among them. Warpgroups divide
+// the rows of a block, 64 each, and the keys of every tile; each keeps an online softmax of its own.
+// At the end the sums of a row go to the block of the cluster that adds them up, in a fixed order.
+// What a row does not see adds exactly nothing: its result depends on its own limit and on nothing
+// else.
 //
 // Between blocks memory is slow: sums travel as halves, next to the power of two that makes their
 // largest about 1.
 //
 // Warps of their own ask for the keys that other steps have written, page by page, from the copy
-// engine, as soon as there is room; those of this step are computed from the projection, by every block that
-// needs them, and written by their own run's. What the cache holds beyond a sequence's end is finite,
-// and gets no weight.
+// engine, as soon as there is room. Those of this step they compute from the projection, in every
+// block that needs them; their own run's blocks write them. What the cache holds beyond the end of a
+// sequence is finite, and gets no weight.
 //
 // Queries, keys and values lie in panels of 64 dimensions, whose rows of 128 bytes are swizzled as
 // wgmma takes them: the second operand of both products straight from there, the weights of the
@@ -21,8 +22,8 @@
 //
 // Compiled for: HEADS, KV_HEADS, DIM (64 or 128), PAGE (tokens of a block of the cache), ROWS (of a
 // run times heads of a group, a multiple of 16 up to 128), KEY_GROUPS (warpgroups that divide the
-// keys of a tile: 1 or 2), STAGES (tiles in shared memory), CLUSTER, TABLE and SCRATCH (widths), TREE,
-// NORM.
+// keys of a tile: 1 or 2), STAGES (tiles in shared memory), CLUSTER, TABLE and SCRATCH (widths),
+// TREE, NORM.
 //
 // It is so short that fetching its instructions counts: loops are unrolled only where registers are
 // at stake.
@@ -70,10 +71,13 @@ __device__ __forceinline__ uint4 early(const uint4* p) {
 __device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void copy_piece(uint4* to, const uint4* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(to)), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(to)), "l"(from)
+                 : "memory");
 }
 
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 __device__ __forceinline__ u32 of_block(u32 where, u32 block) {
     u32 there;
@@ -95,7 +99,9 @@ __device__ __forceinline__ float2 of_halves(u32 pair) {
 }
 
 // Of the warps that compute.
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+__device__ __forceinline__ void meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
 
 __device__ __forceinline__ void arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -343,7 +349,8 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
     }
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int s = 0; s < STAGES; s++) make_landing(landed + s, ASKERS), make_landing(emptied + s, WARPS);
+        for (int s = 0; s < STAGES; s++)
+            make_landing(landed + s, ASKERS), make_landing(emptied + s, WARPS);
         make_landing(unfinished, ASKERS);
         make_landing(received, 1);
         show_landings();
@@ -395,8 +402,9 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
             bool ours = source == begin;  // to write
 #if TREE
             if (i >= own_shared) {
-                first = (rank + (i - own_shared) * CLUSTER) * tail_share, from = max(first, fresh_tail);
-                to = min(tail, first + tail_share), row_of_0 = begin - fresh_tail, ours = true;
+                first = (rank + (i - own_shared) * CLUSTER) * tail_share;
+                from = max(first, fresh_tail), to = min(tail, first + tail_share);
+                row_of_0 = begin - fresh_tail, ours = true;
             }
 #endif
             uint4* keys = stages + stage * STAGE;
@@ -411,7 +419,8 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
                 const long slot = ((long)slots[row] * KV_HEADS + kv_head) * PIECES;
                 turn(turned, norm + (HEADS + kv_head) * PIECES,
                      angles_at(cosine, sine, positions[row], piece), eps, piece);
-                const int places[2] = {placed_in(PANEL, k, piece), placed_in(PANEL, k, LANES + piece)};
+                const int places[2] = {placed_in(PANEL, k, piece),
+                                       placed_in(PANEL, k, LANES + piece)};
                 const uint4 of_key[2] = {piece_of(turned.first), piece_of(turned.second)};
                 const uint4 of_value[2] = {piece_of(v.first), piece_of(v.second)};
 #pragma unroll
@@ -663,8 +672,8 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
 #pragma unroll 1
     for (int b = warp; b < CLUSTER; b += WARPS)
         if (lane == 0 && b != rank)
-            send(of_block(address(inbox + rank * SHARE * SUM_WORDS), b), sums + b * SHARE * SUM_WORDS,
-                 MESSAGE, of_block(address(received), b));
+            send(of_block(address(inbox + rank * SHARE * SUM_WORDS), b),
+                 sums + b * SHARE * SUM_WORDS, MESSAGE, of_block(address(received), b));
     wait_for_landing(received, 0);
     arrive();  // no block leaves while what it sent is on its way
 
