@@ -180,6 +180,11 @@ class BlockLease:
             self.blocks.append(self._pool._take())
             self.reserved -= 1
 
+    def grow_ahead(self, num_tokens: int) -> None:
+        """The same, as far as its reservation goes."""
+        most = (len(self.blocks) + self.reserved) * self._pool.block_size
+        self.grow(min(num_tokens, most))
+
     def can_enter(self, num_written: int) -> bool:
         """Whether ``commit`` would find a full block that is not in the prefix cache yet."""
         return (self._num_entered + 1) * self._pool.block_size <= num_written

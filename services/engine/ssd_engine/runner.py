@@ -114,7 +114,9 @@ class ModelRunner:
         ranks, last = self.options.ranks, None
         if self.options.branches and self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(max(s.rows for s in shapes), dtype=torch.int32, device=self.device)
-        steps = [Step(self.model, self.kv, shape, ranks, last=last) for shape in shapes]
+        steps = [
+            Step(self.model, self.kv, shape, ranks, last=last, num_sides=2) for shape in shapes
+        ]
         return GraphRunner(steps, self.options.eager)
 
     def _fused_ops(self, rope: RopeTable) -> LayerOps:

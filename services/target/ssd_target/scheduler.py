@@ -73,14 +73,17 @@ class Scheduler:
         return StepPlan(self._plan_prefill(), self._plan_decode())
 
     def extend(self, work: Work, speculation: list[int]) -> Work:
-        """A decode row that verifies a speculation after its last committed token."""
+        """A decode row that verifies a speculation after its last committed token.
+
+        It gets blocks for the round after it, too: what is prepared of that needs their numbers.
+        """
         if not speculation:
             return work
-        chunk = work.chunk
-        tokens = [*chunk.tokens, *speculation]
-        return self._work(
-            work.sequence, Chunk(tokens, chunk.start, work.sequence.blocks, len(tokens))
-        )
+        sequence, start = work.sequence, work.chunk.start
+        tokens = [*work.chunk.tokens, *speculation]
+        if sequence.lease is not None:
+            sequence.lease.grow_ahead(start + 2 * len(tokens))
+        return self._work(sequence, Chunk(tokens, start, sequence.blocks, len(tokens)))
 
     def advance(self, work: Work, accepted: int, tokens: list[int]) -> list[int]:
         """End a round: its chunk is written, the first ``accepted`` speculated tokens were right.

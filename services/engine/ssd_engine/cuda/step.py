@@ -120,11 +120,13 @@ class Step:
         ranks: int,
         overlap: bool = True,
         last: Tensor | None = None,
+        num_sides: int = 1,
     ) -> None:
         """``kv`` may be allocated later, before the first run. ``last``: the best token of each
-        row, which the step after this one may follow; then two of them can be in flight."""
+        row, which the step after this one may follow. With two sides a step can be filled while
+        the one before it is in flight."""
         device = model.weights.norm.device
-        self.num_sides = 1 if last is None else 2
+        self.num_sides, self.follows = num_sides, last is not None
         self.inputs = StepInputs(shape, device, self.num_sides)
         self._last = last
         self.shape, self.ranks = shape, ranks

@@ -166,6 +166,10 @@ class StepInputs:
                 host["targets"][: len(moves)] = _ints([target for _, target in moves])
         return begins
 
+    def put_tokens(self, tokens: Sequence[int]) -> None:
+        """Of a step that was filled but for them."""
+        self._host.part["tokens"][: len(tokens)] = _ints(tokens)
+
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:
         host, count = self._host.part, len(run.tokens)
         if self.shape.scratch:

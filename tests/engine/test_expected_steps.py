@@ -1,0 +1,167 @@
+"""While a step is computed, the next one is told what it will be if all of this one is right."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ssd_engine.batch import Chunk, Draw, Part, TreeRows
+from ssd_engine.cuda import graphs, step
+from ssd_engine.cuda.graphs import GraphRunner, InFlight, expected_draws, expected_parts
+from ssd_engine.cuda.step import Step
+from ssd_engine.cuda.step_inputs import StepInputs, StepShape
+from ssd_engine.runner import ModelRunner
+from tests.harness import BLOCK, make_runner
+from tests.random_models import make_model
+
+SHAPE = StepShape(rows=8, runs=2, rows_per_run=4, max_positions=160, block_size=BLOCK)
+DUMMY = 511 * BLOCK
+BLOCKS = [list(range(10)), list(range(10, 20))]
+
+
+class Event:
+    """Of a device that ends its work when a test says so."""
+
+    pending: ClassVar[list["Event"]] = []
+
+    def __init__(self, **_: object) -> None: ...
+
+    def record(self, *_: object) -> None:
+        Event.pending.append(self)
+
+    def query(self) -> bool:
+        return self not in Event.pending
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _: "Event") -> float:
+        return 0.0
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    directory = tmp_path_factory.mktemp("model")
+    make_model("llama3-untied", directory)
+    runner = make_runner(directory, device="cpu")
+    del runner.model.weights.layers[2:], runner.kv.layers[2:]
+    return runner
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if torch.cuda.is_available():
+        pytest.skip("a device has events of its own")
+    monkeypatch.setattr(step, "LEADING_LAYERS", 1)
+    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", lambda: None)
+    yield
+    Event.pending.clear()
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each call has filled."""
+    calls: list[int] = []
+    fill = StepInputs.fill
+
+    def counted(self: StepInputs, runs: Sequence, *rest: object) -> list[int]:  # type: ignore[type-arg]
+        calls.append(len(runs))
+        return fill(self, runs, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepInputs, "fill", counted)
+    return calls
+
+
+def make_steps(runner: ModelRunner) -> GraphRunner:
+    one = Step(runner.model, runner.kv, SHAPE, 1, overlap=False, num_sides=2)
+    one.inputs.clear(DUMMY)
+    return GraphRunner([one], eager=True)
+
+
+def launch(steps: GraphRunner, parts: Sequence[Part], draws: Sequence[Draw | None]) -> InFlight:
+    flight = steps.launch(parts, draws, DUMMY)
+    assert flight is not None
+    return flight
+
+
+def ended(flight: InFlight) -> list[int]:
+    """As the engine waits: asked once while it is computed, once after that."""
+    assert not flight.done()
+    Event.pending.clear()
+    assert flight.done()
+    drawn = flight.result().drawn
+    assert drawn is not None
+    return drawn
+
+
+def rounds(starts: Sequence[int], seed: int) -> tuple[list[Chunk], list[Draw | None]]:
+    rng = random.Random(seed)
+    parts = [
+        Chunk([rng.randrange(512) for _ in range(3 + i)], start, BLOCKS[i], 3 + i)
+        for i, start in enumerate(starts)
+    ]
+    draws: list[Draw | None] = [
+        Draw(i, 0.5 * i, part.start + 1 + at)
+        for i, part in enumerate(parts)
+        for at in range(part.num_logits)
+    ]
+    return parts, draws
+
+
+@pytest.mark.parametrize(
+    ("second", "num_fills"),
+    [([43, 74], 2), ([42, 74], 3), ([43, 72], 3)],
+    ids=["all right", "the first rejected", "the second rejected"],
+)
+def test_a_step_draws_the_same_whether_it_was_expected_or_not(
+    runner: ModelRunner, filled: list[int], second: list[int], num_fills: int
+) -> None:
+    for blocks in BLOCKS:
+        runner.forward([Chunk([7 * i % 512 for i in range(120)], 0, blocks, 0)])
+    first, following = rounds([40, 70], 1), rounds(second, 2)
+    steps = make_steps(runner)
+    ended(launch(steps, *first))
+    assert filled == [2, 2]  # its own, and what is expected after it
+    got = ended(launch(steps, *following))
+    assert len(filled) == num_fills + 1  # a last one for what would follow
+    assert got == ended(launch(make_steps(runner), *following))
+
+
+def test_a_caller_who_does_not_ask_gets_no_step_prepared(
+    runner: ModelRunner, filled: list[int]
+) -> None:
+    steps = make_steps(runner)
+    for start in (40, 43):
+        parts, draws = rounds([start], start)
+        launch(steps, parts, draws).result()
+    assert filled == [1, 1]
+
+
+def test_other_draws_are_no_expected_step(runner: ModelRunner, filled: list[int]) -> None:
+    steps = make_steps(runner)
+    ended(launch(steps, *rounds([40], 1)))
+    parts, draws = rounds([43], 2)
+    launch(steps, parts, [Draw(9, 1.0, draw.position) for draw in draws if draw]).result()
+    assert filled == [1, 1, 1]
+
+
+def test_what_follows_is_as_long_and_behind() -> None:
+    parts, draws = rounds([40, 70], 1)
+    following = expected_parts(parts, BLOCK)
+    assert [(part.start, len(part.tokens)) for part in following] == [(43, 3), (74, 4)]
+    later = expected_draws(parts, [*draws[:3], None, *draws[4:]])
+    assert [draw and draw.position for draw in later] == [44, 45, 46, None, 76, 77, 78]
+
+
+def test_nothing_follows_where_a_sequence_has_no_room_or_others_run() -> None:
+    parts, _ = rounds([40, 70], 1)
+    last = replace(parts[1], start=len(BLOCKS[1]) * BLOCK - 6)
+    assert expected_parts([parts[0], last], BLOCK) == []
+    assert expected_parts([parts[0], replace(parts[1], num_logits=0)], BLOCK) == []
+    tree = TreeRows([1], [9], [8], [100], 9, BLOCKS[0], [100])
+    assert expected_parts([parts[0], tree], BLOCK) == []
