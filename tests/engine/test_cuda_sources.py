@@ -210,6 +210,27 @@ def test_attention_is_that_of_torch(model: Any, branches: int, processors: int) 
             torch.testing.assert_close(mine.key, theirs.key, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("context", [5, 64, 203])
+def test_what_a_block_held_before_is_not_seen(context: int) -> None:
+    """Another sequence may have left there what is no number."""
+    model, branches = attention_model(64, 4, 1, normed=False), 8
+    projected, shape = model.randn(40, 6 * 64), (DUMMY // PAGE + 1, PAGE, 1, 64)
+    first = [model.randn(*shape) for _ in range(2)]
+    tree = tree_after(context, 0, branches, 1, BLOCKS[1])
+    chunk = Chunk([1] * 3, context, BLOCKS[0], 3)
+    results = []
+    for left in (0.0, math.nan):
+        cache = LayerCache(first[0].clone(), first[1].clone())
+        for part, end in ((chunk, chunk.end), (tree, context)):
+            for position in range(end, -(-end // PAGE) * PAGE):
+                slot = part.blocks[position // PAGE], position % PAGE
+                cache.key[slot] = cache.value[slot] = left
+        out, _ = attended(model, [chunk, tree], branches, 99, projected, cache)
+        results.append(out)
+    assert results[0].isfinite().all()
+    assert torch.equal(results[0], results[1])
+
+
 def test_attention_of_a_row_has_the_same_bits_alone_and_among_others() -> None:
     model, processors = attention_model(64, 4, 1, normed=False), 99
     projected = model.randn(40, 6 * 64)

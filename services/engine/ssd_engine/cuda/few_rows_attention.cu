@@ -13,8 +13,8 @@
 //
 // Warps of their own ask for the keys that other steps have written, page by page, from the copy
 // engine, as soon as there is room. Those of this step they compute from the projection, in every
-// block that needs them; their own run's blocks write them. What the cache holds beyond the end of a
-// sequence is finite, and gets no weight.
+// block that needs them; their own run's blocks write them. What a page holds beyond the end of its
+// sequence, perhaps no numbers, is not seen, and of the values nothing is left.
 //
 // Queries, keys and values lie in panels of 64 dimensions, whose rows of 128 bytes are swizzled as
 // wgmma takes them: the second operand of both products straight from there, the weights of the
@@ -50,6 +50,10 @@
 #define VECTORS ((ROWS * LANES + THREADS - 1) / THREADS)  // of the query, that a thread helps with
 #define SHARE ((ROWS + CLUSTER - 1) / CLUSTER)  // rows that a block adds up
 #define NEVER (-1e30f)
+
+static_assert(CLUSTER * SHARE == ROWS, "every block adds up as many rows");
+static_assert(PAGES <= ASKERS, "a warp asks for one page of a tile");
+static_assert(KEY_GROUPS * ROWS * GIVEN_STRIDE * 4 <= STAGES * STAGE * 16, "sums take the tiles' room");
 
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -209,11 +213,14 @@ __device__ __forceinline__ void expect(u64* landed, int bytes) {
                  "r"(bytes) : "memory");
 }
 
-// Lanes may hear of it one after the other; matrix instructions need all of them.
+// All lanes of a warp go on together: matrix instructions need them so.
 __device__ __forceinline__ void wait_for_landing(u64* landed, int phase) {
-    asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; "
-                 "@!p bra again;}" ::"r"(address(landed)), "r"(phase) : "memory");
-    __syncwarp();
+    u32 over;
+    do {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over) : "r"(address(landed)), "r"(phase) : "memory");
+    } while (!__all_sync(0xffffffffu, over));
 }
 
 __device__ __forceinline__ void look_at(const Map* cache) {
@@ -395,19 +402,24 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
 #endif
         };
 
-        // What this step adds: from its projection, by one warp for each 32 / LANES keys.
+        // What this step adds: from its projection, by one warp for each 32 / LANES keys. Values of
+        // a page's tokens beyond the end are zero.
         auto compute = [&](int i, int stage) {
             int first = (rank + i * CLUSTER) * TILE, from = max(first, fresh);
             int to = min(first + TILE, end), row_of_0 = source - fresh;
+            int page_end = min(first + TILE, (end + PAGE - 1) / PAGE * PAGE);
             bool ours = source == begin;  // to write
 #if TREE
             if (i >= own_shared) {
                 first = (rank + (i - own_shared) * CLUSTER) * tail_share;
                 from = max(first, fresh_tail), to = min(tail, first + tail_share);
-                row_of_0 = begin - fresh_tail, ours = true;
+                row_of_0 = begin - fresh_tail, page_end = 0, ours = true;
             }
 #endif
             uint4* keys = stages + stage * STAGE;
+            for (int p = threadIdx.x - THREADS; p < (page_end - end) * PIECES; p += ASKERS * 32)
+                keys[PANELS * PANEL + placed_in(PANEL, end - first + p / PIECES, p % PIECES)] =
+                    make_uint4(0, 0, 0, 0);
 #pragma unroll 1
             for (int at = from + asker * (32 / LANES); at < to; at += ASKERS * (32 / LANES)) {
                 const int mine = min(at + lane / LANES, to - 1), k = mine - first;
@@ -444,14 +456,15 @@ few_rows_attention(const uint4* projected,             // [rows][HEADS + 2 * KV_
         for (int i = 0; i < own_tiles; i++) {
             const int next = page_of(i + 1);
             const bool in_tail = i >= own_shared;
-            const bool is_fresh =
-                in_tail || (fresh < end && (rank + i * CLUSTER + 1) * TILE > fresh);
+            const int tile_end = (rank + i * CLUSTER + 1) * TILE;
+            const bool is_unfinished = in_tail || (fresh < end && tile_end > fresh) ||
+                                       (end % PAGE && tile_end > end);
             if (i >= STAGES) wait_for_landing(emptied + stage, phase);
             if (in_tail)
                 ask_tail(i, stage);
             else
-                ask(i, stage, page, is_fresh ? unfinished : landed + stage);
-            if (is_fresh) {
+                ask(i, stage, page, is_unfinished ? unfinished : landed + stage);
+            if (is_unfinished) {
                 wait_for_previous();
                 if (!in_tail) wait_for_landing(unfinished, fresh_phase), fresh_phase ^= 1;
                 compute(i, stage);

@@ -53,7 +53,7 @@ class _Expected:
             and side == self.side
             and len(parts) == len(self.parts)
             and all(map(_same_place, parts, self.parts))
-            and draws == self.draws
+            and list(draws) == self.draws
         )
 
 
@@ -136,6 +136,8 @@ class GraphRunner:
         following = expected_parts(parts, self._steps[0].shape.block_size)
         step = self._step_for(following) if following else None
         if step is None or step.num_sides == 1 or step.follows:
+            return
+        if len(draws) != sum(part.num_logits for part in following):
             return
         side = self._launches % step.num_sides
         if (before := self._using.get((step.shape, side))) is not None and not before.query():
