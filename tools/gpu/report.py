@@ -45,7 +45,7 @@ def run_section(name: str, section: Callable[[], Rows], folder: Path, of: str) -
         "commit": of,
         "device": torch.cuda.get_device_name(),
         "versions": versions(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m tools.gpu.bench", *sys.argv[1:]]),
         "seconds": round(time.monotonic() - begin, 1),
         "rows": rows,
     }
