@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from ssd.v1 import target_pb2, target_pb2_grpc
+from ssd.v1 import (
+    speculation_pb2,
+    speculation_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+    trace_pb2_grpc,
+)
 from ssd_client.errors import failure_of
 
 DEFAULT_ADDRESS = "127.0.0.1:7410"
@@ -32,7 +38,7 @@ _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])")
 
 
 class Endpoint:
-    """One target server. Connects with its first call."""
+    """One service, a target or a draft. Connects with its first call."""
 
     def __init__(self, address: str) -> None:
         host = check_address(address).rsplit(":", 1)[0]
@@ -41,11 +47,19 @@ class Endpoint:
         proxy = [("grpc.enable_http_proxy", 0)] if _LOOPBACK.fullmatch(host) else []
         self._channel = grpc.insecure_channel(address, options=[*_OPTIONS, *proxy])
         self.target = target_pb2_grpc.TargetServiceStub(self._channel)
+        self.draft = speculation_pb2_grpc.SpeculationServiceStub(self._channel)
+        self.trace = trace_pb2_grpc.TraceServiceStub(self._channel)
         self.health = health_pb2_grpc.HealthStub(self._channel)
 
     def model_info(self, timeout_s: float) -> target_pb2.GetModelInfoResponse:
         try:
             return self.target.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise failure_of(error, self.address, admitted=False) from error
+
+    def draft_info(self, timeout_s: float) -> speculation_pb2.GetDraftInfoResponse:
+        try:
+            return self.draft.GetDraftInfo(speculation_pb2.GetDraftInfoRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             raise failure_of(error, self.address, admitted=False) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 
 from ssd.v1 import target_pb2
 
@@ -45,6 +46,8 @@ class SpeculationStats:
     rejection_rounds: int = 0
     cache_round_micros: int = 0
     other_round_micros: int = 0
+    drafted_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, later: SpeculationStats) -> SpeculationStats:
@@ -54,6 +57,8 @@ class SpeculationStats:
             later.verification,
             fallbacks=dict(Counter(self.fallbacks) + Counter(later.fallbacks)),
             **{name: getattr(self, name) + getattr(later, name) for name in _COUNTERS},
+            drafted_per_position=_sums(self.drafted_per_position, later.drafted_per_position),
+            accepted_per_position=_sums(self.accepted_per_position, later.accepted_per_position),
         )
 
     @property
@@ -71,11 +76,7 @@ class SpeculationStats:
         return _share(self.accepted_tokens, self.drafted_tokens)
 
 
-_COUNTERS = [
-    each.name
-    for each in fields(SpeculationStats)
-    if each.name not in ("mode", "verification", "fallbacks")
-]
+_COUNTERS = [each.name for each in fields(SpeculationStats) if each.type == "int"]
 
 
 def stats_of(message: target_pb2.SpeculationStats) -> SpeculationStats:
@@ -84,6 +85,8 @@ def stats_of(message: target_pb2.SpeculationStats) -> SpeculationStats:
         _name(VERIFICATIONS, message.verification),
         fallbacks=dict(message.fallbacks),
         **{name: getattr(message, name) for name in _COUNTERS},
+        drafted_per_position=tuple(message.drafted_per_position),
+        accepted_per_position=tuple(message.accepted_per_position),
     )
 
 
@@ -93,6 +96,10 @@ def mode_name(mode: int) -> str:
 
 def _name(names: Mapping[str, int], value: int) -> str:
     return next((name for name, each in names.items() if each == value), UNKNOWN)
+
+
+def _sums(some: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(some, others, fillvalue=0))
 
 
 def _share(part: int, whole: int) -> float | None:

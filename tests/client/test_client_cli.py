@@ -81,6 +81,8 @@ SPECULATION = {
     "drafted_tokens": 9,
     "accepted_tokens": 8,
     "cache_tokens": 8,
+    "drafted_per_position": [3, 3, 3],
+    "accepted_per_position": [3, 3, 2],
 }
 
 

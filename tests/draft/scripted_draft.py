@@ -85,7 +85,9 @@ class ScriptedEngine(DraftEngine):
 
     def output(self, link: int, *said: DraftFrame, consumed: int = 0) -> None:
         stats = Stats(1, 2, *[0] * 11)
-        self.dispatch(DraftOutput([LinkOutput(link, list(said), consumed)], Load(1, 2, 3), stats))
+        self.dispatch(
+            DraftOutput([LinkOutput(link, list(said), consumed)], Load(1, 2, 3), stats, [])
+        )
 
     def die(self) -> None:
         self.abandon("the engine died")

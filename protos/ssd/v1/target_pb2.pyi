@@ -14,6 +14,15 @@ class SpeculationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATION_MODE_SYNC: _ClassVar[SpeculationMode]
     SPECULATION_MODE_SSD: _ClassVar[SpeculationMode]
 
+class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_ORIGIN_UNSPECIFIED: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_TARGET: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_CACHE: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_JUST_IN_TIME: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_NGRAM: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_SYNC: _ClassVar[TokenOrigin]
+
 class VerificationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERIFICATION_MODE_UNSPECIFIED: _ClassVar[VerificationMode]
@@ -29,6 +38,12 @@ SPECULATION_MODE_UNSPECIFIED: SpeculationMode
 SPECULATION_MODE_OFF: SpeculationMode
 SPECULATION_MODE_SYNC: SpeculationMode
 SPECULATION_MODE_SSD: SpeculationMode
+TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin
+TOKEN_ORIGIN_TARGET: TokenOrigin
+TOKEN_ORIGIN_CACHE: TokenOrigin
+TOKEN_ORIGIN_JUST_IN_TIME: TokenOrigin
+TOKEN_ORIGIN_NGRAM: TokenOrigin
+TOKEN_ORIGIN_SYNC: TokenOrigin
 VERIFICATION_MODE_UNSPECIFIED: VerificationMode
 VERIFICATION_MODE_COUPLED: VerificationMode
 VERIFICATION_MODE_REJECTION: VerificationMode
@@ -158,14 +173,16 @@ class GenerateStarted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs")
+    __slots__ = ("token_ids", "text", "logprobs", "origins")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    origins: _containers.RepeatedScalarFieldContainer[TokenOrigin]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("chosen", "top")
@@ -200,7 +217,7 @@ class GenerateFinish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "fallbacks")
+    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "fallbacks")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +246,8 @@ class SpeculationStats(_message.Message):
     REJECTION_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_ROUND_MICROS_FIELD_NUMBER: _ClassVar[int]
     OTHER_ROUND_MICROS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     verification: VerificationMode
@@ -251,8 +270,10 @@ class SpeculationStats(_message.Message):
     rejection_rounds: int
     cache_round_micros: int
     other_round_micros: int
+    drafted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     fallbacks: _containers.ScalarMap[str, int]
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens")

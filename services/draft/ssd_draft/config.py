@@ -61,6 +61,7 @@ class DraftEngineOptions:
     listen_host: str  # where a tensor plane is offered, too
     log_level: str
     check_integrity: bool
+    trace_events: int
 
 
 def check_config(config: DraftConfig) -> None:

@@ -42,6 +42,7 @@ from ssd_engine.frames import (
 )
 from ssd_engine.pace import Average, StepClock
 from ssd_engine.tensor_plane import RowsKey, Sender
+from ssd_engine.tracing import Kind, NoTrace, Trace, make_trace
 
 SHIPPED = (Source.CACHE, Source.JUST_IN_TIME)  # speculations that were drawn here
 OpenPlane = Callable[[LinkUp], tuple[Sender, Plane] | None]
@@ -84,6 +85,7 @@ class DraftCore:
         prefill_chunk: int,
         open_plane: OpenPlane = lambda up: None,
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace | None = None,
     ) -> None:
         """``make_planner`` gets the longest speculation that a target verifies."""
         self._speculator = speculator
@@ -95,6 +97,7 @@ class DraftCore:
         self._chunk = max(1, min(prefill_chunk, max_rows // 2))
         self._open_plane = open_plane
         self._now = clock
+        self._trace = trace or NoTrace()
         self._links: dict[int, Link] = {}
         self._draining = False
         self._step_clock = StepClock()
@@ -148,7 +151,7 @@ class DraftCore:
             self._speculate(chosen, chunk)
         for link in self._links.values():
             self._push(link)
-        return DraftOutput(self._outputs(), self.load(), self.stats())
+        return DraftOutput(self._outputs(), self.load(), self.stats(), self._trace.take())
 
     # Frames
 
@@ -212,6 +215,7 @@ class DraftCore:
             self._ship(link, sequence, frame)
             if sequence.prepared and sequence.phase is Phase.DECIDED:
                 link.planner.observe_use(sequence.is_late(frame))
+        self._trace_frame(frame)
         if not sequence.apply(frame, self._now()):
             # What the target believes of this sequence is not so: let it open it again.
             self.counters.dropped_frames += 1
@@ -223,6 +227,13 @@ class DraftCore:
             self._speculator.moved(sequence)
         except Cannot as error:
             self._give_up(link, sequence, NoticeKind.REFUSED, str(error))
+
+    def _trace_frame(self, frame: TargetFrame) -> None:
+        about = {"sequence": frame.sequence, "round": frame.round}
+        if isinstance(frame, Launch):
+            self._trace.moment(Kind.LAUNCH, tokens=len(frame.speculation), **about)
+        elif isinstance(frame, Outcome):
+            self._trace.moment(Kind.OUTCOME, accepted=frame.accepted, **about)
 
     def _ship(self, link: Link, sequence: DraftSequence, launch: Launch) -> None:
         """Rejection: what the tokens that were taken were drawn from, hidden under the forward."""
@@ -346,11 +357,25 @@ class DraftCore:
         rows = self._speculator.step(chosen, chunk, plans)
         now = self._now()
         self._step_clock.observe(rows, now - begin)
+        self._trace_step(chosen, begin, now, rows)
         self.counters.steps += 1
         self.counters.rows += rows
         for sequence, tokens in zip(chosen, before, strict=True):
             if sequence.phase is Phase.DECIDED and not tokens and _num_tokens(sequence):
                 self._just_in_time.observe(now - sequence.changed_at)
+
+    def _trace_step(self, chosen: list[DraftSequence], begin: float, end: float, rows: int) -> None:
+        first = chosen[0]
+        awaited = any(sequence.phase is Phase.DECIDED for sequence in chosen)
+        self._trace.span(
+            Kind.FORWARD,
+            begin,
+            end,
+            sequence=first.id if len(chosen) == 1 else 0,
+            round=first.round if len(chosen) == 1 else 0,
+            rows=rows,
+            origin=Source.JUST_IN_TIME if awaited else Source.CACHE,
+        )
 
     def _plan(self, sequence: DraftSequence, others: int) -> RoundPlan:
         """One for each round, made when it begins."""
@@ -374,6 +399,9 @@ class DraftCore:
             self.counters.branches += sum(branch.start == 0 for branch in branches)
             self.counters.branch_tokens += sum(len(branch.tokens) for branch in branches)
             link.outbox.append(Branches(sequence.id, sequence.round, branches))
+            tokens = sum(len(branch.tokens) for branch in branches)
+            about = {"sequence": sequence.id, "round": sequence.round}
+            self._trace.moment(Kind.PUSH, tokens=tokens, **about)
 
     def _is_silent(self, sequence: DraftSequence, now: float) -> bool:
         """A target takes an endpoint for dead that leaves its rounds without any answer."""
@@ -462,6 +490,7 @@ def make_core(options: DraftEngineOptions, runner: Runner | None) -> DraftCore:
         options.max_rows,
         options.prefill_chunk,
         PlaneOpener(options),
+        trace=make_trace(options.trace_events > 0),
     )
 
 

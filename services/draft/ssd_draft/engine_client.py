@@ -31,9 +31,10 @@ class DraftEngine(EngineProcess):
         max_frames: int,
         max_bytes: int,
         on_drop: Callable[[int], None],
+        trace_events: int = 0,
     ) -> None:
         """A link may have so many frames, and bytes, on their way in either direction."""
-        super().__init__(enter, options, decode_to_front)
+        super().__init__(enter, options, decode_to_front, trace_events=trace_events)
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._on_drop = on_drop
@@ -94,6 +95,7 @@ class DraftEngine(EngineProcess):
 
     def dispatch(self, record: DraftOutput) -> None:
         self.stats, self.load = record.stats, record.load
+        self.keep(record.trace)
         for output in record.links:
             link = self._links.get(output.link)
             if link is not None:

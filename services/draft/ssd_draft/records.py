@@ -4,6 +4,7 @@ import msgspec
 
 from ssd_engine.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.serving.records import Fatal, Ready, Record
+from ssd_engine.tracing import TraceEvent
 
 
 class Offer(Record, frozen=True):
@@ -66,6 +67,7 @@ class DraftOutput(Record, frozen=True):
     links: list[LinkOutput]
     load: Load
     stats: Stats
+    trace: list[TraceEvent]
 
 
 ToEngine = LinkUp | LinkFrames | LinkDown | Drain

@@ -3,6 +3,7 @@
 import asyncio
 
 from ssd.v1 import speculation_pb2 as pb
+from ssd.v1 import trace_pb2
 from ssd_draft import __version__
 from ssd_draft.config import (
     NGRAM_CONTEXT,
@@ -22,7 +23,9 @@ from ssd_engine.serving.config import StepSizes, parse_address
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.server import ServiceServer
+from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.tracing import TraceRing
 
 KINDS = {"model": pb.SPECULATOR_KIND_MODEL, "ngram": pb.SPECULATOR_KIND_NGRAM}
 MESSAGES_IN_FLIGHT = 2  # of the largest size, of one link, on their way to the engine
@@ -68,6 +71,7 @@ class DraftServer(ServiceServer):
             max_frames=config.max_frames,
             max_bytes=MESSAGES_IN_FLIGHT * config.max_message_mib * 1024 * 1024,
             on_drop=metrics.frames_dropped.labels("slow_reader").inc,
+            trace_events=config.trace_events,
         )
         self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout)
         super().__init__(config, self._engine, self._servicer, metrics, config.max_links)
@@ -88,6 +92,10 @@ class DraftServer(ServiceServer):
         if self._plan is None:
             return endpoint.name
         return self._plan.describe(ready.num_blocks)
+
+    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
+        name = self._plan.name if self._plan is not None else self._config.speculator
+        return TraceServicer(trace_pb2, "draft", name, ring)
 
     def refuse_new(self) -> None:
         self._servicer.draining = True
@@ -123,6 +131,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         listen_host=parse_address("--listen", config.listen)[0],
         log_level=config.log_level,
         check_integrity=config.check_integrity,
+        trace_events=config.trace_events,
     )
 
 

@@ -55,6 +55,7 @@ class EngineOptions:
     prefill_chunk: int
     log_level: str
     check_integrity: bool
+    trace_events: int
     speculation: SpeculationOptions
     draft_model: ModelConfig | None  # of synchronous speculation
     draft_runner: RunnerOptions | None

@@ -15,6 +15,7 @@ from ssd_engine.batch import Draw, Part
 from ssd_engine.block_pool import BlockPool
 from ssd_engine.scored import Pending, Scored
 from ssd_engine.token_ids import unpack_tokens
+from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.records import (
     Cancel,
     Delta,
@@ -72,6 +73,7 @@ class Ended:
     flight: Flight
     scored: Scored
     measured: Measured
+    at: float  # of the trace's clock
     committed: list[int] = field(default_factory=list)
 
 
@@ -85,6 +87,7 @@ class EngineCore:
         prefill_chunk: int,
         speculator: Speculator,
         replay_rows: int = 0,
+        trace: Trace | None = None,
     ) -> None:
         """``replay_rows``: that of Scheduler."""
         self._runner = runner
@@ -97,6 +100,7 @@ class EngineCore:
         pool = BlockPool(runner.num_blocks, block_size)
         self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows)
         self.speculator = speculator
+        self._trace = trace or NoTrace()
 
     @property
     def has_work(self) -> bool:
@@ -137,7 +141,7 @@ class EngineCore:
             self._account()
         self.speculator.flush()
         self._steps += 1
-        return StepOutput(deltas, self.stats())
+        return StepOutput(deltas, self.stats(), self._trace.take())
 
     def stats(self) -> Stats:
         scheduler, pool = self.scheduler, self.scheduler.pool
@@ -182,12 +186,15 @@ class EngineCore:
                 self._begin(work.sequence)
         if not works:
             return []
+        begin = self._trace.now()
         logits = self._runner.forward([work.chunk for work in works], self.speculator.flush)
         for work in works:
             if not work.chunk.num_logits:
                 self.scheduler.advance(work, 0, [])
         ending = [work for work in works if work.chunk.num_logits]
         deltas = self._end_rounds(ending, Scored(lambda: logits)) if ending else []
+        width = sum(len(work.chunk.tokens) for work in works)
+        self._trace.span(Kind.PREFILL, begin, self._trace.now(), rows=width)
         return [delta for delta in deltas if delta is not None]
 
     def _begin(self, sequence: Sequence) -> None:
@@ -232,11 +239,12 @@ class EngineCore:
             self.speculator.listen()
         self.speculator.listen(MOST_RECORDS)
         scored = flight.pending.result()
+        at = self._trace.now()
         for work in flight.works:
             if not work.chunk.num_logits and not work.sequence.ended:
                 self.scheduler.advance(work, 0, [])
         rounds = [work for work in flight.works if work.chunk.num_logits]
-        self._ended = Ended(flight, scored, self.speculator.measure(flight.rows))
+        self._ended = Ended(flight, scored, self.speculator.measure(flight.rows), at)
         if not rounds:
             return []
         drawn = self.speculator.drawn(flight.rows)
@@ -254,6 +262,8 @@ class EngineCore:
         self._forwards += 1
         self._forward_seconds += seconds
         self._gap_seconds += self._runner.gap_seconds
+        width = sum(len(work.chunk.tokens) for work in ended.flight.works)
+        self._trace.span(Kind.FORWARD, ended.at - seconds, ended.at, rows=width)
         if rows:
             committed = ended.committed[: len(rows)]
             self.speculator.stepped(rows, seconds, committed, ended.measured)
@@ -275,10 +285,19 @@ class EngineCore:
             self._forget(sequence.id)
             return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
         tokens = self.scheduler.advance(work, outcome.accepted, outcome.tokens)
-        self.speculator.ended(sequence, outcome.accepted, outcome.tokens[-1], len(tokens))
+        source = self.speculator.ended(sequence, outcome.accepted, outcome.tokens[-1], len(tokens))
         logprobs = None if outcome.logprobs is None else outcome.logprobs[: len(tokens)]
         stats = self.speculator.end(sequence.id) if sequence.finished else None
-        return Delta(sequence.id, tokens, logprobs, cached, sequence.finished, speculation=stats)
+        return Delta(
+            sequence.id,
+            tokens,
+            logprobs,
+            cached,
+            sequence.finished,
+            speculation=stats,
+            source=source,
+            accepted=min(outcome.accepted, len(tokens)),
+        )
 
     def _forget(self, sequence_id: int) -> None:
         self._requests.pop(sequence_id, None)

@@ -26,7 +26,7 @@ class EngineClient(EngineProcess):
     """Use from one event loop."""
 
     def __init__(self, options: EngineOptions) -> None:
-        super().__init__(enter, options, decode_to_front, OUTBOX)
+        super().__init__(enter, options, decode_to_front, OUTBOX, options.trace_events)
         self._streams: dict[int, asyncio.Queue[Delta | EngineGone]] = {}
         self._next_id = 0
         self.stats: Stats | None = None
@@ -66,6 +66,7 @@ class EngineClient(EngineProcess):
                 self.plane_ability = record
             case StepOutput():
                 self.stats = record.stats
+                self.keep(record.trace)
                 for delta in record.deltas:
                     stream = self._streams.get(delta.sequence)
                     if stream is not None:

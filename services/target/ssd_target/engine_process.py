@@ -11,6 +11,7 @@ from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.engine_loop import PipePoll, run_engine, serve_records, warm_up
 from ssd_engine.serving.records import Ready, encode
 from ssd_engine.tensor_plane import local_offer
+from ssd_engine.tracing import make_trace
 from ssd_target.config import EngineOptions
 from ssd_target.core import EngineCore
 from ssd_target.records import (
@@ -42,7 +43,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     vocabulary = decode_to_engine(pipe.recv_bytes())
     if not isinstance(vocabulary, Vocabulary):
         raise RuntimeError(f"the vocabulary comes first, got {type(vocabulary).__name__}")
-    inbox = Inbox(pipe)
+    inbox, trace = Inbox(pipe), make_trace(options.trace_events > 0)
     core = EngineCore(
         runner,
         vocabulary.token_bytes,
@@ -57,8 +58,10 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
             stalled=inbox.send_stalled,
             drafter=drafter,
             open_plane=PlaneOpener(options),
+            trace=trace,
         ),
         replay_rows=_replay_rows(runner, options),
+        trace=trace,
     )
     inbox.core = core
     ability = local_offer(torch.device(options.runner.device))

@@ -6,6 +6,7 @@ from ssd_engine.completion import StopRules
 from ssd_engine.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.sampling_params import Logprobs, SamplingParams
 from ssd_engine.serving.records import Fatal, Ready, Record
+from ssd_engine.tracing import TraceEvent
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.stats import SpeculationStats
 
@@ -89,6 +90,8 @@ class Delta(Record, frozen=True):
     finished: bool
     error: str | None = None
     speculation: SpeculationStats | None = None  # with the last tokens
+    source: int = 0  # of the speculated tokens among them, a Source; 0: there are none
+    accepted: int = 0  # so many, the first ones
 
 
 class PlaneAbility(Record, frozen=True):
@@ -126,6 +129,7 @@ class Stats(Record, frozen=True):
 class StepOutput(Record, frozen=True):
     deltas: list[Delta]
     stats: Stats
+    trace: list[TraceEvent]
 
 
 LinkRecord = LinkUp | LinkDown | LinkGone | LinkFrames

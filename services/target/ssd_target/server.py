@@ -4,12 +4,15 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from ssd.v1 import target_pb2 as pb
+from ssd.v1 import trace_pb2
 from ssd_engine.errors import ConfigError
 from ssd_engine.serving.config import StepSizes
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.server import ServiceServer
+from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.tracing import TraceRing
 from ssd_target import __version__
 from ssd_target.config import (
     EngineOptions,
@@ -122,6 +125,9 @@ class TargetServer(ServiceServer):
         )
         return plan.describe(ready.num_blocks)
 
+    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
+        return TraceServicer(trace_pb2, "target", self._plan.name, ring)
+
     def refuse_new(self) -> None:
         self._servicer.draining = True
 
@@ -138,6 +144,7 @@ def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:
         prefill_chunk=config.prefill_chunk,
         log_level=config.log_level,
         check_integrity=config.check_integrity,
+        trace_events=config.trace_events,
         speculation=speculation_options(config),
         draft_model=None if draft is None else draft.model,
         draft_runner=None if draft is None else draft.runner,

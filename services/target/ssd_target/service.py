@@ -10,6 +10,7 @@ import grpc
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, FinishReason
 from ssd_engine.errors import SSDError
+from ssd_engine.frames import Source
 from ssd_engine.sampling_params import Logprobs
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.status import (
@@ -39,6 +40,14 @@ RETRY_BOUNDS = (0.1, 30.0)
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+ORIGINS: dict[int, pb.TokenOrigin] = {
+    Source.CACHE: pb.TOKEN_ORIGIN_CACHE,
+    Source.JUST_IN_TIME: pb.TOKEN_ORIGIN_JUST_IN_TIME,
+    Source.NGRAM: pb.TOKEN_ORIGIN_NGRAM,
+    Source.SYNC: pb.TOKEN_ORIGIN_SYNC,
 }
 
 
@@ -230,6 +239,9 @@ def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
         message.token_ids.extend(delta.tokens)
         message.text += "".join(map(completion.push, delta.tokens))
         message.logprobs.extend(map(_logprobs, delta.logprobs or ()))
+        speculated = delta.accepted
+        message.origins.extend([ORIGINS[delta.source]] * speculated if speculated else ())
+        message.origins.extend([pb.TOKEN_ORIGIN_TARGET] * (len(delta.tokens) - speculated))
     return pb.GenerateResponse(tokens=message)
 
 

@@ -91,6 +91,11 @@ class Options:
             self("--keepalive-seconds", "Interval of HTTP/2 pings to clients.", type=float),
             self("--reflection", "Offer gRPC reflection.", is_flag=True),
             self("--metrics-listen", "HOST:PORT of Prometheus metrics. Default: none."),
+            self(
+                "--trace-events",
+                "Keep so many of the engine's last events, for timelines; 0: none.",
+                type=int,
+            ),
             self("--log-level", "How much to log.", type=click.Choice(LOG_LEVELS)),
             self(
                 "--check-integrity",

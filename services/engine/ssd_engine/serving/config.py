@@ -24,6 +24,7 @@ BOUNDS: Bounds = {
     "drain_timeout": (0, 86_400),
     "max_message_mib": (1, 1024),
     "keepalive_seconds": (10, 86_400),
+    "trace_events": (0, 10_000_000),
 }
 
 
@@ -54,6 +55,7 @@ class ServiceConfig:
     keepalive_seconds: float = 60.0
     reflection: bool = False
     metrics_listen: str | None = None
+    trace_events: int = 0
     log_level: str = "info"
     check_integrity: bool = False
 

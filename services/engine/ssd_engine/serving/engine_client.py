@@ -17,6 +17,7 @@ from typing import Any
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError, SSDError
 from ssd_engine.processes import terminal_signals_blocked
 from ssd_engine.serving.records import Fatal, Ready, encode
+from ssd_engine.tracing import TraceEvent, TraceRing
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +37,16 @@ class EngineProcess(ABC):
         options: Any,
         decode: Callable[[bytes], Any],
         outbox: int = 0,
+        trace_events: int = 0,
     ) -> None:
-        """``outbox`` bounds the records on their way to the engine; 0: others bound them."""
+        """``outbox`` bounds the records on their way to the engine; 0: others bound them.
+        ``trace_events``: so many are kept."""
         self._entry = entry
         self._options = options
         self._decode = decode
         self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
         self._fatal: Fatal | None = None
+        self.trace = TraceRing(trace_events) if trace_events else None
 
     @abstractmethod
     def dispatch(self, record: Any) -> None:
@@ -66,6 +70,11 @@ class EngineProcess(ABC):
         theirs.close()  # so that the engine's end is the only one, and its death an EOF
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=_write, args=(self._outbox, self._pipe), daemon=True).start()
+
+    def keep(self, events: list[TraceEvent]) -> None:
+        """Of the engine's trace."""
+        if self.trace is not None:
+            self.trace.add(events)
 
     @property
     def backlog(self) -> int:

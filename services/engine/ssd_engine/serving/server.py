@@ -17,6 +17,9 @@ from ssd_engine.serving.config import ServiceConfig, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.records import Ready
+from ssd_engine.serving.trace_service import SERVICE as TRACES
+from ssd_engine.serving.trace_service import TraceServicer
+from ssd_engine.tracing import TraceRing
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +76,10 @@ class ServiceServer(ABC):
     def cut_off(self) -> None:
         """The drain's time is over: end what is still active."""
 
+    @abstractmethod
+    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
+        """The service of the trace that this ring keeps; None: there is none."""
+
     async def run(self) -> None:
         """Until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
         loop = asyncio.get_running_loop()
@@ -120,12 +127,17 @@ class ServiceServer(ABC):
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
             ],
         )
-        server.add_generic_rpc_handlers((self._service_calls.handlers(),))
+        server.add_generic_rpc_handlers(
+            (
+                self._service_calls.handlers(),
+                self.trace_calls(self._engine_process.trace).handlers(),
+            )
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._make_health(), server)
         if self._service_config.reflection:
             from grpc_reflection.v1alpha import reflection
 
-            names = (self.service, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (self.service, TRACES, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         return server
 

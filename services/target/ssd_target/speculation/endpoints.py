@@ -18,6 +18,7 @@ from ssd_engine.frames import (
     TargetFrame,
 )
 from ssd_engine.tensor_plane import Receiver
+from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.records import LinkUp
 from ssd_target.speculation.endpoint import BUSY_SECONDS, Endpoint
 from ssd_target.speculation.options import SpeculationOptions
@@ -38,8 +39,10 @@ class Endpoints:
         stalled: Stalled = lambda link, epoch, reason: None,
         open_plane: OpenPlane = lambda up, plane: None,
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace | None = None,
     ) -> None:
         self._options = options
+        self._trace = trace or NoTrace()
         self._sequences = sequences  # all of the target, whether attached or not
         self._send, self._stalled, self._open_plane = send, stalled, open_plane
         self._now = clock
@@ -127,6 +130,8 @@ class Endpoints:
             self.dropped += len(frame.branches)
             return
         self.dropped += speculated.rounds.push(endpoint.link, endpoint.epoch, frame)
+        tokens = sum(len(branch.tokens) for branch in frame.branches)
+        self._trace.moment(Kind.PUSH, sequence=frame.sequence, round=frame.round, tokens=tokens)
 
     def _plane(self, endpoint: Endpoint, plane: Plane) -> None:
         """Only an endpoint that the operator trusts was offered one, and it answers once."""

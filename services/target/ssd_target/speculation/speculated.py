@@ -9,7 +9,7 @@ from ssd_engine.ngram import NgramIndex
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.rounds import Rounds
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_target.speculation.stats import LookUp, SpeculationStats
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class Speculated:
     rounds: Rounds
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     source: Source = Source.NONE  # of the round in flight
+    found: LookUp | None = None  # when that round was looked up
     drafted: int = 0
     judged: int = 0  # of these, the tokens before a cut
     ended_at: float = 0.0  # of the round before

@@ -14,6 +14,7 @@ import torch
 
 from ssd_engine.frames import Launch, Open, Outcome, Source, Verification
 from ssd_engine.token_ids import pack_tokens
+from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.distributions import Distributions
 from ssd_target.speculation.endpoint import Endpoint
@@ -22,10 +23,12 @@ from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, Spe
 from ssd_target.speculation.pacing import Pacing
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.speculated import Speculated, Taken
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_target.speculation.stats import LookUp, SpeculationStats
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from ssd_target.verifier import Drawn
 
+# As they are written in a trace.
+_NUMBERS: dict[LookUp | None, int] = {found: i for i, found in enumerate(LookUp, start=1)}
 Receive = Callable[[float], bool]  # handle what comes within so many seconds; False: nothing came
 
 
@@ -47,14 +50,18 @@ class Speculator:
         drafter: SyncDrafter | None = None,
         open_plane: OpenPlane = lambda up, plane: None,
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace | None = None,
     ) -> None:
         self._options = options
+        self._trace = trace or NoTrace()
         self._vocab_size = vocab_size
         self._receive = receive
         self._drafter = drafter
         self._now = clock
         self._sequences: dict[int, Speculated] = {}
-        self.endpoints = Endpoints(options, self._sequences, send, stalled, open_plane, clock)
+        self.endpoints = Endpoints(
+            options, self._sequences, send, stalled, open_plane, clock, self._trace
+        )
         self._distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
         self._step_begin = 0.0
@@ -116,17 +123,30 @@ class Speculator:
         """How each row of the forward that has just ended is verified."""
         return self._distributions.of(rows)
 
-    def ended(self, sequence: Sequence, accepted: int, token: int, committed: int) -> None:
-        """A round has ended in (accepted, token); so many tokens of it were committed."""
+    def ended(self, sequence: Sequence, accepted: int, token: int, committed: int) -> Source:
+        """A round has ended in (accepted, token); so many tokens of it were committed. Returns
+        where its speculation came from."""
         speculated, now = self._sequences[sequence.id], self._now()
         rounds = speculated.rounds
         if rounds.round > 0:
             right, seconds = min(accepted, committed), now - speculated.ended_at
             speculated.stats.ended(speculated.source, speculated.drafted, right, seconds)
+            self._trace.span(
+                Kind.ROUND,
+                speculated.ended_at,
+                now,
+                sequence=sequence.id,
+                round=rounds.round,
+                tokens=speculated.drafted,
+                accepted=right,
+                origin=speculated.source,
+                look_up=_NUMBERS.get(speculated.found, 0),
+            )
         speculated.ended_at = now
         self._pacing.accepted(speculated, accepted, self.endpoints.of(speculated))
         rounds.outcome(accepted, token)
         speculated.outcome_sent = not rounds.attached
+        return speculated.source
 
     def measure(self, rows: Rows[Taken]) -> Measured:
         """The forward in flight is over."""
@@ -161,6 +181,7 @@ class Speculator:
             return Taken(speculated, self._pacing.sync_depth(speculated, num_rows))
         endpoint = self.endpoints.of(speculated)
         taken = Taken(speculated, self._pacing.depth(speculated, num_rows, endpoint))
+        speculated.found = None
         if not taken.wanted or speculated.request.mode is not Mode.SSD:
             return taken
         rounds, stats = speculated.rounds, speculated.stats
@@ -169,7 +190,8 @@ class Speculator:
             return taken
         if rounds.decided is None or not endpoint.payoff.speculates:
             return taken
-        stats.looked_up(rounds.branches.look_up(*rounds.decided, taken.wanted))
+        speculated.found = rounds.branches.look_up(*rounds.decided, taken.wanted)
+        stats.looked_up(speculated.found)
         taken.fill(Source.CACHE)
         taken.missed = not taken.tokens
         return taken
@@ -203,6 +225,7 @@ class Speculator:
                 elapsed = budget
                 break
             elapsed = self._now() - begin
+        self._trace.span(Kind.WAIT, begin, begin + elapsed)
         for row in rows:
             row.fill(Source.JUST_IN_TIME)
             row.speculated.stats.wait_micros += int(elapsed * 1e6)
@@ -229,7 +252,9 @@ class Speculator:
         begin = self._now()
         drafts = [DraftRow(r.speculated.sequence, r.wanted, r.down_weight) for r in rows]
         self._drafter.draft(drafts)
-        self._pacing.drafted(max(len(draft.tokens) for draft in drafts), self._now() - begin)
+        end, longest = self._now(), max(len(draft.tokens) for draft in drafts)
+        self._pacing.drafted(longest, end - begin)
+        self._trace.span(Kind.DRAFT, begin, end, tokens=longest)
         for row, draft in zip(rows, drafts, strict=True):
             if draft.tokens:
                 row.tokens, row.source = draft.tokens, Source.SYNC

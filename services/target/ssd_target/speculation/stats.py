@@ -1,6 +1,7 @@
 """What speculation did, for one request or for all. Plain counters."""
 
 from enum import Enum
+from itertools import zip_longest
 
 import msgspec
 
@@ -36,6 +37,8 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     rejection_rounds: int = 0
     cache_round_micros: int = 0
     other_round_micros: int = 0
+    drafted_per_position: list[int] = []
+    accepted_per_position: list[int] = []
     fallbacks: dict[str, int] = {}
 
     def looked_up(self, result: LookUp) -> None:
@@ -52,6 +55,8 @@ class SpeculationStats(msgspec.Struct, array_like=True):
         self.rounds += 1
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
+        _count(self.drafted_per_position, drafted)
+        _count(self.accepted_per_position, accepted)
         if source is Source.CACHE:
             self.cache_tokens += accepted
             self.cache_round_micros += int(seconds * 1e6)
@@ -62,12 +67,26 @@ class SpeculationStats(msgspec.Struct, array_like=True):
             self.rejected_rounds += accepted < drafted
 
     def add(self, other: "SpeculationStats") -> None:
-        for name in self.__struct_fields__[:-1]:
+        for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _PER_POSITION:
+            sums = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            setattr(self, name, [mine + theirs for mine, theirs in sums])
         for reason, count in other.fallbacks.items():
             self.fallbacks[reason] = self.fallbacks.get(reason, 0) + count
 
 
+def _count(positions: list[int], tokens: int) -> None:
+    """One more at each of the first ``tokens`` positions."""
+    positions += [0] * (tokens - len(positions))
+    for i in range(tokens):
+        positions[i] += 1
+
+
+_PER_POSITION = ("drafted_per_position", "accepted_per_position")
+_COUNTERS = tuple(
+    name for name in SpeculationStats.__struct_fields__ if name not in (*_PER_POSITION, "fallbacks")
+)
 _LOOK_UPS = {
     LookUp.HIT: "hits",
     LookUp.LATE: "late",

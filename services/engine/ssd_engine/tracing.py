@@ -1,0 +1,105 @@
+"""What an engine notes of its rounds, for those who want to see them. No text, no tokens.
+
+The engine gathers events during a step and hands them over with the step's output; the front keeps
+the last of them. Where nobody asked for a trace, nothing is gathered.
+"""
+
+import time
+from collections import deque
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Kind(IntEnum):
+    """The numbers are those of the wire."""
+
+    FORWARD = 1
+    PREFILL = 2
+    ROUND = 3
+    WAIT = 4
+    DRAFT = 5
+    PUSH = 6
+    LAUNCH = 7
+    OUTCOME = 8
+
+
+class TraceEvent(msgspec.Struct, frozen=True, array_like=True):
+    kind: int
+    begin: float  # seconds of the monotonic clock
+    seconds: float
+    sequence: int = 0  # 0: several
+    round: int = 0
+    rows: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    origin: int = 0  # where a speculation came from: a Source
+    look_up: int = 0
+
+
+class Trace:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._events: list[TraceEvent] = []
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def span(self, kind: Kind, begin: float, end: float, **about: int) -> None:
+        self._events.append(TraceEvent(kind, begin, end - begin, **about))
+
+    def moment(self, kind: Kind, **about: int) -> None:
+        self._events.append(TraceEvent(kind, self.now(), 0.0, **about))
+
+    def take(self) -> list[TraceEvent]:
+        """What came since the last time."""
+        events, self._events = self._events, []
+        return events
+
+
+class NoTrace(Trace):
+    """Nobody is interested."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def span(self, kind: Kind, begin: float, end: float, **about: int) -> None:
+        pass
+
+    def moment(self, kind: Kind, **about: int) -> None:
+        pass
+
+    def take(self) -> list[TraceEvent]:
+        return []
+
+
+def make_trace(enabled: bool) -> Trace:
+    return Trace() if enabled else NoTrace()
+
+
+class Excerpt(NamedTuple):
+    events: list[TraceEvent]
+    next_event: int
+    lost: int
+
+
+class TraceRing:
+    """The last events of an engine, numbered from its start."""
+
+    def __init__(self, capacity: int) -> None:
+        self._kept: deque[TraceEvent] = deque(maxlen=capacity)
+        self._total = 0
+
+    def add(self, events: list[TraceEvent]) -> None:
+        self._kept.extend(events)
+        self._total += len(events)
+
+    def since(self, first: int, most: int) -> Excerpt:
+        """Up to ``most`` events from number ``first`` on."""
+        oldest = self._total - len(self._kept)
+        begin = min(max(first, oldest), self._total)
+        end = min(begin + most, self._total)
+        events = [self._kept[i - oldest] for i in range(begin, end)]
+        return Excerpt(events, end, max(0, begin - first))

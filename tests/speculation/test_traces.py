@@ -1,0 +1,190 @@
+"""What services say of their rounds, and how a client puts it on one clock."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import trace_pb2, trace_pb2_grpc
+from ssd_client.endpoints import Endpoint, connect
+from ssd_client.errors import ClientError
+from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
+from tests.processes import DraftProcess, Output, TargetProcess, collect, draft, target
+
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TargetProcess, DraftProcess]]:
+    folder = tmp_path_factory.mktemp("traced")
+    with (
+        draft(folder / "draft", "--trace-events", "20000") as drafting,
+        target(
+            folder / "target",
+            *("--trace-events", "20000", "--draft", drafting.address),
+            *("--draft-model", "stories-draft", "--backup", "jit"),
+        ) as serving,
+    ):
+        deadline = time.monotonic() + 60
+        while _states(serving) != ["up"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield serving, drafting
+
+
+def _states(serving: TargetProcess) -> list[str]:
+    info = serving.stub().GetModelInfo(pb.GetModelInfoRequest())
+    return [endpoint.state for endpoint in info.speculation_endpoints]
+
+
+def generate(serving: TargetProcess, mode: "pb.SpeculationMode") -> Output:
+    request = pb.GenerateRequest(
+        text="Once upon a time",
+        sampling=pb.SamplingOptions(temperature=0),
+        stop=pb.StopOptions(max_tokens=TOKENS, ignore_eos=True),
+        speculation=pb.SpeculationOptions(mode=mode),
+    )
+    return collect(serving.stub().Generate(request))
+
+
+def traced(
+    pair: tuple[TargetProcess, DraftProcess], mode: "pb.SpeculationMode"
+) -> tuple[Output, list[TraceEvent], float, float]:
+    with connect([service.address for service in pair]) as endpoints:
+        readers = [TraceReader(endpoint) for endpoint in endpoints]
+        begin = time.monotonic()
+        output = generate(pair[0], mode)
+        end = time.monotonic()
+        time.sleep(0.3)  # what an idle engine noted goes out with its next step
+        events = [event for reader in readers for event in reader.take()]
+        assert not any(reader.lost for reader in readers)
+    return output, between(events, begin, end), begin, end
+
+
+@pytest.mark.services
+def test_rounds_of_a_trace_are_those_of_the_statistics(
+    pair: tuple[TargetProcess, DraftProcess],
+) -> None:
+    output, events, _, _ = traced(pair, pb.SPECULATION_MODE_SSD)
+    stats = output.finish.speculation
+    rounds = [event for event in events if event.kind == "round"]
+    assert len(rounds) == stats.rounds
+    assert sum(event.accepted for event in rounds) == stats.accepted_tokens
+    assert sum(event.tokens for event in rounds) == stats.drafted_tokens
+    assert sum(event.look_up == "hit" for event in rounds) == stats.hits
+    assert sum(event.look_up == "late" for event in rounds) == stats.late
+    assert sum(event.origin == "cache" for event in rounds) == stats.cache_rounds
+    assert [event.round for event in rounds] == list(range(1, stats.rounds + 1))
+    positions = [sum(event.accepted > i for event in rounds) for i in range(5)]
+    assert list(stats.accepted_per_position) == [n for n in positions if n]
+
+
+@pytest.mark.services
+def test_a_trace_shows_both_services_within_the_time_of_the_request(
+    pair: tuple[TargetProcess, DraftProcess],
+) -> None:
+    output, events, begin, end = traced(pair, pb.SPECULATION_MODE_SSD)
+    forwards = [e for e in events if (e.service, e.kind) == ("target", "forward")]
+    steps = [e for e in events if (e.service, e.kind) == ("draft", "forward")]
+    assert len(forwards) == output.finish.speculation.rounds
+    assert steps
+    for event in forwards:
+        assert begin <= event.begin <= event.end <= end
+    assert all(one.end <= other.begin + 1e-6 for one, other in pairwise(forwards))
+    sent = [e for e in events if (e.service, e.kind) == ("draft", "push") and e.tokens]
+    come = {(e.sequence, e.round) for e in events if (e.service, e.kind) == ("target", "push")}
+    assert {(e.sequence, e.round) for e in sent[:-2]} <= come
+
+
+@pytest.mark.services
+def test_in_turns_no_draft_computes_while_the_target_does(
+    pair: tuple[TargetProcess, DraftProcess],
+) -> None:
+    _, events, _, _ = traced(pair, pb.SPECULATION_MODE_SYNC)
+    turns = [event for event in events if event.kind == "draft"]
+    forwards = [event for event in events if event.kind == "forward"]
+    assert turns
+    assert {event.service for event in turns + forwards} == {"target"}
+    for turn in turns:
+        assert all(turn.end <= f.begin + 1e-6 or f.end <= turn.begin + 1e-6 for f in forwards)
+
+
+@pytest.mark.services
+def test_every_token_says_where_it_was_known_first(
+    pair: tuple[TargetProcess, DraftProcess],
+) -> None:
+    request = pb.GenerateRequest(
+        text="Once upon a time",
+        sampling=pb.SamplingOptions(temperature=0),
+        stop=pb.StopOptions(max_tokens=TOKENS, ignore_eos=True),
+        speculation=pb.SpeculationOptions(mode=pb.SPECULATION_MODE_SYNC),
+    )
+    origins: list[int] = []
+    for response in pair[0].stub().Generate(request):
+        assert len(response.tokens.origins) == len(response.tokens.token_ids)
+        origins += response.tokens.origins
+        stats = response.finish.speculation
+    assert origins.count(pb.TOKEN_ORIGIN_SYNC) == stats.accepted_tokens > 0
+    assert origins.count(pb.TOKEN_ORIGIN_TARGET) == len(origins) - stats.accepted_tokens
+    assert origins[0] == pb.TOKEN_ORIGIN_TARGET
+
+
+@pytest.mark.services
+def test_without_the_option_no_trace_is_kept_and_the_answer_says_how(tmp_path: Path) -> None:
+    with (
+        draft(tmp_path, model=None) as drafting,
+        connect([drafting.address]) as (endpoint,),
+        pytest.raises(ClientError, match="--trace-events"),
+    ):
+        TraceReader(endpoint)
+
+
+class ShiftedClock(trace_pb2_grpc.TraceServiceServicer):
+    """A service whose clock is far from ours."""
+
+    def GetClock(self, request: object, context: object) -> trace_pb2.GetClockResponse:
+        return trace_pb2.GetClockResponse(clock_nanos=time.monotonic_ns() + SHIFT_NANOS)
+
+    def GetTrace(
+        self, request: trace_pb2.GetTraceRequest, context: object
+    ) -> trace_pb2.GetTraceResponse:
+        if request.first_event:
+            return trace_pb2.GetTraceResponse(role="draft", next_event=0)
+        now = time.monotonic_ns() + SHIFT_NANOS
+        event = trace_pb2.TraceEvent(kind=99, begin_nanos=now, duration_nanos=10**6, look_up=77)
+        return trace_pb2.GetTraceResponse(role="draft", events=[event], next_event=1)
+
+
+SHIFT_NANOS = 3_600 * 10**9
+
+
+def test_clocks_that_differ_are_brought_together() -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_pb2_grpc.add_TraceServiceServicer_to_server(ShiftedClock(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        reader = TraceReader(Endpoint(f"127.0.0.1:{port}"))
+        assert abs(reader.offset.seconds - 3600) <= reader.offset.error_s + 1e-4
+        (event,) = reader.take()
+        assert abs(event.begin - time.monotonic()) < 5
+        assert (event.kind, event.look_up) == ("", "")  # of a newer service
+    finally:
+        server.stop(None)
+
+
+def test_a_viewer_gets_one_row_for_each_kind_of_each_service() -> None:
+    def event(service: str, kind: str, begin: float, seconds: float) -> TraceEvent:
+        return TraceEvent(service, "h:1", kind, begin, seconds, 1, 2, 3, 4, 1, "cache", "hit")
+
+    content = perfetto([event("target", "forward", 5.0, 0.25), event("draft", "push", 5.1, 0.0)])
+    names = {e["args"]["name"] for e in content["traceEvents"] if e["ph"] == "M"}
+    assert names == {"target h:1", "draft h:1", "forward", "push"}
+    span, moment = (e for e in content["traceEvents"] if e["ph"] != "M")
+    assert (span["ph"], span["ts"], span["dur"], span["pid"]) == ("X", 0.0, 250_000.0, 1)
+    assert (moment["ph"], round(moment["ts"]), moment["pid"]) == ("i", 100_000, 2)
+    assert span["args"]["look_up"] == "hit"
