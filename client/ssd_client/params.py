@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -26,6 +27,17 @@ class _Type(click.ParamType):
         raise NotImplementedError
 
 
+class Parsed(_Type):
+    """What a function makes of it; its ValueError is the user's."""
+
+    def __init__(self, parse: Callable[[str], Any], name: str) -> None:
+        self._parse = parse
+        self.name = name
+
+    def parse(self, value: str) -> Any:
+        return self._parse(value)
+
+
 class Uint(_Type):
     name = "n"
 
@@ -37,6 +49,27 @@ class Uint(_Type):
         if not _is_uint(value) or not self._least <= int(value) < 2**self._bits:
             raise ValueError(f"{value!r} is not a whole number in {self._least}..2^{self._bits}-1")
         return int(value)
+
+
+class UintList(_Type):
+    """Whole numbers, each at least 1: 1,2,4."""
+
+    name = "n,n"
+
+    def parse(self, value: str) -> tuple[int, ...]:
+        return tuple(Uint(least=1).parse(each.strip()) for each in value.split(","))
+
+
+class Rates(_Type):
+    """Numbers above 0: 0.5,2."""
+
+    name = "x,x"
+
+    def parse(self, value: str) -> tuple[float, ...]:
+        rates = tuple(parse_number(each) for each in value.split(","))
+        if not all(0 < rate <= 1e6 for rate in rates):
+            raise ValueError(f"{value!r} is not a list of numbers above 0")
+        return rates
 
 
 class Percent(_Type):

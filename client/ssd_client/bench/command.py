@@ -1,0 +1,194 @@
+"""`ssd-client bench`: flags in, files and a table out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ssd_client import params
+from ssd_client.bench.baseline import check_baseline
+from ssd_client.bench.prompts import HUB_SETS, STORIES, load_prompts
+from ssd_client.bench.run import Bench, Outputs
+from ssd_client.bench.settings import MODES, Settings
+from ssd_client.bench.subject import Subject, command_line
+from ssd_client.bench.table import TerminalProgress, show_results
+from ssd_client.errors import BadInputError
+from ssd_client.local import LocalFlags, LocalPlan, plan_local
+from ssd_client.options import local_options
+from ssd_client.serving import check_local, pick, serving
+from ssd_client.traces import write_perfetto
+
+TRACE_EVENTS = "200000"
+DIFFERENT = 1
+
+
+@click.command()
+@click.option(
+    "--target",
+    type=params.Address(),
+    multiple=True,
+    help="The target that is measured.  [default: 127.0.0.1:7410]",
+)
+@click.option(
+    "--data",
+    default=STORIES,
+    show_default=True,
+    help='Prompts: a JSONL file of objects with "prompt", '
+    f"{STORIES}, or a set from a hub: {', '.join(HUB_SETS)}.",
+)
+@click.option("--num-prompts", type=params.Uint(least=1), default=8, show_default=True)
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(MODES),
+    multiple=True,
+    help="Repeatable.  [default: all that the target has]",
+)
+@click.option(
+    "--concurrency",
+    type=params.UintList(),
+    default="1",
+    show_default=True,
+    help="Requests at a time; several: 1,2,4.",
+)
+@click.option(
+    "--request-rate",
+    type=params.Rates(),
+    help="Requests a second instead, at random moments (Poisson); several: 0.5,2.",
+)
+@click.option("--repeat", "repeats", type=params.Uint(least=1), default=3, show_default=True)
+@click.option(
+    "--warm-up", type=params.Uint(), default=1, show_default=True, help="Requests in each mode."
+)
+@click.option("--max-tokens", type=params.Uint(least=2), default=128, show_default=True)
+@click.option("--temperature", type=params.Number(), default=0.0, show_default=True)
+@click.option("--ignore-eos", is_flag=True, help="Always --max-tokens tokens.")
+@click.option("--seed", type=params.Uint(32), default=0, show_default=True)
+@click.option("--depth", type=params.Uint(least=1), help="Tokens of a speculation at most.")
+@click.option("--chat/--no-chat", default=True, help="Prompts as a user's message, or as they are.")
+@click.option(
+    "--baseline",
+    "baselines",
+    type=params.Parsed(check_baseline, "openai:url"),
+    multiple=True,
+    help="Another server on the same prompts: openai:http://HOST:PORT/v1; repeatable.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Results as JSON, after every run.")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="And as a table.")
+@click.option("--resume", is_flag=True, help="Go on with the runs that --out does not have yet.")
+@click.option("--report", type=click.Path(path_type=Path), help="One HTML file with pictures.")
+@click.option("--trace", type=click.Path(path_type=Path), help="A timeline for Perfetto.")
+@local_options
+@click.option(
+    "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."
+)
+@click.option(
+    "--local-draft-expand-to", type=params.Utf8(), help="Grow the draft of --local, likewise."
+)
+@click.option(
+    "--local-target-options", type=params.Utf8(), help="More options of the target of --local."
+)
+@click.option(
+    "--local-draft-options", type=params.Utf8(), help="More options of the draft of --local."
+)
+def bench(**flags: Any) -> None:
+    """Measures off, sync and ssd on the same prompts and seeds, in turns.
+
+    Also checks that the modes give the same texts. Exit codes: 0 done, 1 failed or texts differ,
+    2 bad input, 130 interrupted (what was done is in --out, --resume goes on).
+    """
+    _check(flags)
+    notes = Console(stderr=True)
+    plan = _plan(flags) if flags["local"] else None
+    count, seed = flags["num_prompts"], flags["seed"]
+    prompts = load_prompts(flags["data"], count, seed)
+    others = _others(flags, prompts.prompts)
+    with contextlib.ExitStack() as stack:
+        endpoints = stack.enter_context(serving(notes, flags["target"], plan))
+        subject = Subject(stack, endpoints[0])
+        settings = _settings(flags, subject)
+        subject.check_modes(settings.modes)
+        progress = TerminalProgress(notes)
+        running = Bench(subject, settings, prompts, others, progress, command_line())
+        for line in running.missing_traces if flags["report"] or flags["trace"] else ():
+            progress.note(f"no timeline: {line}")
+        try:
+            running.run(Outputs(flags["out"], flags["resume"]))
+        finally:
+            _write(flags, running)
+    if running.results.more.get("equality", {}).get("differences"):
+        raise SystemExit(DIFFERENT)
+
+
+def _check(flags: dict[str, Any]) -> None:
+    check_local({**flags, "target": flags["target"]})
+    if len(flags["target"]) > 1:
+        raise BadInputError("--target: one target is measured at a time")
+    if flags["resume"] and flags["out"] is None:
+        raise BadInputError("--resume needs --out, the file to go on with")
+    for name in ("out", "csv_file", "report", "trace"):
+        path = flags[name]
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadInputError(f"--{name.split('_')[0]} {path}: its folder does not exist")
+    if flags["temperature"] < 0:
+        raise BadInputError(f"--temperature: 0 or more is needed, got {flags['temperature']:g}")
+
+
+def _settings(flags: dict[str, Any], subject: Subject) -> Settings:
+    names = {each.name for each in dataclasses.fields(Settings)} & set(flags)
+    given = {name: flags[name] for name in names}
+    possible = [mode for mode in MODES if subject.offers(mode)]
+    given["modes"] = tuple(dict.fromkeys(flags["modes"])) or tuple(possible)
+    given["request_rate"] = flags["request_rate"] or ()
+    given["baselines"] = tuple(flags["baselines"])
+    return Settings(**given)
+
+
+def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
+    """Prompts of the same kind that are not timed; the timed ones where there are no others."""
+    more = load_prompts(flags["data"], flags["num_prompts"] + 64, flags["seed"] + 1).prompts
+    others = [prompt for prompt in more if prompt not in timed]
+    return (others or list(timed))[: max(4, flags["warm_up"])]
+
+
+def _plan(flags: dict[str, Any]) -> LocalPlan:
+    """All three modes: a draft beside the target, and its model inside the target, too."""
+    modes = flags["modes"] or MODES
+    speculates = "ssd" in modes
+    plan = plan_local(
+        pick(LocalFlags, {**flags, "mode": None if speculates else "off", "draft": ()})
+    )
+    target, draft = ["--trace-events", TRACE_EVENTS], ["--trace-events", TRACE_EVENTS]
+    model = plan.draft or flags["local_draft"]
+    if "sync" in modes and model:
+        target += ["--draft-model", model]
+        target += _grown("--draft-expand-to", flags["local_draft_expand_to"])
+    target += _grown("--expand-to", flags["local_expand_to"])
+    draft += _grown("--expand-to", flags["local_draft_expand_to"])
+    target += shlex.split(flags["local_target_options"] or "")
+    draft += shlex.split(flags["local_draft_options"] or "")
+    return dataclasses.replace(
+        plan,
+        target_flags=(*plan.target_flags, *target),
+        draft_flags=(*plan.draft_flags, *draft),
+    )
+
+
+def _grown(flag: str, shape: str | None) -> list[str]:
+    return [flag, shape] if shape else []
+
+
+def _write(flags: dict[str, Any], running: Bench) -> None:
+    if not running.results.runs:
+        return
+    if flags["csv_file"] is not None:
+        running.results.save_csv(flags["csv_file"])
+    if flags["trace"] is not None and running.timeline:
+        write_perfetto(running.timeline, flags["trace"])
+    show_results(running.results)

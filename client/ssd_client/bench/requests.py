@@ -1,0 +1,165 @@
+"""One request of a benchmark, measured; and many of them, as fast as they are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from ssd_client import stream
+from ssd_client.endpoints import Endpoint
+from ssd_client.errors import ClientError
+from ssd_client.events import Tokens
+from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
+from ssd_client.result import GenerationResult, Timing
+from ssd_client.speculation import SpeculationStats
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A request that has ended; times in seconds of one monotonic clock."""
+
+    prompt: int  # its number
+    begin: float
+    end: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, so many tokens
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    prompt_tokens: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.arrivals[0][0] - self.begin if self.arrivals else None
+
+    @property
+    def e2el_s(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def itls_s(self) -> list[float]:
+        """Between one arrival of tokens and the next."""
+        times = [at for at, _ in self.arrivals]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(count for _, count in self.arrivals)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Per token after the first."""
+        if self.ttft_s is None or self.num_tokens < 2:
+            return None
+        return (self.arrivals[-1][0] - self.arrivals[0][0]) / (self.num_tokens - 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """Times become milliseconds after its begin."""
+        content = asdict(self)
+        begin = content.pop("begin")
+        content["e2el_ms"] = 1e3 * (content.pop("end") - begin)
+        content["arrivals"] = [[1e3 * (at - begin), count] for at, count in self.arrivals]
+        return content
+
+
+Ask = Callable[[int, str], Measured]
+
+
+class TargetAsk:
+    """Asks a target, in one mode."""
+
+    def __init__(self, endpoint: Endpoint, options: GenerateOptions, chat: bool) -> None:
+        self._endpoint, self._options, self._chat = endpoint, options, chat
+
+    def __call__(self, number: int, prompt: str) -> Measured:
+        content = ChatPrompt((("user", prompt),)) if self._chat else TextPrompt(prompt)
+        result = GenerationResult(Timing(sent=time.monotonic()))
+        arrivals: list[tuple[float, int]] = []
+        error = None
+        events = stream.generate([self._endpoint], build_request(content, self._options))
+        with contextlib.closing(events):
+            try:
+                for event in events:
+                    now = time.monotonic()
+                    result.add(event, now)
+                    if isinstance(event, Tokens) and event.token_ids:
+                        arrivals.append((now, len(event.token_ids)))
+            except ClientError as failure:
+                error = str(failure)
+        return Measured(
+            number,
+            result.timing.sent,
+            time.monotonic(),
+            arrivals,
+            result.token_ids,
+            result.text,
+            result.started.prompt_tokens if result.started else 0,
+            result.speculation or SpeculationStats(),
+            error,
+        )
+
+
+def closed_loop(
+    ask: Ask, prompts: Sequence[str], concurrency: int, seen: Callable[[Measured], None]
+) -> list[Measured]:
+    """As many at a time, the next one as soon as one has ended."""
+    return _ask_all(ask, prompts, concurrency, seen, [0.0] * len(prompts))
+
+
+def open_loop(
+    ask: Ask, prompts: Sequence[str], rate: float, seed: int, seen: Callable[[Measured], None]
+) -> list[Measured]:
+    """A Poisson process: so many a second, whether others have ended or not."""
+    rng = random.Random(seed)
+    moments: list[float] = []
+    for _ in prompts:
+        moments.append((moments[-1] if moments else 0.0) + rng.expovariate(rate))
+    return _ask_all(ask, prompts, len(prompts), seen, moments)
+
+
+def _ask_all(
+    ask: Ask,
+    prompts: Sequence[str],
+    at_once: int,
+    seen: Callable[[Measured], None],
+    moments: Sequence[float],
+) -> list[Measured]:
+    """An interruption ends what runs; nothing new begins."""
+    stopped = threading.Event()
+    begin = time.monotonic()
+
+    def one(number: int) -> Measured | None:
+        if stopped.wait(max(0.0, begin + moments[number] - time.monotonic())):
+            return None
+        return ask(number, prompts[number])
+
+    pool = ThreadPoolExecutor(at_once)
+    done: list[Measured] = []
+    try:
+        futures = [pool.submit(one, number) for number in range(len(prompts))]
+        for measured in _as_they_end(futures):
+            if measured is not None:
+                done.append(measured)
+                seen(measured)
+    except BaseException:
+        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return sorted(done, key=lambda measured: measured.prompt)
+
+
+def _as_they_end(futures: Sequence[Future[Measured | None]]) -> Iterator[Measured | None]:
+    """Waits in short pieces: a signal is heard in between."""
+    left = set(futures)
+    while left:
+        ended, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
+        for future in ended:
+            yield future.result()

@@ -1,0 +1,54 @@
+"""What a benchmark was asked to do, and the runs that it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MODES = ("off", "sync", "ssd")
+
+
+@dataclass(frozen=True, order=True)
+class RunKey:
+    """One pass over all prompts."""
+
+    repeat: int
+    load: float  # requests at a time; with a rate, requests a second
+    mode: str  # or the name of a baseline
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: str
+    num_prompts: int
+    modes: tuple[str, ...]
+    concurrency: tuple[int, ...] = (1,)
+    request_rate: tuple[float, ...] = ()  # instead of a closed loop
+    repeats: int = 3
+    warm_up: int = 1  # requests in every mode
+    max_tokens: int = 128
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    seed: int = 0
+    depth: int | None = None
+    chat: bool = True
+    baselines: tuple[str, ...] = ()
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        return self.request_rate or tuple(float(each) for each in self.concurrency)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return (*self.modes, *self.baselines)
+
+    def runs(self) -> Iterator[RunKey]:
+        """Modes take turns, so that what changes with time changes for all of them."""
+        for repeat in range(self.repeats):
+            for load in self.loads:
+                for kind in self.kinds:
+                    yield RunKey(repeat, load, kind)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
