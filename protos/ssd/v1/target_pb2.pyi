@@ -173,16 +173,18 @@ class GenerateStarted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "origins")
+    __slots__ = ("token_ids", "text", "logprobs", "origins", "text_lengths")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     origins: _containers.RepeatedScalarFieldContainer[TokenOrigin]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ...) -> None: ...
+    text_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., text_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("chosen", "top")
@@ -217,7 +219,7 @@ class GenerateFinish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "fallbacks")
+    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "synthetic_acceptance", "fallbacks")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +250,7 @@ class SpeculationStats(_message.Message):
     OTHER_ROUND_MICROS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     verification: VerificationMode
@@ -272,8 +275,9 @@ class SpeculationStats(_message.Message):
     other_round_micros: int
     drafted_per_position: _containers.RepeatedScalarFieldContainer[int]
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    synthetic_acceptance: float
     fallbacks: _containers.ScalarMap[str, int]
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., synthetic_acceptance: _Optional[float] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens")
@@ -290,7 +294,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints")
+    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +314,8 @@ class GetModelInfoResponse(_message.Message):
     SPECULATION_MODES_FIELD_NUMBER: _ClassVar[int]
     MAX_SPECULATION_DEPTH_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -329,18 +335,42 @@ class GetModelInfoResponse(_message.Message):
     speculation_modes: _containers.RepeatedScalarFieldContainer[SpeculationMode]
     max_speculation_depth: int
     speculation_endpoints: _containers.RepeatedCompositeFieldContainer[SpeculationEndpoint]
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ...) -> None: ...
+    load: TargetLoad
+    synthetic_acceptance: float
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ...) -> None: ...
+
+class TargetLoad(_message.Message):
+    __slots__ = ("running", "waiting", "used_kv_blocks", "speculation", "prompt_tokens", "forwards", "forward_micros")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    USED_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_MICROS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    used_kv_blocks: int
+    speculation: SpeculationStats
+    prompt_tokens: int
+    forwards: int
+    forward_micros: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., forwards: _Optional[int] = ..., forward_micros: _Optional[int] = ...) -> None: ...
 
 class SpeculationEndpoint(_message.Message):
-    __slots__ = ("address", "state", "draft_name", "reason", "open_sequences")
+    __slots__ = ("address", "state", "draft_name", "reason", "open_sequences", "payoff", "acceptance")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NAME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OPEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PAYOFF_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: str
     draft_name: str
     reason: str
     open_sequences: int
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., draft_name: _Optional[str] = ..., reason: _Optional[str] = ..., open_sequences: _Optional[int] = ...) -> None: ...
+    payoff: str
+    acceptance: float
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., draft_name: _Optional[str] = ..., reason: _Optional[str] = ..., open_sequences: _Optional[int] = ..., payoff: _Optional[str] = ..., acceptance: _Optional[float] = ...) -> None: ...

@@ -51,6 +51,12 @@ def main() -> None:
 @option("--backup", "What a row does that missed.", type=click.Choice(tuple(BACKUPS)))
 @option("--auto-off/--no-auto-off", "Leave an endpoint that does not pay, and try it later.")
 @option("--link-timeout", "Seconds after which a silent endpoint is given up.", type=float)
+@option(
+    "--synthetic-acceptance",
+    "For load tests without a good draft: speculated tokens are right with this probability, "
+    "0 to 1, whatever the model says. Texts are then nobody's, and marked as such.",
+    type=float,
+)
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""

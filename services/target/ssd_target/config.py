@@ -21,6 +21,7 @@ BOUNDS = {
     "write_timeout": (1, 86_400),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
+    "synthetic_acceptance": (0, 1),
 }
 
 
@@ -43,6 +44,7 @@ class TargetConfig(ServiceConfig):
     backup: str = "auto"
     auto_off: bool = True
     link_timeout: float = 2.0
+    synthetic_acceptance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class EngineOptions:
     log_level: str
     check_integrity: bool
     trace_events: int
+    synthetic_acceptance: float | None
     speculation: SpeculationOptions
     draft_model: ModelConfig | None  # of synchronous speculation
     draft_runner: RunnerOptions | None

@@ -34,7 +34,8 @@ from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.speculator import Measured, Speculator
-from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, draws, verify
+from ssd_target.speculation.synthetic import SyntheticAcceptance
+from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, draws, speculation, verify
 
 MOST_RECORDS = 64  # of links, that are heard between a round and the next
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
@@ -88,8 +89,9 @@ class EngineCore:
         speculator: Speculator,
         replay_rows: int = 0,
         trace: Trace | None = None,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
-        """``replay_rows``: that of Scheduler."""
+        """``replay_rows``: that of Scheduler. ``synthetic``: decides in the model's place."""
         self._runner = runner
         self._token_bytes = token_bytes
         self._steps = self._forwards = 0
@@ -101,6 +103,7 @@ class EngineCore:
         self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows)
         self.speculator = speculator
         self._trace = trace or NoTrace()
+        self._synthetic = synthetic
 
     @property
     def has_work(self) -> bool:
@@ -273,10 +276,21 @@ class EngineCore:
     ) -> list[Delta | None]:
         """None for a sequence that was cancelled meanwhile."""
         outcomes = verify(works, scored, drawn)
+        if self._synthetic is not None:
+            outcomes = list(map(self._make_up, works, outcomes))
         return [
             None if work.sequence.ended else self._end_round(work, outcome)
             for work, outcome in zip(works, outcomes, strict=True)
         ]
+
+    def _make_up(self, work: Work, outcome: Outcome | NonFiniteLogits) -> Outcome | NonFiniteLogits:
+        sequence, tokens = work.sequence, list(speculation(work))
+        known = self.speculator.knows(sequence)
+        if self._synthetic is None or isinstance(outcome, NonFiniteLogits) or not known:
+            return outcome
+        foreseen = self.speculator.foreseen(sequence, len(tokens))
+        key = (sequence.sampling.seed, sequence.num_committed)
+        return self._synthetic(outcome, tokens, foreseen, key)
 
     def _end_round(self, work: Work, outcome: Outcome | NonFiniteLogits) -> Delta:
         sequence, cached = work.sequence, work.sequence.num_cached_tokens

@@ -27,6 +27,7 @@ from ssd_target.records import (
 from ssd_target.speculation.planes import PlaneOpener
 from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.sync_drafter import SyncDrafter
+from ssd_target.speculation.synthetic import SyntheticAcceptance
 
 
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
@@ -62,6 +63,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         ),
         replay_rows=_replay_rows(runner, options),
         trace=trace,
+        synthetic=_synthetic(options),
     )
     inbox.core = core
     ability = local_offer(torch.device(options.runner.device))
@@ -69,6 +71,11 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     pipe.send_bytes(encode(PlaneAbility(kinds, ability.host_id, ability.device_id)))
     pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
+
+
+def _synthetic(options: EngineOptions) -> SyntheticAcceptance | None:
+    rate = options.synthetic_acceptance
+    return None if rate is None else SyntheticAcceptance(rate)
 
 
 def _replay_rows(runner: RankedRunner, options: EngineOptions) -> int:

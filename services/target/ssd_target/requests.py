@@ -30,6 +30,7 @@ class Limits:
     max_model_len: int
     kv_tokens: int  # room for one sequence
     eos_token_ids: tuple[int, ...]
+    synthetic: bool = False  # acceptance is made up
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def parse_request(
         generated=generated,
         sampling=sampling,
         rules=rules,
-        num_logprobs=parse_logprobs(message.logprobs),
+        num_logprobs=parse_logprobs(message.logprobs, limits.synthetic),
         completion=completion,
         speculation=message.speculation,
     )
@@ -179,10 +180,14 @@ def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def parse_logprobs(options: pb.LogprobOptions) -> int | None:
+def parse_logprobs(options: pb.LogprobOptions, synthetic: bool = False) -> int | None:
     if options.top_n > MAX_TOP_LOGPROBS:
         raise InputError("logprobs.top_n", f"at most {MAX_TOP_LOGPROBS}, got {options.top_n}")
-    return options.top_n if options.chosen or options.top_n else None
+    if not options.chosen and not options.top_n:
+        return None
+    if synthetic:
+        raise InputError("logprobs", "are not there: this server makes acceptance up")
+    return options.top_n
 
 
 def _resume(generated: list[int], rules: StopRules, token_bytes: Sequence[bytes]) -> Completion:

@@ -1,6 +1,7 @@
 """A target's process: what the life of any service does not know of it."""
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 
 from ssd.v1 import target_pb2 as pb
@@ -27,6 +28,8 @@ from ssd_target.metrics import Metrics
 from ssd_target.requests import Limits
 from ssd_target.service import SERVICE, Serving, TargetServicer
 from ssd_target.speculation.requests import Terms
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class TargetServer(ServiceServer):
         super().__init__(config, self._engine, self._servicer, metrics, self._max_live)
 
     async def prepare(self) -> None:
+        if self._config.synthetic_acceptance is not None:
+            log.warning("--synthetic-acceptance: texts are not the model's, for load tests alone")
         self._tokenizer = await asyncio.to_thread(self._plans.check_tokenizers)
         self._engine.send_vocabulary(self._tokenizer.token_bytes)
 
@@ -116,6 +121,7 @@ class TargetServer(ServiceServer):
                 max_model_len=plan.runner.max_model_len,
                 kv_tokens=ready.num_blocks * plan.runner.block_size,
                 eos_token_ids=plan.model.eos_token_ids,
+                synthetic=self._config.synthetic_acceptance is not None,
             ),
             info=_model_info(self._config, plan, self._tokenizer, ready),
             terms=Terms(modes(self._config), self._config.depth, self._links.number_of),
@@ -145,6 +151,7 @@ def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:
         log_level=config.log_level,
         check_integrity=config.check_integrity,
         trace_events=config.trace_events,
+        synthetic_acceptance=config.synthetic_acceptance,
         speculation=speculation_options(config),
         draft_model=None if draft is None else draft.model,
         draft_runner=None if draft is None else draft.runner,
@@ -154,9 +161,12 @@ def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:
 def _model_info(
     config: TargetConfig, plan: ModelPlan, tokenizer: Tokenizer, ready: Ready
 ) -> pb.GetModelInfoResponse:
+    rate = config.synthetic_acceptance
+    made_up = "" if rate is None else f"-synthetic-{rate:g}"  # nobody resumes elsewhere
     return pb.GetModelInfoResponse(
         name=plan.name,
-        fingerprint=plan.fingerprint(tokenizer),
+        fingerprint=plan.fingerprint(tokenizer) + made_up,
+        synthetic_acceptance=config.synthetic_acceptance or 0.0,
         tokenizer_fingerprint=tokenizer.fingerprint,
         architecture=plan.model.architecture,
         num_parameters=plan.num_parameters,

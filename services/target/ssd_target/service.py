@@ -25,10 +25,10 @@ from ssd_engine.tokenizer import Tokenizer
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Links
 from ssd_target.metrics import Metrics, RequestTimer
-from ssd_target.records import Delta
+from ssd_target.records import Delta, Stats
 from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
 from ssd_target.speculation.options import SpeculationRequest
-from ssd_target.speculation.requests import Terms, speculation_stats
+from ssd_target.speculation.requests import Terms, speculation_message, speculation_stats
 from ssd_target.speculation.stats import SpeculationStats
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,9 @@ class TargetServicer:
             timer.tokens(sum(len(delta.tokens) for delta in batch))
             cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
             yield _tokens(batch, completion)
-        yield _finish(request, completion, cached, speculation_stats(speculation, stats))
+        said = speculation_stats(speculation, stats)
+        said.synthetic_acceptance = serving.info.synthetic_acceptance
+        yield _finish(request, completion, cached, said)
 
 
 async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
@@ -210,16 +212,32 @@ def _with_endpoints(serving: Serving) -> pb.GetModelInfoResponse:
     info = pb.GetModelInfoResponse()
     info.CopyFrom(serving.info)
     stats = serving.engine.stats
-    held = {e.link: e.sequences for e in stats.endpoints} if stats is not None else {}
+    known = {e.link: e for e in stats.endpoints} if stats is not None else {}
     for link in serving.links.links.values():
-        info.speculation_endpoints.add(
+        endpoint = info.speculation_endpoints.add(
             address=link.address,
             state=link.state.value,
             draft_name=link.draft_name,
             reason=link.reason,
-            open_sequences=held.get(link.number, 0),
         )
+        if (held := known.get(link.number)) is not None:
+            endpoint.open_sequences, endpoint.payoff = held.sequences, held.payoff
+            endpoint.acceptance = held.acceptance
+    if stats is not None:
+        info.load.CopyFrom(_load(stats))
     return info
+
+
+def _load(stats: Stats) -> pb.TargetLoad:
+    return pb.TargetLoad(
+        running=stats.running,
+        waiting=stats.waiting,
+        used_kv_blocks=stats.used_blocks,
+        speculation=speculation_message(stats.speculation),
+        prompt_tokens=stats.prompt_tokens,
+        forwards=stats.forwards,
+        forward_micros=int(1e6 * stats.forward_seconds),
+    )
 
 
 def _started(request: ParsedRequest, serving: Serving) -> pb.GenerateResponse:
@@ -237,7 +255,9 @@ def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
     message = pb.GenerateTokens()
     for delta in batch:
         message.token_ids.extend(delta.tokens)
-        message.text += "".join(map(completion.push, delta.tokens))
+        pieces = [completion.push(token) for token in delta.tokens]
+        message.text += "".join(pieces)
+        message.text_lengths.extend(len(piece.encode()) for piece in pieces)
         message.logprobs.extend(map(_logprobs, delta.logprobs or ()))
         speculated = delta.accepted
         message.origins.extend([ORIGINS[delta.source]] * speculated if speculated else ())

@@ -41,6 +41,10 @@ class BranchStore:
         """What continues this outcome; empty when nothing does (yet)."""
         return self._branches.get((accepted, token), [])
 
+    def foreseen(self, accepted: int) -> list[int]:
+        """Tokens that branches begin with after so many accepted ones."""
+        return [token for length, token in self._branches if length == accepted]
+
     def look_up(self, accepted: int, token: int, wanted: int) -> LookUp:
         found = self._branches.get((accepted, token))
         if found is not None and len(found) >= wanted:

@@ -84,13 +84,14 @@ def _verification(value: int) -> Verification:
 
 
 def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> pb.SpeculationStats:
-    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
-    return pb.SpeculationStats(
-        mode=int(request.mode),  # type: ignore[arg-type]
-        verification=(
-            pb.VERIFICATION_MODE_REJECTION
-            if stats.rejection_rounds
-            else pb.VERIFICATION_MODE_COUPLED
-        ),
-        **counts,
+    message = speculation_message(stats)
+    message.mode = int(request.mode)  # type: ignore[assignment]
+    message.verification = (
+        pb.VERIFICATION_MODE_REJECTION if stats.rejection_rounds else pb.VERIFICATION_MODE_COUPLED
     )
+    return message
+
+
+def speculation_message(stats: SpeculationStats) -> pb.SpeculationStats:
+    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    return pb.SpeculationStats(**counts)

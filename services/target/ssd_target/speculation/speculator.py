@@ -119,6 +119,12 @@ class Speculator:
         while most and self._receive(0.0):
             most -= 1
 
+    def foreseen(self, sequence: Sequence, length: int) -> list[list[int]]:
+        """What follows 0, 1, … ``length`` accepted tokens of the round in flight, as endpoints
+        expect it."""
+        branches = self._sequences[sequence.id].rounds.branches
+        return [branches.foreseen(accepted) for accepted in range(length + 1)]
+
     def drawn(self, rows: Rows[Taken]) -> list[Drawn | None]:
         """How each row of the forward that has just ended is verified."""
         return self._distributions.of(rows)
