@@ -6,7 +6,7 @@ import http.client
 import json
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ssd_client.bench.requests import Measured
@@ -25,26 +25,22 @@ def check_baseline(text: str) -> str:
     return text
 
 
-class OpenAIAsk:
-    """Asks a server of OpenAI's protocol."""
+class OpenAIServer:
+    """The part of OpenAI's protocol that is needed here."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str) -> None:
         self._url = urllib.parse.urlsplit(name.removeprefix(PREFIX).rstrip("/"))
-        self._settings = settings
-        self._model = self._first_model()
+        self.model = self._first_model()
 
-    @property
-    def model(self) -> str:
-        return self._model
-
-    def __call__(self, number: int, prompt: str) -> Measured:
+    def measure(self, number: int, content: dict[str, Any]) -> Measured:
+        """One request; what went wrong is part of the answer."""
         begin = time.monotonic()
         arrivals: list[tuple[float, int]] = []
         texts: list[str] = []
         usage: dict[str, Any] = {}
         error = None
         try:
-            for chunk in self._stream(prompt, self._settings.seed + number):
+            for chunk in self._stream(content):
                 usage = chunk.get("usage") or usage
                 text = _text_of(chunk)
                 if text:
@@ -69,29 +65,20 @@ class OpenAIAsk:
             error=error,
         )
 
-    def _stream(self, prompt: str, seed: int) -> Iterator[dict[str, Any]]:
-        settings = self._settings
-        content: dict[str, Any] = {
-            "model": self._model,
-            "max_tokens": settings.max_tokens,
-            "temperature": settings.temperature,
-            "seed": seed,
+    def _stream(self, content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        whole = {
+            "model": self.model,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **content,
         }
-        if settings.ignore_eos:
-            content["ignore_eos"] = True  # vLLM, SGLang and llama.cpp know it
-        if settings.chat:
-            content["messages"] = [{"role": "user", "content": prompt}]
-        else:
-            content["prompt"] = prompt
-        path = "/chat/completions" if settings.chat else "/completions"
+        path = "/chat/completions" if "messages" in content else "/completions"
         connection = self._connect()
         try:
             connection.request(
                 "POST",
                 self._url.path + path,
-                json.dumps(content),
+                json.dumps(whole),
                 {"Content-Type": "application/json"},
             )
             response = connection.getresponse()
@@ -122,12 +109,53 @@ class OpenAIAsk:
             connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = (
-            http.client.HTTPSConnection
-            if self._url.scheme == "https"
-            else http.client.HTTPConnection
-        )
+        secure = self._url.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         return kind(self._url.hostname or "", self._url.port, timeout=_TIMEOUT_S)
+
+
+class OpenAIAsk:
+    """Asks one, as a benchmark does."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self._server, self._settings = OpenAIServer(name), settings
+
+    def __call__(self, number: int, prompt: str) -> Measured:
+        settings = self._settings
+        content: dict[str, Any] = {
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature,
+            "seed": settings.seed + number,
+        }
+        if settings.ignore_eos:
+            content["ignore_eos"] = True  # vLLM, SGLang and llama.cpp know it
+        if settings.chat:
+            content["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            content["prompt"] = prompt
+        return self._server.measure(number, content)
+
+
+class OpenAIChat:
+    """Asks one, as a chat does."""
+
+    def __init__(self, name: str) -> None:
+        self._server = OpenAIServer(name)
+        self.model = self._server.model
+
+    def reply(
+        self, messages: Sequence[tuple[str, str]], tokens: int, temperature: float | None
+    ) -> Measured:
+        content: dict[str, Any] = {
+            "messages": [{"role": role, "content": text} for role, text in messages],
+            "max_tokens": max(1, tokens),
+        }
+        if temperature is not None:
+            content["temperature"] = temperature
+        measured = self._server.measure(0, content)
+        if measured.error is not None:
+            raise ClientError(measured.error)
+        return measured
 
 
 def _text_of(chunk: dict[str, Any]) -> str:

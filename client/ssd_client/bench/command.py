@@ -14,6 +14,7 @@ from rich.console import Console
 from ssd_client import params
 from ssd_client.bench.baseline import check_baseline
 from ssd_client.bench.prompts import HUB_SETS, STORIES, load_prompts
+from ssd_client.bench.report import check_report_extra, write_report
 from ssd_client.bench.run import Bench, Outputs
 from ssd_client.bench.settings import MODES, Settings
 from ssd_client.bench.subject import Subject, command_line
@@ -104,6 +105,8 @@ def bench(**flags: Any) -> None:
     2 bad input, 130 interrupted (what was done is in --out, --resume goes on).
     """
     _check(flags)
+    if flags["report"] is not None:
+        check_report_extra()
     notes = Console(stderr=True)
     plan = _plan(flags) if flags["local"] else None
     count, seed = flags["num_prompts"], flags["seed"]
@@ -191,4 +194,6 @@ def _write(flags: dict[str, Any], running: Bench) -> None:
         running.results.save_csv(flags["csv_file"])
     if flags["trace"] is not None and running.timeline:
         write_perfetto(running.timeline, flags["trace"])
+    if flags["report"] is not None:
+        write_report(running.results.as_json(), flags["report"])
     show_results(running.results)

@@ -120,7 +120,13 @@ def _cell(value: dict[str, float] | None, key: str) -> str:
 
 
 def _lines(results: Results) -> list[str]:
-    lines = [_speed(results), _theory(results), _equality(results), _outside(results)]
+    lines = [
+        _synthetic(results),
+        _speed(results),
+        _theory(results),
+        _equality(results),
+        _outside(results),
+    ]
     if not results.complete:
         lines.append("interrupted: these are the runs that were done; --resume goes on")
     return [line for line in lines if line]
@@ -172,6 +178,11 @@ def _equality(results: Results) -> str:
 
 def _first(results: Results) -> str:
     return "off" if "off" in results.settings.modes else results.settings.modes[0]
+
+
+def _synthetic(results: Results) -> str:
+    rate = results.about["target"]["synthetic_acceptance"]
+    return f"SYNTHETIC acceptance {rate:g}: texts are not the model's" if rate else ""
 
 
 def _outside(results: Results) -> str:
