@@ -35,7 +35,13 @@ INTERRUPTED = 130
 
 
 # Commands that are imported when they are asked for: a generation need not wait for them.
-_LATER = {"bench": "ssd_client.bench.command"}
+_LATER = {
+    "bench": "ssd_client.bench.command",
+    "chat": "ssd_client.chat.command",
+    "compare": "ssd_client.compare",
+    "models": "ssd_client.status",
+    "status": "ssd_client.status",
+}
 
 
 class _Program(click.Group):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate, pairwise
 
 from ssd.v1 import target_pb2
-from ssd_client.speculation import SpeculationStats, stats_of
+from ssd_client.speculation import SpeculationStats, origin_name, stats_of
 
 
 class FinishReason(Enum):
@@ -44,6 +45,8 @@ class Tokens:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    origins: tuple[str, ...] = ()  # one for each token, where the server says it
+    pieces: tuple[str, ...] = ()  # likewise, the text that each of them released
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,13 @@ def _tokens(tokens: target_pb2.GenerateTokens) -> Tokens:
         TokenLogprobs(token_id, each.chosen, tuple((t.token_id, t.logprob) for t in each.top))
         for token_id, each in pairs
     )
-    return Tokens(tuple(tokens.token_ids), tokens.text, logprobs)
+    origins = tuple(origin_name(each) for each in tokens.origins)
+    return Tokens(tuple(tokens.token_ids), tokens.text, logprobs, origins, _pieces(tokens))
+
+
+def _pieces(tokens: target_pb2.GenerateTokens) -> tuple[str, ...]:
+    data, ends = tokens.text.encode(), [0, *accumulate(tokens.text_lengths)]
+    return tuple(data[begin:end].decode("utf-8", "replace") for begin, end in pairwise(ends))
 
 
 def _finished(finish: target_pb2.GenerateFinish) -> Finished:

@@ -111,6 +111,8 @@ def speculation_line(result: GenerationResult) -> str:
 def speculation_statistics(stats: SpeculationStats, tokens: int) -> list[str]:
     """The parts of the speculation line; `tokens` is what the rounds gave."""
     parts = [count(stats.rounds, "round"), f"{tokens / stats.rounds:.1f} tokens/round"]
+    if stats.synthetic_acceptance:
+        parts.insert(0, f"SYNTHETIC acceptance {stats.synthetic_acceptance:g}")
     if stats.mode == "ssd":
         parts.append(f"{stats.cache_tokens} of {count(tokens, 'token')} from the cache")
     if stats.hit_rate is not None:
@@ -230,10 +232,16 @@ def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
     values = {each.name: getattr(info, each.name) for each in info.DESCRIPTOR.fields}
     return {
         **values,
+        "load": _load_json(info.load),
         "eos_token_ids": list(info.eos_token_ids),
         "speculation_modes": [mode_name(each) for each in info.speculation_modes],
         "speculation_endpoints": [_endpoint_json(each) for each in info.speculation_endpoints],
     }
+
+
+def _load_json(load: target_pb2.TargetLoad) -> dict[str, Any]:
+    names = ("running", "waiting", "used_kv_blocks", "prompt_tokens", "forwards", "forward_micros")
+    return {name: getattr(load, name) for name in names}
 
 
 def _endpoint_json(endpoint: target_pb2.SpeculationEndpoint) -> dict[str, Any]:
@@ -256,6 +264,12 @@ def _cell(value: Any) -> str:
             return "yes" if value else "no"
         case int():
             return f"{value:,}"
+        case float():
+            return f"{value:g}"
+        case dict():
+            return ", ".join(
+                f"{name.replace('_', ' ')} {_cell(each)}" for name, each in value.items()
+            )
         case [dict(), *_]:
             return "\n".join(endpoint_text(each) for each in value)
         case Sequence() if not isinstance(value, str):

@@ -39,6 +39,7 @@ class GenerationResult:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)  # of tokens, where the server says it
     started: Started | None = None
     finished: Finished | None = None
     endpoints: list[str] = field(default_factory=list)  # that accepted the request, in order
@@ -76,6 +77,7 @@ class GenerationResult:
         self.text += tokens.text
         self.token_ids += tokens.token_ids
         self.logprobs += tokens.logprobs
+        self.origins += tokens.origins
         if tokens.token_ids:
             self.timing.last_token = now
             if self.timing.first_token is None:

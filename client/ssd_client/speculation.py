@@ -48,6 +48,7 @@ class SpeculationStats:
     other_round_micros: int = 0
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
+    synthetic_acceptance: float = 0.0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, later: SpeculationStats) -> SpeculationStats:
@@ -59,6 +60,7 @@ class SpeculationStats:
             **{name: getattr(self, name) + getattr(later, name) for name in _COUNTERS},
             drafted_per_position=_sums(self.drafted_per_position, later.drafted_per_position),
             accepted_per_position=_sums(self.accepted_per_position, later.accepted_per_position),
+            synthetic_acceptance=max(self.synthetic_acceptance, later.synthetic_acceptance),
         )
 
     @property
@@ -87,7 +89,15 @@ def stats_of(message: target_pb2.SpeculationStats) -> SpeculationStats:
         **{name: getattr(message, name) for name in _COUNTERS},
         drafted_per_position=tuple(message.drafted_per_position),
         accepted_per_position=tuple(message.accepted_per_position),
+        synthetic_acceptance=message.synthetic_acceptance,
     )
+
+
+def origin_name(origin: int) -> str:
+    """ "cache", "just_in_time", "ngram", "sync" or "target"; empty where it is not known."""
+    if not origin or origin not in target_pb2.TokenOrigin.values():
+        return ""
+    return target_pb2.TokenOrigin.Name(origin).removeprefix("TOKEN_ORIGIN_").lower()
 
 
 def mode_name(mode: int) -> str:

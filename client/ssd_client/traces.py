@@ -10,9 +10,10 @@ from typing import Any
 
 import grpc
 
-from ssd.v1 import target_pb2, trace_pb2
+from ssd.v1 import trace_pb2
 from ssd_client.endpoints import Endpoint
 from ssd_client.errors import failure_of
+from ssd_client.speculation import origin_name
 
 _EXCHANGES = 16  # of clocks; the quickest one counts
 _AT_ONCE = 5_000  # events of one answer
@@ -90,7 +91,7 @@ class TraceReader:
             rows=event.rows,
             tokens=event.tokens,
             accepted=event.accepted,
-            origin=_name(target_pb2.TokenOrigin, event.origin, "TOKEN_ORIGIN_"),
+            origin=origin_name(event.origin),
             look_up=_name(trace_pb2.LookUpResult, event.look_up, "LOOK_UP_RESULT_"),
         )
 

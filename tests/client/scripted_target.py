@@ -65,6 +65,7 @@ class Script:
     text: str | None = None  # instead of the pieces of its tokens
     stopped_by: str | int | None = None
     speculation: dict | None = None  # fields of the statistics in its finish
+    by_mode: bool = False  # broken: what it draws depends on how it speculates
 
 
 @dataclass
@@ -85,6 +86,7 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
             self.script.refuse(context)
         seed = request.sampling.seed if request.sampling.HasField("seed") else DRAWN_SEED
         yield _started(request, seed, self.script.fingerprint)
+        seed += request.speculation.mode if self.script.by_mode else 0
         ids = unpack(request.generated_token_ids)
         if ids != full_tokens(len(ids), seed):
             context.abort(grpc.StatusCode.INTERNAL, "these are not the tokens of this seed")

@@ -1,0 +1,193 @@
+"""`ssd-client chat`: the loop of saying and hearing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ssd_client import params, render, stream
+from ssd_client.bench.baseline import OpenAIChat, check_baseline
+from ssd_client.chat.screen import OriginScreen, PlainScreen, Screen
+from ssd_client.chat.session import Quit, Session
+from ssd_client.endpoints import Endpoint
+from ssd_client.errors import BadInputError, ClientError
+from ssd_client.events import Moved, Tokens
+from ssd_client.failover import RetryPolicy
+from ssd_client.local import LocalFlags, plan_local
+from ssd_client.options import local_options, sampling_options, speculation_options
+from ssd_client.request import GenerateOptions, build_request
+from ssd_client.result import GenerationResult, Timing
+from ssd_client.serving import check_local, pick, serving
+
+PROMPT = "> "
+# A target that is started anew is waited for: the conversation is all here.
+PATIENCE = RetryPolicy(retries=12)
+_HISTORY = 1000  # lines that can be called back
+
+
+@click.command()
+@click.option(
+    "--target",
+    type=params.Address(),
+    multiple=True,
+    help="Where the chat is held; repeat it to name where it goes on.  [default: 127.0.0.1:7410]",
+)
+@click.option("--system", type=params.Utf8(), help="System message.")
+@click.option("--max-tokens", type=params.Uint(), help="Tokens of a reply at most.")
+@sampling_options
+@speculation_options
+@click.option("--metrics", is_flag=True, help="Statistics after each reply.")
+@click.option("--show-origin", is_flag=True, help="Colour each token by where it came from.")
+@click.option(
+    "--baseline",
+    type=params.Parsed(check_baseline, "openai:url"),
+    help="Hear the reply of another server, too: openai:http://HOST:PORT/v1.",
+)
+@local_options
+def chat(**flags: Any) -> None:
+    """Talks to a chat model. /help lists what can be changed on the way.
+
+    Exit codes: 0 ended, 1 failed, 2 bad input.
+    """
+    check_local(flags)
+    pairs = flags["logit_bias"]
+    flags["logit_bias"] = dict(pairs)
+    plan = plan_local(pick(LocalFlags, flags)) if flags["local"] else None
+    options = GenerateOptions(
+        **{name: flags[name] for name in _OPTION_NAMES if flags.get(name) is not None}
+    )
+    notes = Console(stderr=True)
+    session = Session(options, flags["system"])
+    screen = _screen(flags["show_origin"], notes)
+    with serving(notes, flags["target"], plan) as endpoints:
+        info = endpoints[0].model_info(10.0)
+        if not info.has_chat_template:
+            raise BadInputError(f"{info.name} has no chat template: use ssd-client generate")
+        render.note(notes, f"{info.name} · {_hint()}")
+        baseline = OpenAIChat(flags["baseline"]) if flags["baseline"] else None
+        Chat(session, endpoints, screen, notes, flags["metrics"], baseline).run(_reader())
+
+
+_OPTION_NAMES = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "max_tokens", "mode", "draft", "depth",
+    "verification", "down_weight",
+)  # fmt: skip
+
+
+def _hint() -> str:
+    return "/help for commands, Ctrl-C stops a reply, /quit or Ctrl-D ends"
+
+
+def _screen(show_origin: bool, notes: Console) -> Screen:
+    if not show_origin:
+        return PlainScreen()
+    screen = OriginScreen()
+    screen.legend(notes)
+    return screen
+
+
+def _reader() -> Callable[[], str]:
+    """Asks for the next line; EOFError at the end. In a terminal lines can be called back."""
+    if not sys.stdin.isatty():
+        return _read_line
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.set_history_length(_HISTORY)
+    return lambda: input(PROMPT)
+
+
+def _read_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+class Chat:
+    def __init__(
+        self,
+        session: Session,
+        endpoints: Sequence[Endpoint],
+        screen: Screen,
+        notes: Console,
+        metrics: bool,
+        baseline: OpenAIChat | None,
+    ) -> None:
+        self._session, self._endpoints, self._screen = session, endpoints, screen
+        self._notes, self._metrics, self._baseline = notes, metrics, baseline
+
+    def run(self, read: Callable[[], str]) -> None:
+        """Until the user leaves; nothing that goes wrong with one reply ends the chat."""
+        while True:
+            try:
+                line = read().strip()
+                if line.startswith("/"):
+                    self._obey(line)
+                elif line:
+                    self._say(line)
+            except (EOFError, Quit):
+                render.write_stdout("\n" if sys.stdin.isatty() else "")
+                return
+            except KeyboardInterrupt:
+                render.write_stdout("\n")
+                render.note(self._notes, "(/quit or Ctrl-D ends the chat)")
+            except ClientError as error:
+                render.show_error(error)
+
+    def _obey(self, line: str) -> None:
+        try:
+            render.note(self._notes, self._session.obey(line))
+        except ValueError as error:
+            render.note(self._notes, str(error))
+
+    def _say(self, said: str) -> None:
+        request = build_request(self._session.prompt(said), self._session.options)
+        result = GenerationResult(Timing(sent=time.monotonic()))
+        events = stream.generate(self._endpoints, request, policy=PATIENCE)
+        stopped = None
+        try:
+            with contextlib.closing(events):
+                for event in events:
+                    result.add(event, time.monotonic())
+                    if isinstance(event, Moved):
+                        render.note(self._notes, render.move_text(event))
+                    elif isinstance(event, Tokens):
+                        self._screen.show(event)
+        except KeyboardInterrupt:
+            stopped = "stopped"
+        except ClientError:
+            render.write_stdout("\n")
+            raise
+        render.write_stdout("\n")
+        self._session.replied(said, result)
+        if self._metrics or stopped:
+            self._show_metrics(result, stopped)
+        if self._baseline is not None and stopped is None:
+            self._ask_baseline(len(result.token_ids))
+
+    def _show_metrics(self, result: GenerationResult, stopped: str | None) -> None:
+        render.note(self._notes, " · ".join(render.statistics(result, stopped)))
+        line = render.speculation_line(result)
+        if line:
+            render.note(self._notes, line)
+
+    def _ask_baseline(self, tokens: int) -> None:
+        """As many tokens, of the same conversation."""
+        if self._baseline is None:
+            return
+        messages = self._session.messages[:-1]
+        system = self._session.system
+        whole = [("system", system), *messages] if system is not None else messages
+        temperature = self._session.options.temperature
+        measured = self._baseline.reply(whole, tokens, temperature)
+        render.note(self._notes, f"{self._baseline.model}: {measured.text.strip()}")
+        rate = f"{1 / measured.tpot_s:.1f} tokens/s" if measured.tpot_s else "no rate"
+        render.note(self._notes, f"{self._baseline.model}: {measured.num_tokens} tokens · {rate}")

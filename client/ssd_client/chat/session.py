@@ -1,0 +1,128 @@
+"""A conversation: what was said, how the next reply is made, and what replies came to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ssd_client.params import parse_number
+from ssd_client.request import ChatPrompt, GenerateOptions
+from ssd_client.result import GenerationResult
+from ssd_client.speculation import MODES, SpeculationStats
+
+HELP = """\
+/reset           forget what was said
+/system [TEXT]   the system message from now on; without TEXT, none (forgets what was said)
+/temp X          temperature of the next replies
+/seed [N]        seed of the next replies; without N, a new one each time
+/mode MODE       ssd, sync or off, the server's own: auto
+/stats           what all replies came to
+/quit            end the chat (also Ctrl-D); Ctrl-C stops a reply"""
+
+
+class Quit(Exception):
+    """The user wants to leave."""
+
+
+@dataclass
+class Session:
+    options: GenerateOptions
+    system: str | None = None
+    messages: list[tuple[str, str]] = field(default_factory=list)  # (role, content)
+    replies: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # after the first tokens
+    origins: Counter[str] = field(default_factory=Counter)
+    speculation: SpeculationStats | None = None
+
+    def prompt(self, said: str) -> ChatPrompt:
+        system = [("system", self.system)] if self.system is not None else []
+        return ChatPrompt((*system, *self.messages, ("user", said)))
+
+    def replied(self, said: str, result: GenerationResult) -> None:
+        """Also where the reply was stopped: what was heard of it was said."""
+        self.messages += [("user", said), ("assistant", result.text)]
+        self.replies += 1
+        self.tokens += len(result.token_ids)
+        self.origins.update(result.origins)
+        timing = result.timing
+        if timing.first_token is not None and timing.last_token is not None:
+            self.seconds += timing.last_token - timing.first_token
+        stats = result.speculation
+        if stats is not None:
+            self.speculation = self.speculation + stats if self.speculation else stats
+
+    def obey(self, line: str) -> str:
+        """Follows a command; returns what to say about it. ValueError: what is wrong with it."""
+        name, _, rest = line[1:].partition(" ")
+        rest = rest.strip()
+        match name:
+            case "reset":
+                self.messages.clear()
+                return "forgotten"
+            case "system":
+                self.system = rest or None
+                self.messages.clear()
+                return f"system: {rest}" if rest else "no system message"
+            case "temp" | "temperature":
+                return self._set(temperature=_temperature(rest))
+            case "seed":
+                return self._set(seed=_seed(rest))
+            case "mode":
+                return self._set(mode=_mode(rest))
+            case "stats":
+                return self.statistics()
+            case "help" | "?":
+                return HELP
+            case "quit" | "exit" | "q":
+                raise Quit
+        raise ValueError(f"/{name} is not known\n{HELP}")
+
+    def _set(self, **changed: float | int | str | None) -> str:
+        self.options = dataclasses.replace(self.options, **changed)  # type: ignore[arg-type]
+        ((name, value),) = changed.items()
+        return f"{name}: {'the server decides' if value is None else value}"
+
+    def statistics(self) -> str:
+        parts = [f"{self.replies} replies", f"{self.tokens} tokens"]
+        if self.seconds:
+            parts.append(f"{(self.tokens - self.replies) / self.seconds:.1f} tokens/s")
+        parts += [f"{self.origins[name]} {title}" for name, title in ORIGINS.items()
+                  if self.origins[name]]  # fmt: skip
+        stats = self.speculation
+        if stats is not None and stats.hit_rate is not None:
+            parts.append(f"hit rate {stats.hit_rate:.0%}")
+        return " · ".join(parts)
+
+
+ORIGINS = {
+    "target": "by the target alone",
+    "cache": "from the cache",
+    "just_in_time": "just in time",
+    "ngram": "by n-gram",
+    "sync": "in turns",
+}
+
+
+def _temperature(text: str) -> float:
+    value = parse_number(text)
+    if value < 0:
+        raise ValueError(f"/temp: 0 or more is needed, got {text}")
+    return value
+
+
+def _seed(text: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) >= 2**64:
+        raise ValueError(f"/seed: a whole number below 2^64 is needed, got {text!r}")
+    return int(text)
+
+
+def _mode(text: str) -> str | None:
+    if text in MODES:
+        return text
+    if text == "auto":
+        return None
+    raise ValueError(f"/mode: {', '.join(MODES)} or auto is needed, got {text!r}")

@@ -1,0 +1,78 @@
+"""A conversation without a server: commands, history, statistics."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd_client.chat.session import Quit, Session
+from ssd_client.events import Started, Tokens
+from ssd_client.request import GenerateOptions
+from ssd_client.result import GenerationResult, Timing
+
+
+def reply(text: str, *origins: str) -> GenerationResult:
+    result = GenerationResult(Timing(sent=0.0))
+    result.add(Started("here:1", "r", 7, 3, "f"), 0.1)
+    for i, origin in enumerate(origins):
+        result.add(Tokens((i,), text if not i else "", origins=(origin,), pieces=(text,)), 0.2 + i)
+    return result
+
+
+def test_the_history_goes_along() -> None:
+    session = Session(GenerateOptions(), system="Be kind.")
+    session.replied("Hello", reply("Hi!", "target", "cache", "cache"))
+    assert session.prompt("And you?").messages == (
+        ("system", "Be kind."),
+        ("user", "Hello"),
+        ("assistant", "Hi!"),
+        ("user", "And you?"),
+    )
+    session.obey("/reset")
+    assert session.prompt("Again").messages == (("system", "Be kind."), ("user", "Again"))
+
+
+def test_commands_change_the_next_replies() -> None:
+    session = Session(GenerateOptions(temperature=1.0, seed=5))
+    assert session.obey("/temp 0.25") == "temperature: 0.25"
+    assert session.obey("/seed 9") == "seed: 9"
+    assert session.obey("/mode sync") == "mode: sync"
+    assert session.obey("/system  Speak like a pirate.") == "system: Speak like a pirate."
+    options = session.options
+    assert (options.temperature, options.seed, options.mode) == (0.25, 9, "sync")
+    assert session.system == "Speak like a pirate."
+    session.obey("/seed")
+    session.obey("/mode auto")
+    session.obey("/system")
+    assert (session.options.seed, session.options.mode, session.system) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/temp hot", "is not a finite number"),
+        ("/temp -1", "0 or more"),
+        ("/seed x", "whole number"),
+        ("/mode fast", "ssd, sync, off or auto"),
+        ("/what", r"/what is not known[\s\S]*/reset"),
+    ],
+)
+def test_a_wrong_command_changes_nothing_and_says_why(line: str, message: str) -> None:
+    session = Session(GenerateOptions(temperature=0.5))
+    with pytest.raises(ValueError, match=message):
+        session.obey(line)
+    assert session.options == GenerateOptions(temperature=0.5)
+
+
+def test_statistics_count_where_tokens_came_from() -> None:
+    session = Session(GenerateOptions())
+    session.replied("a", reply("x", "target", "cache", "cache", "ngram"))
+    session.replied("b", reply("y", "target", "just_in_time"))
+    assert session.obey("/stats") == (
+        "2 replies · 6 tokens · 1.0 tokens/s · 2 by the target alone · 2 from the cache · "
+        "1 just in time · 1 by n-gram"
+    )
+
+
+def test_one_can_leave() -> None:
+    with pytest.raises(Quit):
+        Session(GenerateOptions()).obey("/quit")
