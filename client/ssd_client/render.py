@@ -230,6 +230,7 @@ def show_error(error: ClientError) -> None:
 
 def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
     values = {each.name: getattr(info, each.name) for each in info.DESCRIPTOR.fields}
+    del values["speculation_endpoints"]  # the longest goes last
     return {
         **values,
         "load": _load_json(info.load),

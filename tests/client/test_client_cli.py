@@ -454,7 +454,10 @@ def test_info(start):
         "draft_name": "tiny",
         "reason": "",
         "open_sequences": 3,
+        "payoff": "",
+        "acceptance": 0.0,
     }
+    assert content["load"]["running"] == 0
 
 
 def test_info_of_an_unreachable_target(nobody):
