@@ -164,12 +164,20 @@ def test_the_reason_of_a_fallback_stays_on_its_line():
 
 def test_statistics_are_read_field_for_field():
     fields = target_pb2.SpeculationStats.DESCRIPTOR.fields
-    message = target_pb2.SpeculationStats(mode=2, verification=2, fallbacks={"busy": 3})
-    counts = [each for each in fields if each.name not in ("mode", "verification", "fallbacks")]
+    message = target_pb2.SpeculationStats(
+        mode=2,
+        verification=2,
+        drafted_per_position=[5, 4],
+        accepted_per_position=[4, 1],
+        fallbacks={"busy": 3},
+    )
+    said = ("mode", "verification", "drafted_per_position", "accepted_per_position", "fallbacks")
+    counts = [each for each in fields if each.name not in said]
     for each in counts:
         setattr(message, each.name, each.number)
     stats = stats_of(message)
     assert (stats.mode, stats.verification, stats.fallbacks) == ("sync", "rejection", {"busy": 3})
+    assert (stats.drafted_per_position, stats.accepted_per_position) == ((5, 4), (4, 1))
     assert [getattr(stats, each.name) for each in counts] == [each.number for each in counts]
 
 
@@ -178,11 +186,17 @@ def test_a_newer_servers_mode_is_unknown():
 
 
 def test_the_parts_of_a_generation_are_added_up():
-    first = SpeculationStats("ssd", "rejection", 2, 1, 1, fallbacks={"busy": 1, "late": 2})
-    second = SpeculationStats("ssd", "coupled", 4, 3, wait_micros=7, fallbacks={"busy": 5})
-    both = SpeculationStats(
-        "ssd", "coupled", 6, 4, 1, wait_micros=7, fallbacks={"busy": 6, "late": 2}
+    first = SpeculationStats(
+        "ssd", "rejection", 2, 1, 1, accepted_per_position=(2, 1),
+        fallbacks={"busy": 1, "late": 2},
+    )  # fmt: skip
+    second = SpeculationStats(
+        "ssd", "coupled", 4, 3, wait_micros=7, accepted_per_position=(4,), fallbacks={"busy": 5}
     )
+    both = SpeculationStats(
+        "ssd", "coupled", 6, 4, 1, wait_micros=7, accepted_per_position=(6, 1),
+        fallbacks={"busy": 6, "late": 2},
+    )  # fmt: skip
     assert first + second == both
     result = result_of(
         (11, started()),
