@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint bench bench-overlap bench-delay bench-backup bench-guessing \
+.PHONY: help demo test test-full lint report bench bench-overlap bench-delay bench-backup bench-guessing \
 	bench-useless bench-fairness protos clean
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test       lint, types and tests (long checks: a tenth)"
 	@echo "make test-full  the same with every check in full"
 	@echo "make bench      speed of plain decoding against transformers' generate"
+	@echo "make report     off, sync and ssd in one run: a table, and build/report.html with pictures"
 	@echo "make bench-overlap    off, sync and ssd side by side, and theorem 7"
 	@echo "make bench-delay      ssd and a blocking exchange over a slow link"
 	@echo "make bench-backup     what a row does that missed, at batch 1 and 8"
@@ -55,6 +56,15 @@ test: lint
 test-full: export SSD_TEST_FULL = 1
 test-full: lint
 	$(run-tests)
+
+# The shipped pair, grown until a verification takes longer than what the draft prepares meanwhile.
+report: $(VENV)/.dev
+	mkdir -p build
+	$(BIN)/ssd-client bench --local --local-expand-to hidden=1536,ff=6144,layers=8 \
+		--local-draft-expand-to hidden=1280,ff=5120 --depth 3 --ignore-eos --max-tokens 64 \
+		--local-target-options "--threads 1 --no-adapt-depth --no-auto-off --backup jit" \
+		--local-draft-options "--threads 1 --budget 6" --num-prompts 3 --repeat 3 \
+		--out build/report.json --report build/report.html --trace build/trace.json
 
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py

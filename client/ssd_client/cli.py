@@ -40,6 +40,7 @@ _LATER = {
     "chat": "ssd_client.chat.command",
     "compare": "ssd_client.compare",
     "models": "ssd_client.status",
+    "report": "ssd_client.bench.again",
     "status": "ssd_client.status",
 }
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
-from rich.console import Console
 
 from ssd_client import params, render, stream
 from ssd_client.bench.baseline import OpenAIServer, check_baseline
@@ -206,8 +205,7 @@ def _show(as_json: bool, names: Sequence[str], count: int, partings: Sequence[Pa
             f"prompt {parting.prompt} differs at {parting.position}: {parting.first} "
             f"({gaps[0]}), {parting.second} ({gaps[1]})\n"
         )
-    notes = Console(stderr=True)
-    render.note(notes, f"{count - len(partings)} of {count} equal: {' and '.join(names)}")
+    write_stdout(f"{count - len(partings)} of {count} equal: {' and '.join(names)}\n")
 
 
 def _gap_text(gap: float | None) -> str:

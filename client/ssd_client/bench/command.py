@@ -19,6 +19,7 @@ from ssd_client.bench.run import Bench, Outputs
 from ssd_client.bench.settings import MODES, Settings
 from ssd_client.bench.subject import Subject, command_line
 from ssd_client.bench.table import TerminalProgress, show_results
+from ssd_client.bench.wandb_log import check_wandb_extra, log_results
 from ssd_client.errors import BadInputError
 from ssd_client.local import LocalFlags, LocalPlan, plan_local
 from ssd_client.options import local_options
@@ -85,6 +86,7 @@ DIFFERENT = 1
 @click.option("--resume", is_flag=True, help="Go on with the runs that --out does not have yet.")
 @click.option("--report", type=click.Path(path_type=Path), help="One HTML file with pictures.")
 @click.option("--trace", type=click.Path(path_type=Path), help="A timeline for Perfetto.")
+@click.option("--wandb", metavar="PROJECT", help="Log the results to Weights & Biases, too.")
 @local_options
 @click.option(
     "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."
@@ -107,6 +109,8 @@ def bench(**flags: Any) -> None:
     _check(flags)
     if flags["report"] is not None:
         check_report_extra()
+    if flags["wandb"] is not None:
+        check_wandb_extra()
     notes = Console(stderr=True)
     plan = _plan(flags) if flags["local"] else None
     count, seed = flags["num_prompts"], flags["seed"]
@@ -196,4 +200,6 @@ def _write(flags: dict[str, Any], running: Bench) -> None:
         write_perfetto(running.timeline, flags["trace"])
     if flags["report"] is not None:
         write_report(running.results.as_json(), flags["report"])
+    if flags["wandb"] is not None:
+        log_results(running.results.as_json(), flags["wandb"])
     show_results(running.results)

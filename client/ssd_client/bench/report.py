@@ -85,7 +85,7 @@ def _setting(content: Mapping[str, Any]) -> Iterator[str]:
     )
     if not prompts["in_training"] and target["name"].startswith("stories"):
         yield '<p class="bad">These prompts are outside of what the model was trained on.</p>'
-    if target["synthetic_acceptance"]:
+    if target.get("synthetic_acceptance"):
         yield (
             f'<p class="bad">SYNTHETIC acceptance {target["synthetic_acceptance"]:g}: texts are '
             "not the model's.</p>"
