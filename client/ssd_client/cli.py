@@ -18,6 +18,7 @@ from ssd_client.errors import BadInputError, ClientError
 from ssd_client.failover import RetryPolicy
 from ssd_client.local import LocalFlags, plan_local
 from ssd_client.options import (
+    bias_of,
     local_options,
     output_options,
     prompt_options,
@@ -182,10 +183,7 @@ def _check_generate(flags: dict[str, Any]) -> None:
     check_local(flags)
     if (flags["logprobs"] or flags["top_logprobs"]) and not flags["as_json"]:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
-    pairs = flags["logit_bias"]
-    flags["logit_bias"] = dict(pairs)
-    if len(flags["logit_bias"]) != len(pairs):
-        raise BadInputError("--logit-bias: the same token twice")
+    flags["logit_bias"] = bias_of(flags["logit_bias"])
 
 
 def _output(notes: Console, flags: dict[str, Any]) -> render.Output:

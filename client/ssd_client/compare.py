@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from ssd_client import params, render, stream
-from ssd_client.bench.baseline import OpenAIServer, check_baseline
-from ssd_client.bench.equality import first_difference
+from ssd_client.bench.equality import first_difference, token_at
 from ssd_client.bench.prompts import STORIES, load_prompts
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.events import TokenLogprobs
+from ssd_client.openai import OpenAIServer, check_baseline
 from ssd_client.render import write_stdout
-from ssd_client.request import ChatPrompt, GenerateOptions, build_request
+from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.speculation import MODES
 
@@ -71,11 +71,14 @@ class Parting:
     type=params.Parsed(check_baseline, "openai:url"),
     help="The second side is another server: texts are compared, not tokens.",
 )
-@click.option("--data", default=STORIES, show_default=True, help="As for bench.")
+@click.option(
+    "--data", type=params.Utf8(), default=STORIES, show_default=True, help="As for bench."
+)
 @click.option("--num-prompts", type=params.Uint(least=1), default=8, show_default=True)
 @click.option("--max-tokens", type=params.Uint(least=1), default=64, show_default=True)
 @click.option("--temperature", type=params.Number(), default=0.0, show_default=True)
 @click.option("--seed", type=params.Uint(32), default=0, show_default=True)
+@click.option("--chat/--no-chat", default=True, help="Prompts as a user's message, or as they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(**flags: Any) -> None:
     """Says where two endpoints or modes first give another token, and by how much.
@@ -121,7 +124,7 @@ def _part(sides: Sequence[Side], flags: dict[str, Any], number: int, prompt: str
     position = first_difference(first.token_ids, second.token_ids)
     if position is None:
         return None
-    one, other = _at(first.token_ids, position), _at(second.token_ids, position)
+    one, other = token_at(first.token_ids, position), token_at(second.token_ids, position)
     return Parting(
         number,
         position,
@@ -142,7 +145,8 @@ def _generate(side: Side, flags: dict[str, Any], number: int, prompt: str) -> Ge
         top_logprobs=_TOP,
     )
     result = GenerationResult(Timing(sent=0.0))
-    request = build_request(ChatPrompt((("user", prompt),)), options)
+    content = ChatPrompt((("user", prompt),)) if flags["chat"] else TextPrompt(prompt)
+    request = build_request(content, options)
     events = stream.generate([side.endpoint], request)
     with contextlib.closing(events):
         for event in events:
@@ -158,10 +162,6 @@ def _gap(logprobs: Sequence[TokenLogprobs], position: int, other: int | None) ->
     return next((here.chosen - logprob for token, logprob in here.top if token == other), None)
 
 
-def _at(tokens: Sequence[int], position: int) -> int | None:
-    return tokens[position] if position < len(tokens) else None
-
-
 def _token_text(token: int | None) -> str:
     return "the end" if token is None else f"token {token}"
 
@@ -171,8 +171,13 @@ def _against_baseline(side: Side, flags: dict[str, Any], prompts: Sequence[str])
     partings = []
     for number, prompt in enumerate(prompts):
         mine = _generate(side, flags, number, prompt).text
-        content = {
-            "messages": [{"role": "user", "content": prompt}],
+        said = (
+            {"messages": [{"role": "user", "content": prompt}]}
+            if flags["chat"]
+            else {"prompt": prompt}
+        )
+        content: dict[str, Any] = {
+            **said,
             "max_tokens": flags["max_tokens"],
             "temperature": flags["temperature"],
             "seed": flags["seed"] + number,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from ssd_client import params
 from ssd_client.endpoints import DEFAULT_ADDRESS
+from ssd_client.errors import BadInputError
 from ssd_client.local import DEFAULT_DRAFTS, DEFAULT_MODEL, DEVICES, NO_DRAFT
 from ssd_client.local_mps import DRAFT_SHARE
 from ssd_client.speculation import MODES, VERIFICATIONS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """Of --logit-bias."""
+    if len(dict(pairs)) != len(pairs):
+        raise BadInputError("--logit-bias: the same token twice")
+    return dict(pairs)
 
 
 def options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:

@@ -214,7 +214,7 @@ def move_text(moved: Moved) -> str:
 
 
 def note(console: Console, line: str) -> None:
-    console.print(Text(line, style="dim"), soft_wrap=True)
+    console.print(Text(printable(line), style="dim"), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ def startup_status(console: Console, title: str) -> Iterator[Any]:
 
 
 def show_error(error: ClientError) -> None:
-    click.echo(f"error: {error}", err=True)
+    click.echo(f"error: {printable(str(error))}", err=True)
 
 
 def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 
 from ssd_client import params, render
-from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect
+from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, check_address, connect
 from ssd_client.errors import ClientError, printable
+from ssd_client.options import options
 from ssd_client.speculation import stats_of
 
 _TIMEOUT_S = 3.0
@@ -52,7 +53,7 @@ def _health(endpoint: Endpoint) -> str:
     return "ready" if ready else "not ready"
 
 
-_services = [
+_services = options(
     click.option(
         "--target",
         "targets",
@@ -68,17 +69,11 @@ _services = [
         help="Repeatable; those that targets are linked to are found without.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-]
-
-
-def _with_services(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_services):
-        command = option(command)
-    return command
+)
 
 
 @click.command()
-@_with_services
+@_services
 def models(targets: Sequence[str], drafts: Sequence[str], as_json: bool) -> None:
     """Lists the models that targets and drafts serve.
 
@@ -89,12 +84,11 @@ def models(targets: Sequence[str], drafts: Sequence[str], as_json: bool) -> None
         render.write_json({"models": [_model_json(each) for each in seen]})
     else:
         _console().print(_models_table(seen))
-    if any(each.info is None for each in seen):
-        raise SystemExit(1)
+    _exit(seen, targets, drafts)
 
 
 @click.command()
-@_with_services
+@_services
 @click.option("--watch", type=params.Seconds(), help="Look again every so many seconds.")
 def status(
     targets: Sequence[str], drafts: Sequence[str], as_json: bool, watch: float | None
@@ -115,7 +109,13 @@ def status(
         if watch is None:
             break
         time.sleep(watch)
-    if any(each.info is None for each in seen):
+    _exit(seen, targets, drafts)
+
+
+def _exit(seen: Sequence[Seen], targets: Sequence[str], drafts: Sequence[str]) -> None:
+    """Only who was asked for must answer: a draft may be out of reach from here."""
+    named = {*(targets or (DEFAULT_ADDRESS,)), *drafts}
+    if any(each.info is None and each.address in named for each in seen):
         raise SystemExit(1)
 
 
@@ -138,16 +138,30 @@ def see_all(targets: Sequence[str], drafts: Sequence[str]) -> list[Seen]:
         if each.info is not None
         for link in each.info.speculation_endpoints
     ]
-    with connect(list(dict.fromkeys([*drafts, *linked]))) as endpoints:
+    known = [address for address in linked if _is_address(address)]
+    with connect(list(dict.fromkeys([*drafts, *known]))) as endpoints:
         return seen + [see(endpoint, "draft") for endpoint in endpoints]
+
+
+def _is_address(text: str) -> bool:
+    """As the target knows it, which may be in words that are none here."""
+    try:
+        check_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _model_json(seen: Seen) -> dict[str, Any]:
     row: dict[str, Any] = {"address": seen.address, "role": seen.role, "health": seen.health}
     if seen.info is not None:
         names = ("name", "architecture", "num_parameters", "dtype", "device", "version")
-        row |= {name: getattr(seen.info, name) for name in names}
+        row |= {name: _clean(getattr(seen.info, name)) for name in names}
     return row
+
+
+def _clean(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
 
 
 def _models_table(seen: Sequence[Seen]) -> Table:
@@ -177,7 +191,7 @@ def _status_json(seen: Seen) -> dict[str, Any]:
         "forward_ms": load.forward_micros / 1e3 / max(1, load.forwards),
         "synthetic_acceptance": seen.info.synthetic_acceptance,
         "links": [
-            {each.name: getattr(link, each.name) for each in link.DESCRIPTOR.fields}
+            {each.name: _clean(getattr(link, each.name)) for each in link.DESCRIPTOR.fields}
             for link in seen.info.speculation_endpoints
         ],
     }

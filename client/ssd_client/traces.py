@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from ssd.v1 import trace_pb2
 from ssd_client.endpoints import Endpoint
-from ssd_client.errors import failure_of
+from ssd_client.errors import ClientError, failure_of
 from ssd_client.speculation import origin_name
 
 _EXCHANGES = 16  # of clocks; the quickest one counts
@@ -148,9 +149,11 @@ def perfetto(events: Sequence[TraceEvent]) -> dict[str, Any]:
     return {"traceEvents": named + content, "displayTimeUnit": "ms"}
 
 
-def write_perfetto(events: Sequence[TraceEvent], path: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(perfetto(events), file)
+def write_perfetto(events: Sequence[TraceEvent], path: Path) -> None:
+    try:
+        path.write_text(json.dumps(perfetto(events)), encoding="utf-8")
+    except OSError as error:
+        raise ClientError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _title(event: TraceEvent) -> str:

@@ -13,7 +13,8 @@ from ssd_client.bench.equality import compare_texts, first_difference
 from ssd_client.bench.metrics import interval, metrics_of, percentile
 from ssd_client.bench.prompts import STORIES, load_prompts
 from ssd_client.bench.requests import Measured, closed_loop, open_loop
-from ssd_client.bench.results import Results, read_results
+from ssd_client.bench.results import Results, check_output, read_results
+from ssd_client.bench.rounds import add_rounds
 from ssd_client.bench.settings import RunKey, Settings
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.speculation import SpeculationStats
@@ -41,6 +42,7 @@ def test_a_file_of_prompts_is_read_line_by_line(tmp_path: Path) -> None:
         (b'{"prompt": "  "}\n', "line 1: the prompt is empty"),
         (b'{"prompt": "\xff"}\n', "line 1: not valid UTF-8"),
         (b"\n\n", "no prompts in it"),
+        (b'{"prompt": "\\ud800"}\n', "line 1: the prompt has half a character"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_line(
@@ -150,7 +152,7 @@ def test_texts_are_held_against_plain_decoding() -> None:
     }
     found = compare_texts(runs)
     (difference,) = found.differences
-    assert (found.compared, found.holds) == (2, False)
+    assert (found.compared, found.of) == (2, "off")
     assert (difference.prompt, difference.run.mode, difference.other.mode) == (1, "ssd", "off")
     assert (difference.position, difference.token, difference.expected) == (1, 5, 6)
     assert found.as_json()["equal"] == 1
@@ -168,6 +170,7 @@ def results(tmp_path: Path, **changed: object) -> Results:
     settings = Settings(data="stories", num_prompts=1, modes=("off", "ssd"), repeats=2, **changed)
     about = {
         "command": "ssd-client bench",
+        "client": {},
         "target": {"name": "t", "fingerprint": "f", "address": "a:1"},
         "drafts": [],
         "prompts": {"name": "stories", "count": 1, "in_training": True},
@@ -185,12 +188,17 @@ def test_modes_take_turns() -> None:
 def test_half_of_a_benchmark_is_marked_and_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     first = results(tmp_path)
+    rounds = {"accepted": {"2": 3}, "look_ups": {"2": {"hit": 1}}}
     for key in list(first.settings.runs())[:2]:
-        first.add(key, {"output_throughput": 7.0}, [])
+        first.add(key, {"output_throughput": 7.0}, [], rounds)
+    first.more = {"timelines": {"off": []}, "theory": {"ssd": 9.0}, "equality": {}}
     first.save(file)
     assert read_results(file)["complete"] is False
     second = results(tmp_path)
     assert second.resume(file) == 2
+    assert second.more == {"timelines": {"off": []}, "theory": {"ssd": 9.0}}
+    counted = [run["rounds"] for run in second.runs.values()]
+    assert add_rounds(counted) == {"accepted": {"2": 6}, "look_ups": {"2": {"hit": 2}}}
     for key in second.settings.runs():
         if key not in second.runs:
             second.add(key, {"output_throughput": 9.0}, [])
@@ -212,12 +220,19 @@ def test_other_settings_or_another_model_cannot_go_on(tmp_path: Path) -> None:
         other.resume(file)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', "{"])
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', "{", '{"format": 1}'])
 def test_a_file_of_something_else_cannot_go_on(tmp_path: Path, content: str) -> None:
     file = tmp_path / "out.json"
     file.write_text(content)
     with pytest.raises(BadInputError, match=str(file)):
         results(tmp_path).resume(file)
+
+
+def test_what_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    check_output("--out", tmp_path / "out.json")
+    for path, message in ((tmp_path, "this is a folder"), (tmp_path / "no" / "x", "not exist")):
+        with pytest.raises(BadInputError, match=message):
+            check_output("--out", path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -59,7 +59,9 @@ def results(complete: bool = True) -> dict[str, Any]:
          "output_throughput": figure(rate)}
         for mode, rate in rates.items()
     ]  # fmt: skip
-    requests = [{"error": None, "arrivals": [[5.0, 1], [15.0, 3], [26.0, 2]], "e2el_ms": 27.0}]
+    requests: list[dict[str, Any]] = [
+        {"error": None, "arrivals": [[5.0, 1], [15.0, 3], [26.0, 2]], "e2el_ms": 27.0}
+    ]
     return {
         "complete": complete,
         "command": "ssd-client bench --data 'a<b>.jsonl'",

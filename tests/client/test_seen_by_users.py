@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from scripted_target import Running
 
@@ -141,6 +142,18 @@ def test_texts_that_depend_on_the_mode_fail_the_benchmark(
     assert done.returncode == 1, done.stderr
     assert "TEXTS DIFFER: 0 of 2 are equal" in done.stdout
     assert json.loads(out.read_text())["equality"]["differences"][0]["position"] == 0
+
+
+def test_a_target_that_fails_leaves_the_results_that_were_there(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    out.write_text("precious")
+    failing = start(abort_after=(2, grpc.StatusCode.INTERNAL, "broken"))
+    done = run("bench", "--target", failing.address, "--mode", "off", "--out", str(out))
+    assert done.returncode == 1
+    assert "broken" in done.stderr
+    assert out.read_text() == "precious"
 
 
 # compare, models, status

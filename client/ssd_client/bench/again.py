@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ssd_client.bench.report import check_report_extra, write_report
-from ssd_client.bench.results import read_results, write_whole
+from ssd_client.bench.results import check_output, read_results, write_whole
 from ssd_client.errors import BadInputError
 
 
@@ -23,6 +23,9 @@ def report(results: Path, out: Path | None, timeline: Path | None) -> None:
     if out is None and timeline is None:
         raise BadInputError("nothing to draw: give --out or --timeline")
     check_report_extra()
+    for flag, path in (("--out", out), ("--timeline", timeline)):
+        if path is not None:
+            check_output(flag, path)
     content = read_results(results)
     if out is not None:
         write_report(content, out)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,29 @@ import click
 from rich.console import Console
 
 from ssd_client import params
-from ssd_client.bench.baseline import check_baseline
 from ssd_client.bench.prompts import HUB_SETS, STORIES, load_prompts
 from ssd_client.bench.report import check_report_extra, write_report
+from ssd_client.bench.results import check_output
 from ssd_client.bench.run import Bench, Outputs
 from ssd_client.bench.settings import MODES, Settings
 from ssd_client.bench.subject import Subject, command_line
 from ssd_client.bench.table import TerminalProgress, show_results
 from ssd_client.bench.wandb_log import check_wandb_extra, log_results
-from ssd_client.errors import BadInputError
-from ssd_client.local import LocalFlags, LocalPlan, plan_local
+from ssd_client.errors import BadInputError, ClientError
+from ssd_client.local import (
+    DEFAULT_DRAFTS,
+    DEFAULT_MODEL,
+    NO_DRAFT,
+    LocalFlags,
+    LocalPlan,
+    plan_local,
+)
+from ssd_client.openai import check_baseline
 from ssd_client.options import local_options
 from ssd_client.serving import check_local, pick, serving
 from ssd_client.traces import write_perfetto
 
 TRACE_EVENTS = "200000"
-DIFFERENT = 1
 
 
 @click.command()
@@ -39,6 +48,7 @@ DIFFERENT = 1
 )
 @click.option(
     "--data",
+    type=params.Utf8(),
     default=STORIES,
     show_default=True,
     help='Prompts: a JSONL file of objects with "prompt", '
@@ -95,10 +105,14 @@ DIFFERENT = 1
     "--local-draft-expand-to", type=params.Utf8(), help="Grow the draft of --local, likewise."
 )
 @click.option(
-    "--local-target-options", type=params.Utf8(), help="More options of the target of --local."
+    "--local-target-options",
+    type=params.Parsed(shlex.split, "options"),
+    help="More options of the target of --local.",
 )
 @click.option(
-    "--local-draft-options", type=params.Utf8(), help="More options of the draft of --local."
+    "--local-draft-options",
+    type=params.Parsed(shlex.split, "options"),
+    help="More options of the draft of --local.",
 )
 def bench(**flags: Any) -> None:
     """Measures off, sync and ssd on the same prompts and seeds, in turns.
@@ -107,54 +121,62 @@ def bench(**flags: Any) -> None:
     2 bad input, 130 interrupted (what was done is in --out, --resume goes on).
     """
     _check(flags)
-    if flags["report"] is not None:
-        check_report_extra()
-    if flags["wandb"] is not None:
-        check_wandb_extra()
     notes = Console(stderr=True)
     plan = _plan(flags) if flags["local"] else None
-    count, seed = flags["num_prompts"], flags["seed"]
-    prompts = load_prompts(flags["data"], count, seed)
-    others = _others(flags, prompts.prompts)
+    prompts = load_prompts(flags["data"], flags["num_prompts"], flags["seed"])
+    progress = TerminalProgress(notes)
+    if len(prompts.prompts) < flags["num_prompts"]:
+        progress.note(f"{prompts.name} has {len(prompts.prompts)} prompts")
     with contextlib.ExitStack() as stack:
         endpoints = stack.enter_context(serving(notes, flags["target"], plan))
-        subject = Subject(stack, endpoints[0])
+        subject = Subject(stack, endpoints[0], "ssd" in (flags["modes"] or MODES))
         settings = _settings(flags, subject)
         subject.check_modes(settings.modes)
-        progress = TerminalProgress(notes)
+        others = _others(flags, prompts.prompts)
         running = Bench(subject, settings, prompts, others, progress, command_line())
-        for line in running.missing_traces if flags["report"] or flags["trace"] else ():
+        for line in running.traces.missing if flags["report"] or flags["trace"] else ():
             progress.note(f"no timeline: {line}")
         try:
             running.run(Outputs(flags["out"], flags["resume"]))
         finally:
-            _write(flags, running)
-    if running.results.more.get("equality", {}).get("differences"):
-        raise SystemExit(DIFFERENT)
+            _show(flags, running, progress)
+        _log(flags, running)
+    if running.results.failed or running.results.more.get("equality", {}).get("differences"):
+        raise SystemExit(1)
 
 
 def _check(flags: dict[str, Any]) -> None:
-    check_local({**flags, "target": flags["target"]})
+    check_local(flags)
     if len(flags["target"]) > 1:
         raise BadInputError("--target: one target is measured at a time")
     if flags["resume"] and flags["out"] is None:
         raise BadInputError("--resume needs --out, the file to go on with")
     for name in ("out", "csv_file", "report", "trace"):
-        path = flags[name]
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BadInputError(f"--{name.split('_')[0]} {path}: its folder does not exist")
+        if flags[name] is not None:
+            check_output(f"--{name.split('_')[0]}", flags[name])
     if flags["temperature"] < 0:
         raise BadInputError(f"--temperature: 0 or more is needed, got {flags['temperature']:g}")
+    if flags["request_rate"] and flags["concurrency"] != (1,):
+        raise BadInputError("--request-rate has no --concurrency: requests come when they come")
+    if flags["report"] is not None:
+        check_report_extra()
+    if flags["wandb"] is not None:
+        check_wandb_extra()
 
 
 def _settings(flags: dict[str, Any], subject: Subject) -> Settings:
     names = {each.name for each in dataclasses.fields(Settings)} & set(flags)
     given = {name: flags[name] for name in names}
     possible = [mode for mode in MODES if subject.offers(mode)]
-    given["modes"] = tuple(dict.fromkeys(flags["modes"])) or tuple(possible)
-    given["request_rate"] = flags["request_rate"] or ()
-    given["baselines"] = tuple(flags["baselines"])
+    given["modes"] = _once(flags["modes"]) or tuple(possible)
+    given["concurrency"] = _once(flags["concurrency"])
+    given["request_rate"] = _once(flags["request_rate"] or ())
+    given["baselines"] = _once(flags["baselines"])
     return Settings(**given)
+
+
+def _once(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
 
 
 def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
@@ -165,21 +187,20 @@ def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
 
 
 def _plan(flags: dict[str, Any]) -> LocalPlan:
-    """All three modes: a draft beside the target, and its model inside the target, too."""
+    """A draft beside the target for ssd, and its model inside the target, too, for sync."""
     modes = flags["modes"] or MODES
-    speculates = "ssd" in modes
-    plan = plan_local(
-        pick(LocalFlags, {**flags, "mode": None if speculates else "off", "draft": ()})
-    )
+    named = flags["local_draft"] or DEFAULT_DRAFTS.get(flags["local_model"] or DEFAULT_MODEL)
+    model = None if named == NO_DRAFT else named
+    mode = None if "ssd" in modes else "off"
+    plan = plan_local(pick(LocalFlags, {**flags, "mode": mode, "draft": ()}))
     target, draft = ["--trace-events", TRACE_EVENTS], ["--trace-events", TRACE_EVENTS]
-    model = plan.draft or flags["local_draft"]
-    if "sync" in modes and model:
+    if "sync" in modes and model is not None:
         target += ["--draft-model", model]
         target += _grown("--draft-expand-to", flags["local_draft_expand_to"])
     target += _grown("--expand-to", flags["local_expand_to"])
     draft += _grown("--expand-to", flags["local_draft_expand_to"])
-    target += shlex.split(flags["local_target_options"] or "")
-    draft += shlex.split(flags["local_draft_options"] or "")
+    target += flags["local_target_options"] or ()
+    draft += flags["local_draft_options"] or ()
     return dataclasses.replace(
         plan,
         target_flags=(*plan.target_flags, *target),
@@ -191,15 +212,27 @@ def _grown(flag: str, shape: str | None) -> list[str]:
     return [flag, shape] if shape else []
 
 
-def _write(flags: dict[str, Any], running: Bench) -> None:
-    if not running.results.runs:
+def _show(flags: dict[str, Any], running: Bench, progress: TerminalProgress) -> None:
+    """The table first: whatever may be wrong with a file, it was measured."""
+    results = running.results
+    if not results.runs:
         return
-    if flags["csv_file"] is not None:
-        running.results.save_csv(flags["csv_file"])
-    if flags["trace"] is not None and running.timeline:
-        write_perfetto(running.timeline, flags["trace"])
-    if flags["report"] is not None:
-        write_report(running.results.as_json(), flags["report"])
+    show_results(results)
+    if running.traces.lost:
+        progress.note(f"{running.traces.lost} events of the traces are lost: raise --trace-events")
+    files: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (flags["csv_file"], results.save_csv),
+        (flags["trace"], partial(write_perfetto, running.timeline)),
+        (flags["report"], partial(write_report, results.as_json())),
+    ]
+    for path, write in files:
+        if path is not None:
+            try:
+                write(path)
+            except ClientError as error:
+                progress.note(str(error))
+
+
+def _log(flags: dict[str, Any], running: Bench) -> None:
     if flags["wandb"] is not None:
         log_results(running.results.as_json(), flags["wandb"])
-    show_results(running.results)

@@ -21,8 +21,8 @@ from ssd_client.request import pack_token_ids
 
 _PROTOCOL = 1
 _SEQUENCE = 1
-_QUIET_S = 0.08  # after which nothing more is expected of a round
-_PATIENCE_S = 30.0
+_QUIET_S = 0.08  # after which nothing more is expected of a round; a verification if that is longer
+_PATIENCE_S = 30.0  # for one round
 _FIRST = 2  # rounds that do not count
 
 
@@ -49,6 +49,7 @@ def time_draft(
     """A tree after a hit and a backup after a miss, in turns."""
     with contextlib.closing(_Link(endpoint, target, about)) as link:
         trees, backups = [], []
+        link.greet()
         link.open()
         for _ in range(rounds + _FIRST):
             trees.append(link.hit())
@@ -66,6 +67,8 @@ class _Link:
         self._inbox: queue.SimpleQueue[pb.SpeculateResponse | grpc.RpcError] = queue.SimpleQueue()
         self._round = 0
         self._branches: dict[tuple[int, int], list[int]] = {}
+        self._quiet_s = max(_QUIET_S, about.verify_s)
+        self._deadline = time.monotonic() + _PATIENCE_S
         self._call = endpoint.draft.Speculate(self._requests())
         threading.Thread(target=self._read, name="draft alone", daemon=True).start()
         hello = pb.Hello(
@@ -78,7 +81,10 @@ class _Link:
             max_depth=about.depth,
         )
         self._outbox.put(pb.SpeculateRequest(hello=hello))
-        self._next(_PATIENCE_S)  # the welcome
+
+    def greet(self) -> None:
+        if self._next(_PATIENCE_S) is None:
+            raise self._silent()
 
     def close(self) -> None:
         self._outbox.put(None)
@@ -113,6 +119,8 @@ class _Link:
         self._tell(outcome=pb.Outcome(accepted=0, token=token))
         while len(self._branches.get((0, token), ())) < self._about.depth:
             self._hear(_PATIENCE_S)
+            if time.monotonic() > self._deadline:
+                raise self._silent()
         seconds = time.monotonic() - begin
         self._launch(self._branches[0, token], pb.SPECULATION_SOURCE_JUST_IN_TIME)
         return seconds
@@ -133,20 +141,21 @@ class _Link:
     def _hear_all(self) -> float:
         """Until nothing more comes; seconds to the last that did."""
         begin = last = time.monotonic()
-        while not self._branches or time.monotonic() - last < _QUIET_S:
-            waiting = _QUIET_S if self._branches else _PATIENCE_S
-            if self._hear(waiting):
+        while not self._branches or time.monotonic() - last < self._quiet_s:
+            if self._hear(self._quiet_s):
                 last = time.monotonic()
+            if time.monotonic() > self._deadline:
+                raise self._silent()
         return last - begin
+
+    def _silent(self) -> ClientError:
+        return ClientError(f"{self._endpoint.address}: the draft does not answer")
 
     def _hear(self, seconds: float) -> bool:
         """One message; whether it brought tokens."""
-        try:
-            message = self._next(seconds)
-        except queue.Empty:
-            if seconds < _PATIENCE_S:
-                return False
-            raise ClientError(f"{self._endpoint.address}: the draft does not answer") from None
+        message = self._next(seconds)
+        if message is None:
+            return False
         brought = [self._take(frame) for frame in message.frames.frames]
         return any(brought)
 
@@ -166,6 +175,7 @@ class _Link:
 
     def _tell(self, **body: Any) -> None:
         """One of the bodies of a frame, by its name."""
+        self._deadline = time.monotonic() + _PATIENCE_S
         frame = pb.TargetFrame(sequence=_SEQUENCE, round=self._round, **body)
         frames = pb.TargetFrames(epoch=1, frames=[frame])
         self._outbox.put(pb.SpeculateRequest(frames=frames))
@@ -181,8 +191,12 @@ class _Link:
         except grpc.RpcError as error:
             self._inbox.put(error)
 
-    def _next(self, seconds: float) -> pb.SpeculateResponse:
-        found = self._inbox.get(timeout=seconds)
+    def _next(self, seconds: float) -> pb.SpeculateResponse | None:
+        """None where nothing comes in time."""
+        try:
+            found = self._inbox.get(timeout=seconds)
+        except queue.Empty:
+            return None
         if isinstance(found, grpc.RpcError):
             raise failure_of(found, self._endpoint.address, admitted=False)
         return found

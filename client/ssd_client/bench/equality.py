@@ -21,15 +21,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Equality:
+    of: str  # the mode that all others are held against
     compared: int
     differences: list[Difference]
 
-    @property
-    def holds(self) -> bool:
-        return not self.differences
-
     def as_json(self) -> dict[str, Any]:
         return {
+            "of": self.of,
             "compared": self.compared,
             "equal": self.compared - len({(d.prompt, d.run) for d in self.differences}),
             "differences": [asdict(difference) for difference in self.differences[:20]],
@@ -40,7 +38,7 @@ def compare_texts(runs: Mapping[RunKey, Mapping[str, Any]]) -> Equality:
     """All runs of our modes against the first of them, plain decoding where there is one."""
     ours = sorted((key for key in runs if key.mode in MODES), key=_first_off)
     if not ours:
-        return Equality(0, [])
+        return Equality("", 0, [])
     first = ours[0]
     right = {each["prompt"]: each["tokens"] for each in _good(runs[first])}
     compared, differences = 0, []
@@ -52,9 +50,9 @@ def compare_texts(runs: Mapping[RunKey, Mapping[str, Any]]) -> Equality:
             compared += 1
             position = first_difference(each["tokens"], expected)
             if position is not None:
-                found = (_at(each["tokens"], position), _at(expected, position))
+                found = (token_at(each["tokens"], position), token_at(expected, position))
                 differences.append(Difference(each["prompt"], key, first, position, *found))
-    return Equality(compared, differences)
+    return Equality(first.mode, compared, differences)
 
 
 def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
@@ -73,5 +71,6 @@ def _good(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [each for each in run["requests"] if each["error"] is None]
 
 
-def _at(tokens: Sequence[int], position: int) -> int | None:
+def token_at(tokens: Sequence[int], position: int) -> int | None:
+    """None after the end."""
     return tokens[position] if position < len(tokens) else None

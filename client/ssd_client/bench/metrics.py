@@ -14,6 +14,7 @@ from ssd_client.bench.requests import Measured
 from ssd_client.speculation import SpeculationStats
 
 Metrics = dict[str, float | int | list[float] | None]
+FEW = 6  # values, of which a bootstrap says no more than their range
 _DRAWS = 2000  # of the bootstrap
 
 
@@ -24,8 +25,8 @@ class Interval:
     high: float
 
 
-def metrics_of(done: Sequence[Measured], seconds: float, devices: int) -> Metrics:
-    """Of one run, which took so long and had so many devices at work."""
+def metrics_of(done: Sequence[Measured], seconds: float, devices: int | None) -> Metrics:
+    """Of one run, which took so long and had so many devices at work, where that is known."""
     good = [each for each in done if each.error is None]
     tokens_in, tokens_out = (
         sum(each.prompt_tokens for each in good),
@@ -48,7 +49,7 @@ def metrics_of(done: Sequence[Measured], seconds: float, devices: int) -> Metric
         **_acceptance(stats),
         **_rounds(stats, tokens_out - len(good)),
         "decode_tokens_per_s": _decode_rate(good),
-        "tokens_per_s_per_device": tokens_out / seconds / devices,
+        "tokens_per_s_per_device": None if devices is None else tokens_out / seconds / devices,
     }
 
 
@@ -104,7 +105,9 @@ def _rounds(stats: SpeculationStats, tokens: int) -> Metrics:
         "rejected_rounds": stats.rejected_rounds,
         "full_rounds": stats.full_rounds,
         "tokens_per_round_hit": _per(stats.cache_tokens + stats.cache_rounds, stats.cache_rounds),
-        "tokens_per_round_miss": _per(right + missing, missing),
+        "tokens_per_round_miss": _per(
+            right + missing, missing if stats.hit_rate is not None else 0
+        ),
         "wait_per_round_ms": stats.wait_micros / 1e3 / stats.rounds,
     }
 
@@ -120,7 +123,9 @@ def _decode_rate(done: Sequence[Measured]) -> float | None:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The median, and a bootstrap's 95 % interval of it."""
+    """The median, and a bootstrap's 95 % interval of it; of few values their range."""
+    if len(values) < FEW:
+        return Interval(statistics.median(values), min(values), max(values))
     rng = random.Random(0)
     drawn = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(_DRAWS))
     median = statistics.median(values)

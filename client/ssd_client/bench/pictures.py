@@ -155,7 +155,7 @@ def speed(rows: Sequence[Mapping[str, Any]], theory: Mapping[str, Any] | None) -
         if theory is not None and row["mode"] in theory:
             (mark,) = ax.plot([i], [theory[row["mode"]]], "D", color="k", ms=6)
             mark.set_gid(f"predicted-{row['mode']}")
-    ax.set_xticks(range(len(rows)), [row["mode"] for row in rows])
+    ax.set_xticks(range(len(rows)), [_plain(row["mode"]) for row in rows])
     ax.set_ylabel("tokens/s of a request")
     if theory is not None:
         mark = Line2D([], [], color="k", marker="D", ls="", label="predicted (theorem 7)")
@@ -214,7 +214,8 @@ def latencies(values: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
         for mode, ms in by_mode.items():
             ordered = sorted(ms)
             shares = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]
-            (line,) = ax.plot(ordered, shares, color=COLOURS.get(mode, "#777"), label=mode)
+            label, colour = _plain(mode), COLOURS.get(mode, "#777")
+            (line,) = ax.plot(ordered, shares, color=colour, label=label)
             line.set_gid(f"latency-{name}-{_slug(mode)}")
         ax.set_xlabel(f"{name.upper()}, ms")
         ax.set_ylabel("percentile")
@@ -229,12 +230,18 @@ def by_load(rows: Sequence[Mapping[str, Any]]) -> str:
     for mode in dict.fromkeys(row["mode"] for row in rows):
         points = [(row["load"], row["output_throughput"]["median"]) for row in rows
                   if row["mode"] == mode]  # fmt: skip
-        (line,) = ax.plot(*zip(*points, strict=True), "o-", color=COLOURS.get(mode), label=mode)
+        label, colour = _plain(mode), COLOURS.get(mode)
+        (line,) = ax.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
         line.set_gid(f"load-{_slug(mode)}")
     ax.set_xlabel("load")
     ax.set_ylabel("tokens/s, all requests")
     ax.legend(frameon=False)
     return _svg(figure, {})
+
+
+def _plain(text: str) -> str:
+    """Without what the library takes for mathematics."""
+    return text.replace("$", r"\$")
 
 
 def _slug(text: str) -> str:

@@ -102,6 +102,10 @@ def _prompt_of(line: bytes, where: str) -> str:
     prompt: str = row["prompt"]
     if not prompt.strip():
         raise BadInputError(f"{where}: the prompt is empty")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise BadInputError(f"{where}: the prompt has half a character (a surrogate)") from None
     return prompt
 
 

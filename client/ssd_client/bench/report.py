@@ -30,7 +30,7 @@ svg { max-width: 100%; height: auto; }
 """
 _COLUMNS = {
     "tokens/s": "decode_tokens_per_s",
-    "95 %": "interval",
+    "range": "interval",
     "output tokens/s": "output_throughput",
     "per device": "tokens_per_s_per_device",
     "TTFT, ms": "median_ttft_ms",
@@ -79,9 +79,11 @@ def _setting(content: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"<p>Target {_model(target)}; draft {drafts}. {prompts['count']} prompts of "
         f"{escape(prompts['name'])}, at most {settings['max_tokens']} tokens, temperature "
-        f"{settings['temperature']:g}, {settings['repeats']} interleaved repeats. Services "
+        f"{settings['temperature']:g}, {settings['repeats']} interleaved repeats (range: from 6 "
+        f"repeats on the 95 % interval of the median). Services "
         f"{escape(target['version'])}; client on {escape(client['system'])} "
-        f"{escape(client['machine'])}, {client['cores']} cores, Python {client['python']}.</p>"
+        f"{escape(client['machine'])}, {client['cores']} cores, Python "
+        f"{escape(client['python'])}.</p>"
     )
     if not prompts["in_training"] and target["name"].startswith("stories"):
         yield '<p class="bad">These prompts are outside of what the model was trained on.</p>'
@@ -90,6 +92,9 @@ def _setting(content: Mapping[str, Any]) -> Iterator[str]:
             f'<p class="bad">SYNTHETIC acceptance {target["synthetic_acceptance"]:g}: texts are '
             "not the model's.</p>"
         )
+    failed = [r["error"] for run in content["runs"] for r in run["requests"] if r["error"]]
+    if failed:
+        yield f'<p class="bad">{len(failed)} requests failed: {escape(failed[0])}</p>'
     equality = content.get("equality")
     if equality and equality["differences"]:
         yield (
@@ -122,7 +127,7 @@ def _speeds(content: Mapping[str, Any]) -> Iterator[str]:
     if len({row["load"] for row in rows}) > 1:
         yield _figure("by-load", pictures.by_load(rows))
     yield "</div>"
-    if content.get("theory"):
+    if content.get("theory") and rows[0]["load"] == 1.0:
         yield from _theory(content["theory"], drawn)
 
 
@@ -168,7 +173,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(row: Mapping[str, Any], key: str) -> str:
     if key == "interval":
         rate = row.get("decode_tokens_per_s")
-        return f"{rate['low']:.3g}–{rate['high']:.3g}" if rate else ""
+        if rate is None or rate["high"] == rate["low"]:
+            return ""
+        return f"{rate['low']:.3g}–{rate['high']:.3g}"
     value = row.get(key)
     if value is None:
         return ""
@@ -178,7 +185,7 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
 
 
 def _timeline(content: Mapping[str, Any]) -> Iterator[str]:
-    timelines = content.get("timelines")
+    timelines = {mode: each for mode, each in content.get("timelines", {}).items() if each}
     yield "<h2>Target and draft at work</h2>"
     if not timelines:
         yield "<p>No traces were kept: start the services with <code>--trace-events</code>.</p>"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -34,6 +34,7 @@ class Measured:
     prompt_tokens: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     error: str | None = None
+    cached_tokens: int = 0  # of the prompt
 
     @property
     def ttft_s(self) -> float | None:
@@ -82,7 +83,7 @@ class TargetAsk:
         content = ChatPrompt((("user", prompt),)) if self._chat else TextPrompt(prompt)
         result = GenerationResult(Timing(sent=time.monotonic()))
         arrivals: list[tuple[float, int]] = []
-        error = None
+        error, now = None, result.timing.sent
         events = stream.generate([self._endpoint], build_request(content, self._options))
         with contextlib.closing(events):
             try:
@@ -92,17 +93,18 @@ class TargetAsk:
                     if isinstance(event, Tokens) and event.token_ids:
                         arrivals.append((now, len(event.token_ids)))
             except ClientError as failure:
-                error = str(failure)
+                error, now = str(failure), time.monotonic()
         return Measured(
             number,
             result.timing.sent,
-            time.monotonic(),
+            now,
             arrivals,
             result.token_ids,
             result.text,
             result.started.prompt_tokens if result.started else 0,
             result.speculation or SpeculationStats(),
             error,
+            result.finished.usage.cached_prompt_tokens if result.finished else 0,
         )
 
 
@@ -131,35 +133,34 @@ def _ask_all(
     seen: Callable[[Measured], None],
     moments: Sequence[float],
 ) -> list[Measured]:
-    """An interruption ends what runs; nothing new begins."""
-    stopped = threading.Event()
+    """By threads that nobody waits for when the user has had enough."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Measured | BaseException] = queue.SimpleQueue()
+    for number in range(len(prompts)):
+        waiting.put(number)
     begin = time.monotonic()
 
-    def one(number: int) -> Measured | None:
-        if stopped.wait(max(0.0, begin + moments[number] - time.monotonic())):
-            return None
-        return ask(number, prompts[number])
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                number = waiting.get_nowait()
+                time.sleep(max(0.0, begin + moments[number] - time.monotonic()))
+                try:
+                    ended.put(ask(number, prompts[number]))
+                except BaseException as error:
+                    ended.put(error)
 
-    pool = ThreadPoolExecutor(at_once)
-    done: list[Measured] = []
-    try:
-        futures = [pool.submit(one, number) for number in range(len(prompts))]
-        for measured in _as_they_end(futures):
-            if measured is not None:
-                done.append(measured)
-                seen(measured)
-    except BaseException:
-        stopped.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
+    for _ in range(min(at_once, len(prompts))):
+        threading.Thread(target=work, name="bench", daemon=True).start()
+    done = [_next(ended, seen) for _ in prompts]
     return sorted(done, key=lambda measured: measured.prompt)
 
 
-def _as_they_end(futures: Sequence[Future[Measured | None]]) -> Iterator[Measured | None]:
-    """Waits in short pieces: a signal is heard in between."""
-    left = set(futures)
-    while left:
-        ended, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
-        for future in ended:
-            yield future.result()
+def _next(
+    ended: queue.SimpleQueue[Measured | BaseException], seen: Callable[[Measured], None]
+) -> Measured:
+    measured = ended.get()
+    if isinstance(measured, BaseException):
+        raise measured
+    seen(measured)
+    return measured

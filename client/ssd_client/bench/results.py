@@ -15,6 +15,9 @@ from ssd_client.bench.settings import RunKey, Settings
 from ssd_client.errors import BadInputError, ClientError
 
 _FORMAT = 1
+_KEPT = ("theory", "timelines")  # of an earlier part of the same benchmark
+_NEEDED = ("complete", "command", "client", "target", "drafts", "prompts", "settings", "summary",
+           "runs")  # fmt: skip
 
 
 class Results:
@@ -25,8 +28,24 @@ class Results:
         self.runs: dict[RunKey, dict[str, Any]] = {}
         self.more: dict[str, Any] = {}  # theory, equality
 
-    def add(self, key: RunKey, metrics: Metrics, requests: list[dict[str, Any]]) -> None:
-        self.runs[key] = {"metrics": metrics, "requests": requests}
+    def add(
+        self,
+        key: RunKey,
+        metrics: Metrics,
+        requests: list[dict[str, Any]],
+        rounds: dict[str, Any] | None = None,
+    ) -> None:
+        self.runs[key] = {"metrics": metrics, "requests": requests, "rounds": rounds}
+
+    @property
+    def failed(self) -> list[str]:
+        """Why requests failed."""
+        return [
+            request["error"]
+            for run in self.runs.values()
+            for request in run["requests"]
+            if request["error"] is not None
+        ]
 
     @property
     def complete(self) -> bool:
@@ -91,7 +110,8 @@ class Results:
                 raise BadInputError(f"--resume {path}: it was run with another {name}")
         for run in content["runs"]:
             key = RunKey(run["repeat"], run["load"], run["mode"])
-            self.add(key, run["metrics"], run["requests"])
+            self.add(key, run["metrics"], run["requests"], run["rounds"])
+        self.more |= {name: content[name] for name in _KEPT if name in content}
         return len(self.runs)
 
 
@@ -119,7 +139,21 @@ def read_results(path: Path) -> dict[str, Any]:
         raise BadInputError(f"{path}: not the JSON of a benchmark ({error})") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise BadInputError(f"{path}: not the result of this version's bench")
+    missing = [name for name in _NEEDED if name not in content]
+    if missing:
+        raise BadInputError(f"{path}: not the result of a bench, {missing[0]!r} is missing")
     return content
+
+
+def check_output(flag: str, path: Path) -> None:
+    """Before a long run, not after it."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise BadInputError(f"{flag} {path}: its folder does not exist")
+    if path.is_dir():
+        raise BadInputError(f"{flag} {path}: a file is needed, this is a folder")
+    if not os.access(folder, os.W_OK):
+        raise BadInputError(f"{flag} {path}: its folder cannot be written to")
 
 
 def write_whole(path: Path, text: str) -> None:

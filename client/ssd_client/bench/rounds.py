@@ -10,32 +10,35 @@ from typing import Any
 from ssd_client.traces import TraceEvent
 
 
-class RoundCounts:
-    """Grows with every run of a mode."""
-
-    def __init__(self) -> None:
-        self._accepted: Counter[int] = Counter()
-        self._looked_up: dict[int, Counter[str]] = defaultdict(Counter)
-
-    def add(self, events: Iterable[TraceEvent]) -> None:
-        rounds: dict[tuple[str, int], list[TraceEvent]] = defaultdict(list)
-        for event in events:
-            if event.kind == "round":
-                rounds[event.address, event.sequence].append(event)
-        for each in rounds.values():
-            self._add_sequence(sorted(each, key=lambda event: event.round))
-
-    def _add_sequence(self, rounds: Sequence[TraceEvent]) -> None:
-        self._accepted.update(event.accepted for event in rounds)
-        for before, event in pairwise(rounds):
+def count_rounds(events: Iterable[TraceEvent]) -> dict[str, Any]:
+    """Rounds by accepted tokens; look-ups by how many tokens were accepted before them."""
+    rounds: dict[tuple[str, int], list[TraceEvent]] = defaultdict(list)
+    for event in events:
+        if event.kind == "round":
+            rounds[event.address, event.sequence].append(event)
+    accepted: Counter[str] = Counter()
+    look_ups: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in rounds.values():
+        each.sort(key=lambda event: event.round)
+        accepted.update(str(event.accepted) for event in each)
+        for before, event in pairwise(each):
             if event.look_up and event.round == before.round + 1:
-                self._looked_up[before.accepted][event.look_up] += 1
+                look_ups[str(before.accepted)][event.look_up] += 1
+    return _ordered(accepted, look_ups)
 
-    def as_json(self) -> dict[str, Any]:
-        """Rounds by accepted tokens; look-ups by how many tokens were accepted before them."""
-        return {
-            "accepted": {str(length): self._accepted[length] for length in sorted(self._accepted)},
-            "look_ups": {
-                str(length): dict(self._looked_up[length]) for length in sorted(self._looked_up)
-            },
-        }
+
+def add_rounds(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    accepted: Counter[str] = Counter()
+    look_ups: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in counts:
+        accepted.update(each["accepted"])
+        for length, results in each["look_ups"].items():
+            look_ups[length].update(results)
+    return _ordered(accepted, look_ups)
+
+
+def _ordered(accepted: Counter[str], look_ups: dict[str, Counter[str]]) -> dict[str, Any]:
+    return {
+        "accepted": {length: accepted[length] for length in sorted(accepted, key=int)},
+        "look_ups": {length: dict(look_ups[length]) for length in sorted(look_ups, key=int)},
+    }

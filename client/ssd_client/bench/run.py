@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from ssd_client.bench.baseline import OpenAIAsk
-from ssd_client.bench.draft_alone import Round, time_draft
 from ssd_client.bench.equality import compare_texts
+from ssd_client.bench.learning import learn
 from ssd_client.bench.metrics import metrics_of
+from ssd_client.bench.progress import Progress
 from ssd_client.bench.prompts import PromptSet
 from ssd_client.bench.requests import Ask, Measured, TargetAsk, closed_loop, open_loop
 from ssd_client.bench.results import Results
-from ssd_client.bench.rounds import RoundCounts
+from ssd_client.bench.rounds import add_rounds, count_rounds
 from ssd_client.bench.settings import MODES, RunKey, Settings
 from ssd_client.bench.subject import Subject, Traces
-from ssd_client.bench.theory import predict, rates_of, times_of
 from ssd_client.errors import ClientError
+from ssd_client.openai import OpenAIServer
 from ssd_client.request import GenerateOptions
 from ssd_client.traces import TraceEvent, between
-
-_SETTLE_S = 0.2  # what a draft does beyond a request's end is over
-
-
-class Progress(Protocol):
-    def begin(self, title: str, requests: int) -> None: ...
-
-    def seen(self, measured: Measured) -> None: ...
-
-    def end(self) -> None: ...
-
-    def note(self, line: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,12 +39,11 @@ class Bench:
         prompts: PromptSet,
         others: Sequence[str],
         progress: Progress,
-        command: Sequence[str],
+        command: str,
     ) -> None:
         """``others``: prompts from which the theory's rates are learnt."""
         self._subject, self._settings, self._prompts = subject, settings, prompts
-        self._others = others
-        self._progress = progress
+        self._others, self._progress = others, progress
         about = {
             **subject.about(command),
             "prompts": {
@@ -67,19 +54,18 @@ class Bench:
         }
         self.results = Results(settings, about)
         self.timeline: list[TraceEvent] = []
-        self._traces = Traces(subject)
-        self._counts: dict[str, RoundCounts] = defaultdict(RoundCounts)
+        self.traces = Traces(subject)
         self._asks = {kind: self._ask(kind) for kind in settings.kinds}
 
     def run(self, outputs: Outputs) -> Results:
         """Whatever ends it, the runs that were done are saved."""
         results = self.results
-        if outputs.resume and outputs.results is not None:
+        if outputs.resume and outputs.results is not None and outputs.results.exists():
             count = results.resume(outputs.results)
             self._progress.note(f"{count} runs of {outputs.results} are taken over")
         try:
             self._warm_up()
-            if self._can_predict:
+            if "theory" not in results.more and self._can_predict:
                 self._predict()
             for key in self._settings.runs():
                 if key not in results.runs:
@@ -90,58 +76,53 @@ class Bench:
             self._save(outputs)
         return results
 
-    @property
-    def missing_traces(self) -> list[str]:
-        return self._traces.missing
-
     # One run
 
     def _run(self, key: RunKey) -> None:
-        settings, prompts = self._settings, self._prompts.prompts
-        self._progress.begin(_title(key, settings), len(prompts))
+        prompts = self._prompts.prompts
+        self._progress.begin(_title(key, self._settings), len(prompts))
         begin = time.monotonic()
         try:
-            if settings.request_rate:
-                done = open_loop(
-                    self._asks[key.mode],
-                    prompts,
-                    key.load,
-                    settings.seed + key.repeat,
-                    self._progress.seen,
-                )
-            else:
-                done = closed_loop(
-                    self._asks[key.mode], prompts, int(key.load), self._progress.seen
-                )
+            done = self._ask_all(key, prompts)
         finally:
             self._progress.end()
         seconds = time.monotonic() - begin
-        self._look_at_trace(key, done)
-        devices = self._subject.devices(key.mode)
+        errors = [each.error for each in done if each.error is not None]
+        if len(errors) == len(done):
+            raise ClientError(errors[0])  # nothing was measured: a later run may be luckier
+        events = self.traces.settled() if self._is_traced(key) else []
+        self._keep_timeline(key, done[0], events)
+        devices = self._subject.devices(key.mode) if key.mode in MODES else None
         metrics = metrics_of(done, seconds, devices)
-        self.results.add(key, metrics, [each.as_json() for each in done])
+        rounds = count_rounds(events) if events else None
+        self.results.add(key, metrics, [each.as_json() for each in done], rounds)
 
-    def _look_at_trace(self, key: RunKey, done: Sequence[Measured]) -> None:
-        if not self._traces.has_target or key.mode not in MODES:
+    def _ask_all(self, key: RunKey, prompts: Sequence[str]) -> list[Measured]:
+        settings, ask, seen = self._settings, self._asks[key.mode], self._progress.seen
+        if settings.request_rate:
+            return open_loop(ask, prompts, key.load, settings.seed + key.repeat, seen)
+        return closed_loop(ask, prompts, int(key.load), seen)
+
+    def _is_traced(self, key: RunKey) -> bool:
+        return self.traces.has_target and key.mode in MODES
+
+    def _keep_timeline(self, key: RunKey, first: Measured, events: Sequence[TraceEvent]) -> None:
+        """Of the first request of each mode."""
+        timelines: dict[str, Any] = self.results.more.setdefault("timelines", {})
+        if not events or key.mode in timelines or key.load != self._settings.loads[0]:
             return
-        time.sleep(_SETTLE_S)
-        events = self._traces.take()
-        self._counts[key.mode].add(events)
-        if key.repeat == 0 and key.load == self._settings.loads[0] and done:
-            first = done[0]
-            shown = between(events, first.begin, first.end)
-            self.timeline += shown
-            timelines = self.results.more.setdefault("timelines", {})
-            timelines[key.mode] = [
-                {**asdict(event), "begin": event.begin - first.begin} for event in shown
-            ]
+        shown = between(events, first.begin, first.end)
+        self.timeline += shown
+        timelines[key.mode] = [
+            {**asdict(event), "begin": event.begin - first.begin} for event in shown
+        ]
 
     # Before and after
 
     def _ask(self, kind: str) -> Ask:
         settings = self._settings
         if kind not in MODES:
-            return OpenAIAsk(kind, settings)
+            return baseline_ask(OpenAIServer(kind), settings)
 
         def ask(number: int, prompt: str) -> Measured:
             options = GenerateOptions(
@@ -157,27 +138,46 @@ class Bench:
         return ask
 
     def _warm_up(self) -> None:
-        prompts = self._others[: self._settings.warm_up]
+        """Some requests in each mode; and every prompt once, so that no mode is the first to find
+        it outside of the prefix cache."""
         for kind, ask in self._asks.items():
-            self._progress.begin(f"warm-up, {kind}", len(prompts))
-            for number, prompt in enumerate(prompts):
-                measured = ask(number, prompt)
-                if measured.error is not None:
-                    raise ClientError(measured.error)
-                self._progress.seen(measured)
+            self._hear(f"warm-up, {kind}", ask, self._others[: self._settings.warm_up])
+        short = dataclasses.replace(self._settings, max_tokens=1, ignore_eos=False)
+        options = GenerateOptions(max_tokens=1, temperature=0.0, seed=0, mode="off")
+        for kind in self._settings.baselines:
+            self._hear("prompts", baseline_ask(OpenAIServer(kind), short), self._prompts.prompts)
+        if self._settings.modes:
+            ask = TargetAsk(self._subject.target, options, self._settings.chat)
+            self._hear("prompts", ask, self._prompts.prompts)
+        self.traces.take()
+
+    def _hear(self, title: str, ask: Ask, prompts: Sequence[str]) -> None:
+        self._progress.begin(title, len(prompts))
+        try:
+            done = closed_loop(ask, prompts, 1, self._progress.seen) if prompts else []
+        finally:
             self._progress.end()
-        self._traces.take()
+        for measured in done:
+            if measured.error is not None:
+                raise ClientError(measured.error)
 
     def _finish(self) -> None:
         results = self.results
         made_up = self._subject.info.synthetic_acceptance > 0  # texts are nobody's there
         if len({key.mode for key in results.runs} & set(MODES)) > 1 and not made_up:
             results.more["equality"] = compare_texts(results.runs).as_json()
-        if self._counts:
-            results.more["rounds"] = {mode: each.as_json() for mode, each in self._counts.items()}
+        counted = {
+            mode: [run["rounds"] for key, run in results.runs.items()
+                   if key.mode == mode and run["rounds"]]
+            for mode in self._settings.modes
+        }  # fmt: skip
+        found = {mode: add_rounds(counts) for mode, counts in counted.items() if counts}
+        if found:
+            results.more["rounds"] = found
 
     def _save(self, outputs: Outputs) -> None:
-        if outputs.results is not None:
+        """Nothing yet is no reason to touch what is there."""
+        if outputs.results is not None and self.results.runs:
             self.results.save(outputs.results)
 
     # Theory
@@ -186,39 +186,38 @@ class Bench:
     def _can_predict(self) -> bool:
         return (
             set(MODES) <= set(self._settings.modes)
-            and self._traces.has_target
+            and self._settings.alone
+            and self.traces.has_target
             and len(self._subject.drafts) == 1
             and bool(self._others)
         )
 
     def _predict(self) -> None:
-        """Rates and times from other prompts, one request at a time."""
-        learnt: dict[str, list[Measured]] = {}
-        events: dict[str, list[TraceEvent]] = {}
-        for mode in MODES:
-            self._progress.begin(f"learning, {mode}", len(self._others))
-            learnt[mode] = closed_loop(self._asks[mode], self._others, 1, self._progress.seen)
-            self._progress.end()
-            time.sleep(_SETTLE_S)
-            events[mode] = self._traces.take()
-        failed = [each.error for mode in MODES for each in learnt[mode] if each.error]
-        if failed:
-            raise ClientError(failed[0])
-        rounds = [e for e in events["ssd"] if e.kind == "round" and e.tokens]
-        forwards = [e for e in events["sync"] if e.kind == "forward"]
-        if not rounds or not forwards:
-            self._progress.note("no prediction: nothing was speculated")
-            return
-        about = Round(
-            prompt=learnt["off"][0].tokens,
-            depth=max(event.tokens for event in rounds),
-            verify_s=sorted(e.seconds for e in forwards)[len(forwards) // 2],
-        )
-        self._progress.note("timing the draft alone")
-        draft = time_draft(self._subject.drafts[0], self._subject.info, about)
-        times = times_of(events["off"], events["sync"], draft)
-        prediction = predict(rates_of(learnt["sync"], learnt["ssd"]), times)
-        self.results.more["theory"] = prediction.as_json()
+        """A benchmark without a prediction is still one."""
+        try:
+            prediction = learn(self._subject, self.traces, self._asks, self._others, self._progress)
+        except ClientError as error:
+            self._progress.note(f"no prediction: {error}")
+        else:
+            self.results.more["theory"] = prediction.as_json()
+
+
+def baseline_ask(server: OpenAIServer, settings: Settings) -> Ask:
+    def ask(number: int, prompt: str) -> Measured:
+        content: dict[str, Any] = {
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature,
+            "seed": settings.seed + number,
+        }
+        if settings.ignore_eos:
+            content["ignore_eos"] = True  # vLLM, SGLang and llama.cpp know it
+        if settings.chat:
+            content["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            content["prompt"] = prompt
+        return server.measure(number, content)
+
+    return ask
 
 
 def _title(key: RunKey, settings: Settings) -> str:

@@ -40,6 +40,11 @@ class Settings:
         return self.request_rate or tuple(float(each) for each in self.concurrency)
 
     @property
+    def alone(self) -> bool:
+        """The first load is one request at a time, of which the theory speaks."""
+        return not self.request_rate and self.loads[0] == 1.0
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         return (*self.modes, *self.baselines)
 

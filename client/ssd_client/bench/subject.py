@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +20,8 @@ from ssd_client.speculation import MODES
 from ssd_client.traces import TraceEvent, TraceReader
 
 _TIMEOUT_S = 10.0
+_LINK_S = 10.0
+_SETTLE_S = 0.2
 _NEEDED = {
     "sync": "a draft model inside it: start it with --draft-model",
     "ssd": "a speculation endpoint: start it with --draft",
@@ -24,21 +29,23 @@ _NEEDED = {
 
 
 class Subject:
-    def __init__(self, stack: contextlib.ExitStack, target: Endpoint) -> None:
+    def __init__(self, stack: contextlib.ExitStack, target: Endpoint, wait_for_links: bool) -> None:
         """Drafts are connected, too, where they can be reached from here."""
         self.target = target
-        self.info: target_pb2.GetModelInfoResponse = target.model_info(_TIMEOUT_S)
+        self.info = _settled_info(target) if wait_for_links else target.model_info(_TIMEOUT_S)
         self.drafts: list[Endpoint] = []
         self.draft_infos: list[dict[str, Any]] = []
-        for each in self.info.speculation_endpoints:
-            if each.state != "up":
-                continue
-            draft = stack.enter_context(contextlib.closing(Endpoint(each.address)))
-            with contextlib.suppress(ClientError):
+        for address in self._up():
+            # As the target knows it: from here it may not be reached, nor be an address at all.
+            with contextlib.suppress(ClientError, ValueError):
+                draft = stack.enter_context(contextlib.closing(Endpoint(address)))
                 info = draft.draft_info(_TIMEOUT_S)
                 fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
-                self.draft_infos.append({"address": each.address, **fields})
+                self.draft_infos.append({"address": address, **fields})
                 self.drafts.append(draft)
+
+    def _up(self) -> list[str]:
+        return [each.address for each in self.info.speculation_endpoints if each.state == "up"]
 
     def offers(self, mode: str) -> bool:
         return MODES[mode] in self.info.speculation_modes
@@ -54,11 +61,11 @@ class Subject:
     def devices(self, mode: str) -> int:
         """That are at work in a mode."""
         own = max(1, self.info.tensor_parallel_size)
-        return own + len(self.info.speculation_endpoints) if mode == "ssd" else own
+        return own + len(self._up()) if mode == "ssd" else own
 
-    def about(self, command: Sequence[str]) -> dict[str, Any]:
+    def about(self, command: str) -> dict[str, Any]:
         return {
-            "command": " ".join(command),
+            "command": command,
             "client": {
                 "python": platform.python_version(),
                 "system": platform.system(),
@@ -82,15 +89,34 @@ class Traces:
             except ClientError as error:
                 self.missing.append(str(error))
         self.has_target = bool(self._readers) and self._readers[0].address == subject.target.address
-        self.has_drafts = len(self._readers) > self.has_target
 
     def take(self) -> list[TraceEvent]:
         return [event for reader in self._readers for event in reader.take()]
 
+    def settled(self) -> list[TraceEvent]:
+        """The same, when what a draft does beyond a request's end is over."""
+        time.sleep(_SETTLE_S)
+        return self.take()
+
     @property
-    def clock_errors_s(self) -> list[float]:
-        return [reader.offset.error_s for reader in self._readers]
+    def lost(self) -> int:
+        """Events that were gone when they were asked for."""
+        return sum(reader.lost for reader in self._readers)
 
 
-def command_line() -> list[str]:
-    return ["ssd-client", *sys.argv[1:]]
+def command_line() -> str:
+    """As it can be run again, without what is secret in it."""
+    words = [re.sub(r"//[^/@]*@", "//", word) for word in sys.argv[1:]]
+    return shlex.join(["ssd-client", *words])
+
+
+def _settled_info(target: Endpoint) -> target_pb2.GetModelInfoResponse:
+    """When links have had the time to come up, or to say why they do not."""
+    deadline = time.monotonic() + _LINK_S
+    while True:
+        info = target.model_info(_TIMEOUT_S)
+        states = {each.state for each in info.speculation_endpoints}
+        waiting = states & {"connecting", "waiting"}
+        if not waiting or time.monotonic() > deadline:
+            return info
+        time.sleep(0.1)

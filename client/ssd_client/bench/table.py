@@ -8,11 +8,12 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ssd_client.bench.requests import Measured
 from ssd_client.bench.results import Results
 from ssd_client.bench.settings import MODES
+from ssd_client.errors import printable
+from ssd_client.render import note
 
 _WIDE = 160  # of a table in a pipe
 _COLUMNS = {
@@ -30,7 +31,7 @@ _COLUMNS = {
 
 
 class TerminalProgress:
-    """A bar for each run, with its rate; lines of text where nobody watches."""
+    """A bar for each run, with its rate; where nobody watches, a line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -40,6 +41,7 @@ class TerminalProgress:
     def begin(self, title: str, requests: int) -> None:
         self._tokens = 0
         if not self._console.is_terminal:
+            self._console.print(f"{title}: {requests} requests", soft_wrap=True, highlight=False)
             return
         self._bar = bars.Progress(
             bars.TextColumn("{task.description:<34}"),
@@ -67,17 +69,17 @@ class TerminalProgress:
             self._bar = None
 
     def note(self, line: str) -> None:
-        self._console.print(Text(line, style="dim"), soft_wrap=True)
+        note(self._console, line)
 
 
 def show_results(results: Results) -> None:
     """On stdout."""
     width = None if sys.stdout.isatty() else _WIDE
     console = Console(markup=False, highlight=False, emoji=False, width=width)
-    console.print(_setting(results), soft_wrap=True)
+    console.print(printable(_setting(results)), soft_wrap=True)
     console.print(_table(results))
     for line in _lines(results):
-        console.print(line, soft_wrap=True)
+        console.print(printable(line), soft_wrap=True)
 
 
 def _setting(results: Results) -> str:
@@ -102,7 +104,7 @@ def _table(results: Results) -> Table:
     for name in names:
         table.add_column(name, justify="left" if name == "mode" else "right")
     for row in summary:
-        cells = [row["mode"], *([f"{row['load']:g}"] if loads else [])]
+        cells = [printable(row["mode"]), *([f"{row['load']:g}"] if loads else [])]
         table.add_row(*cells, *(_cell(row.get(key), key) for key in columns.values()))
     return table
 
@@ -115,7 +117,7 @@ def _cell(value: dict[str, float] | None, key: str) -> str:
         return f"{median:.0%}"
     text = f"{median:.3g}" if median < 100 else f"{median:.0f}"
     if key == "decode_tokens_per_s" and value["high"] > value["low"]:
-        return f"{text} ({value['low']:.3g}–{value['high']:.3g})"
+        return f"{text} ({value['low']:.3g} to {value['high']:.3g})"
     return text
 
 
@@ -124,6 +126,7 @@ def _lines(results: Results) -> list[str]:
         _synthetic(results),
         _speed(results),
         _theory(results),
+        _failed(results),
         _equality(results),
         _outside(results),
     ]
@@ -144,7 +147,7 @@ def rates(results: Results) -> dict[str, float]:
 
 def _speed(results: Results) -> str:
     found = rates(results)
-    pairs = [(a, b) for a, b in (("ssd", "sync"), ("ssd", "off"), ("sync", "off"))]
+    pairs = (("ssd", "sync"), ("ssd", "off"), ("sync", "off"))
     return " · ".join(
         f"{a} / {b} {found[a] / found[b]:.2f}" for a, b in pairs if a in found and b in found
     )
@@ -152,7 +155,7 @@ def _speed(results: Results) -> str:
 
 def _theory(results: Results) -> str:
     theory, found = results.more.get("theory"), rates(results)
-    if theory is None:
+    if theory is None or not results.settings.alone:
         return ""
     parts = [
         f"{mode} {theory[mode]:.3g} ({found[mode] / theory[mode] - 1:+.1%})"
@@ -173,11 +176,13 @@ def _equality(results: Results) -> str:
             f"{first['prompt']} in mode {first['run']['mode']}: token {first['position']} is "
             f"{first['token']}, not {first['expected']}"
         )
-    return f"texts: all {equality['compared']} equal those of {_first(results)}"
+    return f"texts: all {equality['compared']} equal those of {equality['of']}"
 
 
-def _first(results: Results) -> str:
-    return "off" if "off" in results.settings.modes else results.settings.modes[0]
+def _failed(results: Results) -> str:
+    failed = results.failed
+    total = sum(len(run["requests"]) for run in results.runs.values())
+    return f"{len(failed)} of {total} requests FAILED: {failed[0]}" if failed else ""
 
 
 def _synthetic(results: Results) -> str:

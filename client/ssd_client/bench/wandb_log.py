@@ -19,6 +19,13 @@ def log_results(content: Mapping[str, Any], project: str) -> None:
     """One step for each run, and the medians as the summary."""
     import wandb
 
+    try:
+        _log(wandb, content, project)
+    except (wandb.errors.Error, OSError) as error:
+        raise ClientError(f"--wandb: {error}") from error
+
+
+def _log(wandb: Any, content: Mapping[str, Any], project: str) -> None:
     names = ("command", "client", "target", "drafts", "prompts", "settings")
     run = wandb.init(project=project, config={name: content[name] for name in names})
     try:

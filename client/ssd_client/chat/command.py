@@ -12,7 +12,6 @@ import click
 from rich.console import Console
 
 from ssd_client import params, render, stream
-from ssd_client.bench.baseline import OpenAIChat, check_baseline
 from ssd_client.chat.screen import OriginScreen, PlainScreen, Screen
 from ssd_client.chat.session import Quit, Session
 from ssd_client.endpoints import Endpoint
@@ -20,7 +19,9 @@ from ssd_client.errors import BadInputError, ClientError
 from ssd_client.events import Moved, Tokens
 from ssd_client.failover import RetryPolicy
 from ssd_client.local import LocalFlags, plan_local
-from ssd_client.options import local_options, sampling_options, speculation_options
+from ssd_client.openai import OpenAIServer, check_baseline
+from ssd_client.options import bias_of, local_options, sampling_options, speculation_options
+from ssd_client.prompt import decode
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.serving import check_local, pick, serving
@@ -56,8 +57,7 @@ def chat(**flags: Any) -> None:
     Exit codes: 0 ended, 1 failed, 2 bad input.
     """
     check_local(flags)
-    pairs = flags["logit_bias"]
-    flags["logit_bias"] = dict(pairs)
+    flags["logit_bias"] = bias_of(flags["logit_bias"])
     plan = plan_local(pick(LocalFlags, flags)) if flags["local"] else None
     options = GenerateOptions(
         **{name: flags[name] for name in _OPTION_NAMES if flags.get(name) is not None}
@@ -70,7 +70,7 @@ def chat(**flags: Any) -> None:
         if not info.has_chat_template:
             raise BadInputError(f"{info.name} has no chat template: use ssd-client generate")
         render.note(notes, f"{info.name} · {_hint()}")
-        baseline = OpenAIChat(flags["baseline"]) if flags["baseline"] else None
+        baseline = OpenAIServer(flags["baseline"]) if flags["baseline"] else None
         Chat(session, endpoints, screen, notes, flags["metrics"], baseline).run(_reader())
 
 
@@ -105,10 +105,10 @@ def _reader() -> Callable[[], str]:
 
 
 def _read_line() -> str:
-    line = sys.stdin.readline()
+    line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
-    return line.rstrip("\n")
+    return decode(line, "standard input").rstrip("\n")
 
 
 class Chat:
@@ -119,7 +119,7 @@ class Chat:
         screen: Screen,
         notes: Console,
         metrics: bool,
-        baseline: OpenAIChat | None,
+        baseline: OpenAIServer | None,
     ) -> None:
         self._session, self._endpoints, self._screen = session, endpoints, screen
         self._notes, self._metrics, self._baseline = notes, metrics, baseline
@@ -167,7 +167,8 @@ class Chat:
             render.write_stdout("\n")
             raise
         render.write_stdout("\n")
-        self._session.replied(said, result)
+        if result.token_ids:  # else it was stopped before it began
+            self._session.replied(said, result)
         if self._metrics or stopped:
             self._show_metrics(result, stopped)
         if self._baseline is not None and stopped is None:
@@ -186,8 +187,15 @@ class Chat:
         messages = self._session.messages[:-1]
         system = self._session.system
         whole = [("system", system), *messages] if system is not None else messages
-        temperature = self._session.options.temperature
-        measured = self._baseline.reply(whole, tokens, temperature)
+        content: dict[str, Any] = {
+            "messages": [{"role": role, "content": text} for role, text in whole],
+            "max_tokens": max(1, tokens),
+        }
+        if self._session.options.temperature is not None:
+            content["temperature"] = self._session.options.temperature
+        measured = self._baseline.measure(0, content)
+        if measured.error is not None:
+            raise ClientError(measured.error)
         render.note(self._notes, f"{self._baseline.model}: {measured.text.strip()}")
         rate = f"{1 / measured.tpot_s:.1f} tokens/s" if measured.tpot_s else "no rate"
         render.note(self._notes, f"{self._baseline.model}: {measured.num_tokens} tokens · {rate}")

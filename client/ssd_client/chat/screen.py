@@ -51,6 +51,10 @@ class OriginScreen:
         notes.print(Text.assemble("tokens: ", *parts))
 
     def show(self, tokens: Tokens) -> None:
+        told = "".join(tokens.pieces) == tokens.text and len(tokens.origins) == len(tokens.pieces)
+        if not self.has_colour or not told:  # an older server does not say it
+            write_stdout(tokens.text)
+            return
         for piece, origin in zip(tokens.pieces, tokens.origins, strict=False):
             if piece:
                 text = Text(printable(piece), style=STYLES.get(origin, ""))

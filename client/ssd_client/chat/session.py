@@ -87,7 +87,7 @@ class Session:
     def statistics(self) -> str:
         parts = [f"{self.replies} replies", f"{self.tokens} tokens"]
         if self.seconds:
-            parts.append(f"{(self.tokens - self.replies) / self.seconds:.1f} tokens/s")
+            parts.append(f"{max(0, self.tokens - self.replies) / self.seconds:.1f} tokens/s")
         parts += [f"{self.origins[name]} {title}" for name, title in ORIGINS.items()
                   if self.origins[name]]  # fmt: skip
         stats = self.speculation

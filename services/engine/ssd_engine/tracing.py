@@ -5,7 +5,6 @@ the last of them. Where nobody asked for a trace, nothing is gathered.
 """
 
 import time
-from collections import deque
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -89,17 +88,22 @@ class TraceRing:
     """The last events of an engine, numbered from its start."""
 
     def __init__(self, capacity: int) -> None:
-        self._kept: deque[TraceEvent] = deque(maxlen=capacity)
+        self._capacity = capacity
+        self._kept: list[TraceEvent] = []  # number n at n modulo the capacity
         self._total = 0
 
     def add(self, events: list[TraceEvent]) -> None:
-        self._kept.extend(events)
-        self._total += len(events)
+        for event in events:
+            if len(self._kept) < self._capacity:
+                self._kept.append(event)
+            else:
+                self._kept[self._total % self._capacity] = event
+            self._total += 1
 
     def since(self, first: int, most: int) -> Excerpt:
         """Up to ``most`` events from number ``first`` on."""
         oldest = self._total - len(self._kept)
         begin = min(max(first, oldest), self._total)
         end = min(begin + most, self._total)
-        events = [self._kept[i - oldest] for i in range(begin, end)]
+        events = [self._kept[number % self._capacity] for number in range(begin, end)]
         return Excerpt(events, end, max(0, begin - first))

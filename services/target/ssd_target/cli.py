@@ -54,7 +54,7 @@ def main() -> None:
 @option(
     "--synthetic-acceptance",
     "For load tests without a good draft: speculated tokens are right with this probability, "
-    "0 to 1, whatever the model says. Texts are then nobody's, and marked as such.",
+    "0.01 to 1, whatever the model says. Texts are then nobody's, and marked as such.",
     type=float,
 )
 @option.operation(drained="running requests")

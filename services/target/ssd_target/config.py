@@ -21,7 +21,7 @@ BOUNDS = {
     "write_timeout": (1, 86_400),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
-    "synthetic_acceptance": (0, 1),
+    "synthetic_acceptance": (0.01, 1),
 }
 
 
