@@ -75,7 +75,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 def test_every_command_is_known() -> None:
     for command in commands():
         benches = ("make bench", *(f"make bench-{name}" for name in BENCHES))
-        known = command in ELSEWHERE or command in ("make demo", *benches)
+        known = command in ELSEWHERE or command in ("make demo", "make report", *benches)
         assert known or command.startswith(("ssd-client ", *SERVERS)), command
 
 
@@ -121,6 +121,36 @@ def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
     result = run(sys.executable, "-m", module, *flags)
     assert result.returncode == 0, result.stderr
     assert re.search(said, result.stdout, re.DOTALL), result.stdout
+
+
+def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
+    planned = run("make", "--dry-run", "report", f"VENV={BIN.parent}").stdout
+    words = shlex.split(planned[planned.index("ssd-client bench") :].replace("\\\n", " "))
+    if not FULL:  # the same command, as quick as can be
+        shapes = {"hidden=1536,ff=6144,layers=8": "layers=8", "hidden=1280,ff=5120": "layers=2"}
+        words = [shapes.get(word, word) for word in words]
+        words += ["--num-prompts", "1", "--repeat", "1", "--max-tokens", "16"]
+    for name in ("out", "report", "trace"):
+        words[words.index(f"--{name}") + 1] = str(tmp_path / name)
+    done = run(str(BIN / words[0]), *words[1:])
+    assert done.returncode == 0, done.stderr
+    assert "predicted tokens/s" in done.stdout
+    page = (tmp_path / "report").read_text()
+    assert '<g id="ssd-draft-forward' in page
+    assert '<g id="sync-target-draft' in page
+
+
+def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:
+    (command,) = re.findall(r"`(ssd-client report .*?)`", (ROOT / "README.md").read_text())
+    words = shlex.split(command)
+    committed = ROOT / words[-1]
+    words[-1] = str(tmp_path / "timeline.svg")
+    assert run(str(BIN / words[0]), *words[1:]).returncode == 0
+    names = [re.findall(r'<g id="(\w+-(?:target|draft)-[^"]+)"', path.read_text())
+             for path in (committed, Path(words[-1]))]  # fmt: skip
+    assert names[0] == names[1]
+    assert len(names[0]) > 50
+    assert f"]({committed.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
 
 
 def test_the_metrics_that_are_named_exist() -> None:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from ssd_client.bench.settings import MODES
 
@@ -46,7 +47,7 @@ def timeline(timelines: Mapping[str, Events]) -> str:
     for mode, ax in zip(shown, axes, strict=True):
         titles |= _draw_mode(ax, mode, timelines[mode], begin[mode], span)
     axes[-1].set_xlabel("ms")
-    figure.legend(handles=_legend(), loc="upper center", ncols=7, frameon=False, fontsize=8)
+    figure.legend(handles=_legend(), loc="upper center", ncols=8, frameon=False, fontsize=8)
     return _svg(figure, titles)
 
 
@@ -134,7 +135,8 @@ def _legend() -> list[Any]:
         Patch(color=AWAITED, label="draft, waited for"),
         Line2D([], [], color="#444", marker="^", ls="", ms=4, label="push"),
         Patch(color=LOOK_UPS["hit"], label="+n: hit"),
-        Patch(color=LOOK_UPS["late"], label="+n: late"),
+        Patch(color=LOOK_UPS["late"], label="late"),
+        Patch(color=LOOK_UPS["miss_token"], label="missed"),
     ]
 
 
@@ -178,6 +180,7 @@ def accepted_lengths(rounds: Mapping[str, Any]) -> str:
                 color=COLOURS[mode], label=mode,
             )  # fmt: skip
             bar.set_gid(f"accepted-{mode}-{length}")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("speculated tokens that were right")
     ax.set_ylabel("share of rounds")
     ax.legend(handles=[Patch(color=COLOURS[mode], label=mode) for mode in shown], frameon=False)
@@ -198,6 +201,7 @@ def hits_by_position(rounds: Mapping[str, Any]) -> str:
             (bar,) = ax.bar([int(length)], [share], 0.7, bottom=bottom, color=colour)
             bar.set_gid(f"look-up-{length}-{result}")
             bottom += share
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("tokens that were right in the round before")
     ax.set_ylabel("share of look-ups")
     names = [Patch(color=colour, label=name.replace("_", " ")) for name, colour in LOOK_UPS.items()]

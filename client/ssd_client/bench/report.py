@@ -24,6 +24,7 @@ code { background: #f1f3f6; padding: .1em .3em; }
 .pair { display: flex; flex-wrap: wrap; gap: 1em; }
 .pair figure { flex: 1 1 460px; }
 figure { margin: 0; }
+.wide { overflow-x: auto; }
 #summary { font-size: 13px; white-space: nowrap; }
 .bad { color: #b3261e; font-weight: bold; }
 svg { max-width: 100%; height: auto; }
@@ -167,7 +168,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         + "</tr>"
         for row in rows
     ]
-    return f"<table id='summary'><tr>{head}</tr>{''.join(lines)}</table>"
+    table = f"<table id='summary'><tr>{head}</tr>{''.join(lines)}</table>"
+    return f'<div class="wide">{table}</div>'
 
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
