@@ -12,9 +12,9 @@ import contextlib
 import statistics
 from collections import defaultdict
 
+from ssd_client.bench.delay_proxy import DelayProxy
 from tools.bench_kit import (
     Client,
-    DelayProxy,
     Generated,
     bootstrap,
     service,
@@ -53,8 +53,9 @@ def start(
         draft = stack.enter_context(
             service("ssd_draft", "stories-draft", "--threads", "1", *draft_flags[way], core=1)
         )
-        proxies[way] = DelayProxy(draft)
-        flags = ("--draft", proxies[way].address, "--depth", str(depth), "--expand-to", shape)
+        proxies[way] = DelayProxy()
+        address = proxies[way].to(draft)
+        flags = ("--draft", address, "--depth", str(depth), "--expand-to", shape)
         target = stack.enter_context(
             service("ssd_target", "stories-target", *COMMON, *flags, *target_flags[way], core=0)
         )
@@ -77,7 +78,7 @@ def measure(
     for _ in range(args.repeats):
         for delay in DELAYS_MS:
             for way, client in clients.items():
-                proxies[way].delay = delay / 1000
+                proxies[way].delay_s = delay / 1000
                 for prompt in prompts:
                     measured[way, delay].append(client.generate(prompt, "ssd", args.tokens))
     return measured

@@ -1,6 +1,5 @@
 """What the benchmarks of speculation share: pinned services, requests, a delay proxy, intervals."""
 
-import asyncio
 import contextlib
 import os
 import platform
@@ -9,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -180,47 +178,6 @@ class Client:
 
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(one, prompts))
-
-
-class DelayProxy:
-    """Forwards bytes both ways, each piece after ``delay`` seconds; order is kept."""
-
-    def __init__(self, upstream: str) -> None:
-        host, _, port = upstream.rpartition(":")
-        self._upstream = (host, int(port))
-        self.delay = 0.0
-        self.address = ""
-        ready = threading.Event()
-        threading.Thread(target=self._run, args=(ready,), daemon=True).start()
-        ready.wait()
-
-    def _run(self, ready: threading.Event) -> None:
-        asyncio.run(self._serve(ready))
-
-    async def _serve(self, ready: threading.Event) -> None:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        ready.set()
-        await server.serve_forever()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._upstream)
-        await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        while data := await reader.read(65536):
-            if self.delay:
-                loop.call_later(self.delay, _write, writer, data)
-            else:
-                _write(writer, data)
-        writer.close()
-
-
-def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Unless the other side has gone by now."""
-    if not writer.is_closing():
-        writer.write(data)
 
 
 def median_and_range(values: Sequence[float]) -> str:

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from ssd_client.bench.delay_proxy import DelayProxy
 from ssd_engine.model_store import resolve_model
 from tools.bench_kit import (
     Client,
-    DelayProxy,
     Generated,
     bootstrap,
     service,
@@ -66,14 +66,14 @@ def start(stack: contextlib.ExitStack) -> dict[str, Client]:
     shuffled = shuffle(Path(resolve_model("stories-draft")), folder / "shuffled")
     wrong = stack.enter_context(service("ssd_draft", str(shuffled), "--threads", "1", core=1))
     good = stack.enter_context(service("ssd_draft", "stories-draft", "--threads", "1", core=1))
-    proxy = DelayProxy(good)
+    proxy = DelayProxy()
     clients = {}
-    for way, address in (("wrong", wrong), ("late", proxy.address)):
+    for way, address in (("wrong", wrong), ("late", proxy.to(good))):
         flags = ("--threads", "1", "--draft", address)
         target = stack.enter_context(service("ssd_target", "stories-target", *flags, core=0))
         clients[way] = Client(target)
         clients[way].wait_for_links(1)
-    proxy.delay = LATE_SECONDS
+    proxy.delay_s = LATE_SECONDS
     return clients
 
 

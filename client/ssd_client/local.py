@@ -42,6 +42,7 @@ class LocalPlan:
     draft_flags: tuple[str, ...] = ()
     mps: bool = False  # they share a GPU at the same time
     draft_share: int = 100  # percent of that GPU; the target gets the rest, or all if this is all
+    through: Callable[[str], str] = lambda address: address  # how the target reaches its draft
 
 
 def plan_local(flags: LocalFlags) -> LocalPlan:
@@ -139,6 +140,7 @@ class LocalTarget:
         draft_flags: Sequence[str] = (),
         mps: bool = False,
         draft_share: int = 100,
+        through: Callable[[str], str] = lambda address: address,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.address = ""
@@ -149,6 +151,7 @@ class LocalTarget:
         self._draft_flags = draft_flags
         self._mps = mps
         self._draft_share = draft_share
+        self._through = through
         self._on_phase = on_phase
 
     def __enter__(self) -> LocalTarget:
@@ -191,7 +194,8 @@ class LocalTarget:
             )
             shared = {**shared, **share_variables(100 - self._draft_share or 100)}
             services.append(stack.enter_context(draft))
-            flags += ["--draft", draft.address, "--trust-draft", draft.address]
+            address = self._through(draft.address)
+            flags += ["--draft", address, "--trust-draft", address]
         target = LocalService("ssd_target", self._model, flags, environment=shared)
         services.append(stack.enter_context(target))
         for each in services:

@@ -72,6 +72,18 @@ class Rates(_Type):
         return rates
 
 
+class Milliseconds(_Type):
+    """Numbers from 0 to 10,000: 0,5,20."""
+
+    name = "ms,ms"
+
+    def parse(self, value: str) -> tuple[float, ...]:
+        found = tuple(parse_number(each) for each in value.split(","))
+        if not all(0 <= each <= 10_000 for each in found):
+            raise ValueError(f"{value!r} is not a list of milliseconds, 0 to 10000")
+        return found
+
+
 class Percent(_Type):
     name = "percent"
 

@@ -55,6 +55,7 @@ def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -
                 draft_flags=plan.draft_flags,
                 mps=plan.mps,
                 draft_share=plan.draft_share,
+                through=plan.through,
                 on_phase=on_phase,
             )
         )

@@ -79,6 +79,8 @@ def results(complete: bool = True) -> dict[str, Any]:
         "rounds": {"ssd": {"accepted": {"0": 2, "3": 6}, "look_ups": {"0": {"late": 2},
                                                                       "3": {"hit": 5}}},
                    "sync": {"accepted": {"1": 3, "3": 5}, "look_ups": {}}},
+        "delay_curve": [{"delay_ms": 0.0, "tokens_per_s": 300.0},
+                        {"delay_ms": 20.0, "tokens_per_s": 297.0}],
         "timelines": {mode: rounds_of(mode) for mode in rates},
         "runs": [{"mode": mode, "requests": requests} for mode in rates],
     }  # fmt: skip
@@ -131,7 +133,7 @@ def test_a_report_is_one_file_that_asks_for_nothing_else(tmp_path: Path) -> None
     assert "a&lt;b&gt;.jsonl" in page
     assert "a<b>" not in page
     assert "outside of what the model was trained on" in page
-    for name in ("timeline", "speed", "accepted", "hits", "latency"):
+    for name in ("timeline", "speed", "accepted", "hits", "latency", "delays"):
         assert f'<figure id="{name}"><svg' in page
     assert page.count("-2.0%") == 3  # measured against predicted
 

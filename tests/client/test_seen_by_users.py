@@ -116,6 +116,7 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(pair: Pair, tmp_path: Pat
         (["--request-rate", "-1"], "numbers above 0"),
         (["--baseline", "http://x"], "openai:http://HOST:PORT/v1"),
         (["--local-expand-to", "hidden=64"], "--local-expand-to needs --local"),
+        (["--link-delay", "5"], "--link-delay needs --local"),
     ],
 )
 def test_bad_input_names_the_option(arguments: list[str], message: str) -> None:
@@ -256,6 +257,7 @@ def test_a_chat_in_a_terminal(pair: Pair) -> None:
         chat.wait_for("> ")
         chat.type("/stats\r")
         assert "2 replies" in chat.wait_for("by the target alone")
+        chat.wait_for("> ")
         chat.type("\x04")  # Ctrl-D
         assert chat.process.wait(20) == 0
 

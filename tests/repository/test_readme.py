@@ -32,7 +32,6 @@ BENCHES = {
     "guessing": ("--prompts", "2", "--tokens", "12", r"rejection, C = 0.5 .*of the same budget"),
     "fairness": ("--repeats", "1", "--tokens", "12", *SMALL, r"beside a polite one: \d"),
 }
-QUICK = ("overlap",)
 ELSEWHERE = {
     "make test": "the command that runs this very test, called by .ci/run",
     'pip install ".[serve]"': "test_packaging.py installs the package; make test this extra",
@@ -106,6 +105,7 @@ def test_a_server_command_is_valid_as_printed(command: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.skipif(not FULL, reason="as long as the benchmarks are: part of make test-full")
 def test_the_benchmark_prints_its_ratios() -> None:
     result = run(sys.executable, "tools/bench_plain.py", "--repeats", "1", "--new-tokens", "8")
     assert result.returncode == 0, result.stderr
@@ -113,7 +113,8 @@ def test_the_benchmark_prints_its_ratios() -> None:
     assert "equal texts: 8 of 8" in result.stdout
 
 
-@pytest.mark.parametrize("name", BENCHES if FULL else QUICK)
+@pytest.mark.skipif(not FULL, reason="as long as the benchmarks are: part of make test-full")
+@pytest.mark.parametrize("name", BENCHES)
 def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
     *flags, said = BENCHES[name]
     module = f"tools.bench_{name}"
@@ -130,6 +131,7 @@ def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
         shapes = {"hidden=1536,ff=6144,layers=8": "layers=8", "hidden=1280,ff=5120": "layers=2"}
         words = [shapes.get(word, word) for word in words]
         words += ["--num-prompts", "1", "--repeat", "1", "--max-tokens", "16"]
+        words += ["--link-delay", "0,20"]
     for name in ("out", "report", "trace"):
         words[words.index(f"--{name}") + 1] = str(tmp_path / name)
     done = run(str(BIN / words[0]), *words[1:])
@@ -138,6 +140,7 @@ def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
     page = (tmp_path / "report").read_text()
     assert '<g id="ssd-draft-forward' in page
     assert '<g id="sync-target-draft' in page
+    assert FULL or re.search(r"by delay of its link, tokens/s: 0 ms \d.* 20 ms \d", done.stdout)
 
 
 def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:

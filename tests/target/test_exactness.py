@@ -21,7 +21,7 @@ from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
 from tests.harness import make_runner
 from tests.processes import Output, TargetProcess, collect, target
-from tests.scale import share
+from tests.scale import FULL, share
 
 pytestmark = pytest.mark.services
 
@@ -208,7 +208,8 @@ class TestTensorParallel:
         with target(tmp_path, "--tp", "2") as parallel:
             for seed in range(share(self.CASES)):
                 temperature = (0.0, 0.7, 1.0, 1.3)[seed % 4]
-                message = story(seed, max_tokens=100, temperature=temperature)
+                tokens = 100 if FULL else 40
+                message = story(seed, max_tokens=tokens, temperature=temperature)
                 one, two = run(first, message), run(parallel, message)
                 total += len(one.tokens)
                 if one.tokens != two.tokens:

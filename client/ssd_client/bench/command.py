@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from ssd_client import params
+from ssd_client.bench.delay_proxy import DelayProxy
 from ssd_client.bench.prompts import HUB_SETS, STORIES, load_prompts
 from ssd_client.bench.report import check_report_extra, write_report
 from ssd_client.bench.results import check_output
@@ -97,6 +98,12 @@ TRACE_EVENTS = "200000"
 @click.option("--report", type=click.Path(path_type=Path), help="One HTML file with pictures.")
 @click.option("--trace", type=click.Path(path_type=Path), help="A timeline for Perfetto.")
 @click.option("--wandb", metavar="PROJECT", help="Log the results to Weights & Biases, too.")
+@click.option(
+    "--link-delay",
+    type=params.Milliseconds(),
+    help="With --local: ssd once more, over links that are so slow in each direction; several: "
+    "0,5,20.",
+)
 @local_options
 @click.option(
     "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."
@@ -122,7 +129,8 @@ def bench(**flags: Any) -> None:
     """
     _check(flags)
     notes = Console(stderr=True)
-    plan = _plan(flags) if flags["local"] else None
+    proxy = DelayProxy() if flags["link_delay"] else None
+    plan = _plan(flags, proxy) if flags["local"] else None
     prompts = load_prompts(flags["data"], flags["num_prompts"], flags["seed"])
     progress = TerminalProgress(notes)
     if len(prompts.prompts) < flags["num_prompts"]:
@@ -138,6 +146,8 @@ def bench(**flags: Any) -> None:
             progress.note(f"no timeline: {line}")
         try:
             running.run(Outputs(flags["out"], flags["resume"]))
+            if proxy is not None:
+                running.delay_curve(proxy, flags["link_delay"], flags["out"])
         finally:
             _show(flags, running, progress)
         _log(flags, running)
@@ -158,6 +168,8 @@ def _check(flags: dict[str, Any]) -> None:
         raise BadInputError(f"--temperature: 0 or more is needed, got {flags['temperature']:g}")
     if flags["request_rate"] and flags["concurrency"] != (1,):
         raise BadInputError("--request-rate has no --concurrency: requests come when they come")
+    if flags["link_delay"] and (not flags["local"] or "ssd" not in (flags["modes"] or MODES)):
+        raise BadInputError("--link-delay needs --local and mode ssd: it slows that link down")
     if flags["report"] is not None:
         check_report_extra()
     if flags["wandb"] is not None:
@@ -186,7 +198,7 @@ def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
     return (others or list(timed))[: max(4, flags["warm_up"])]
 
 
-def _plan(flags: dict[str, Any]) -> LocalPlan:
+def _plan(flags: dict[str, Any], proxy: DelayProxy | None) -> LocalPlan:
     """A draft beside the target for ssd, and its model inside the target, too, for sync."""
     modes = flags["modes"] or MODES
     named = flags["local_draft"] or DEFAULT_DRAFTS.get(flags["local_model"] or DEFAULT_MODEL)
@@ -205,6 +217,7 @@ def _plan(flags: dict[str, Any]) -> LocalPlan:
         plan,
         target_flags=(*plan.target_flags, *target),
         draft_flags=(*plan.draft_flags, *draft),
+        through=plan.through if proxy is None else proxy.to,
     )
 
 

@@ -243,6 +243,19 @@ def by_load(rows: Sequence[Mapping[str, Any]]) -> str:
     return _svg(figure, {})
 
 
+def delays(curve: Sequence[Mapping[str, float]]) -> str:
+    """Tokens a second over links of several speeds: no hop on a hit."""
+    figure = Figure(figsize=(5.2, 2.8))
+    ax = figure.subplots()
+    points = [(at["delay_ms"], at["tokens_per_s"]) for at in curve]
+    (line,) = ax.plot(*zip(*points, strict=True), "o-", color=COLOURS["ssd"])
+    line.set_gid("delays-ssd")
+    ax.set_ylim(0, 1.15 * max(rate for _, rate in points))
+    ax.set_xlabel("delay of the link, ms each way")
+    ax.set_ylabel("ssd, tokens/s")
+    return _svg(figure, {})
+
+
 def _plain(text: str) -> str:
     """Without what the library takes for mathematics."""
     return text.replace("$", r"\$")

@@ -128,6 +128,8 @@ def _speeds(content: Mapping[str, Any]) -> Iterator[str]:
     if len({row["load"] for row in rows}) > 1:
         yield _figure("by-load", pictures.by_load(rows))
     yield "</div>"
+    if content.get("delay_curve"):
+        yield _figure("delays", pictures.delays(content["delay_curve"]))
     if content.get("theory") and rows[0]["load"] == 1.0:
         yield from _theory(content["theory"], drawn)
 

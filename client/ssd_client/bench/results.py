@@ -15,7 +15,7 @@ from ssd_client.bench.settings import RunKey, Settings
 from ssd_client.errors import BadInputError, ClientError
 
 _FORMAT = 1
-_KEPT = ("theory", "timelines")  # of an earlier part of the same benchmark
+_KEPT = ("theory", "timelines", "delay_curve")  # of an earlier part of the same benchmark
 _NEEDED = ("complete", "command", "client", "target", "drafts", "prompts", "settings", "summary",
            "runs")  # fmt: skip
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ssd_client.bench.delay_proxy import DelayProxy
 from ssd_client.bench.equality import compare_texts
 from ssd_client.bench.learning import learn
 from ssd_client.bench.metrics import metrics_of
@@ -116,6 +118,24 @@ class Bench:
         timelines[key.mode] = [
             {**asdict(event), "begin": event.begin - first.begin} for event in shown
         ]
+
+    def delay_curve(self, proxy: DelayProxy, delays_ms: Sequence[float], out: Path | None) -> None:
+        """Mode ssd over slower and slower links, one request at a time."""
+        prompts, curve = self._prompts.prompts, []
+        for ms in delays_ms:
+            proxy.delay_s = ms / 1e3
+            self._progress.begin(f"ssd, {ms:g} ms each way", len(prompts))
+            try:
+                done = closed_loop(self._asks["ssd"], prompts, 1, self._progress.seen)
+            finally:
+                self._progress.end()
+            rates = [1 / each.tpot_s for each in done if each.tpot_s]
+            if not rates:
+                raise ClientError(done[0].error or "nothing was generated")
+            curve.append({"delay_ms": ms, "tokens_per_s": statistics.median(rates)})
+        proxy.delay_s = 0.0
+        self.results.more["delay_curve"] = curve
+        self._save(Outputs(out))
 
     # Before and after
 

@@ -126,6 +126,7 @@ def _lines(results: Results) -> list[str]:
         _synthetic(results),
         _speed(results),
         _theory(results),
+        _delays(results),
         _failed(results),
         _equality(results),
         _outside(results),
@@ -177,6 +178,12 @@ def _equality(results: Results) -> str:
             f"{first['token']}, not {first['expected']}"
         )
     return f"texts: all {equality['compared']} equal those of {equality['of']}"
+
+
+def _delays(results: Results) -> str:
+    curve = results.more.get("delay_curve", ())
+    parts = [f"{at['delay_ms']:g} ms {at['tokens_per_s']:.3g}" for at in curve]
+    return "ssd by delay of its link, tokens/s: " + " · ".join(parts) if parts else ""
 
 
 def _failed(results: Results) -> str:
