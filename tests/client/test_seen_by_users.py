@@ -73,8 +73,8 @@ def test_three_modes_one_table_one_report(pair: Pair, tmp_path: Path) -> None:
     assert len(content["runs"]) == 6
     # Equality by never speculating is no result.
     ssd = next(row for row in content["summary"] if row["mode"] == "ssd")
-    assert ssd["cache_rounds"]["high"] > 0
-    assert ssd["late_rounds"]["high"] + ssd["missed_rounds"]["high"] > 0
+    assert ssd["spec_decode_accepted_tokens"]["low"] > 0
+    assert sum(ssd[name]["low"] for name in ("hits", "late_rounds", "missed_rounds")) > 10
     assert content["target"]["name"] == "stories-target"
     assert content["theory"]["ssd"] > 0
     for mode in ("off", "sync", "ssd"):
@@ -86,7 +86,8 @@ def test_three_modes_one_table_one_report(pair: Pair, tmp_path: Path) -> None:
 
 def test_an_interrupted_benchmark_goes_on_where_it_was(pair: Pair, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    command = [*CLIENT, *bench(pair, "--out", str(out), "--mode", "off", "--mode", "ssd")]
+    modes = ("--mode", "off", "--mode", "ssd")
+    command = [*CLIENT, *bench(pair, "--out", str(out), *modes, "--repeat", "5")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 100
     while not out.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -96,14 +97,14 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(pair: Pair, tmp_path: Pat
     assert process.returncode == 130
     half = json.loads(out.read_text())
     assert half["complete"] is False
-    assert 1 <= len(half["runs"]) < 4
+    assert 1 <= len(half["runs"]) < 10
     assert "interrupted" in said
     done = run(*command[len(CLIENT) :], "--resume")
     assert done.returncode == 0, done.stderr
     whole = json.loads(out.read_text())
     assert whole["complete"] is True
     assert whole["runs"][: len(half["runs"])] == half["runs"]
-    assert len(whole["runs"]) == 4
+    assert len(whole["runs"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_a_chat_in_a_terminal(pair: Pair) -> None:
 
 
 def test_ctrl_c_stops_a_reply_and_not_the_chat(pair: Pair) -> None:
-    flags = ("--target", pair[0].address, "--mode", "off", "--max-tokens", "900")
+    flags = ("--target", pair[0].address, "--mode", "off", "--max-tokens", "900", "--metrics")
     with terminal(*flags, "--temperature", "1") as chat:
         chat.wait_for("> ")
         chat.type("Tell me a very long story about two bears.\r")
