@@ -125,7 +125,9 @@ def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
 
 
 def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
-    planned = run("make", "--dry-run", "report", f"VENV={BIN.parent}").stdout
+    planned = run(
+        "make", "--dry-run", "--no-print-directory", "report", f"VENV={BIN.parent}"
+    ).stdout
     words = shlex.split(planned[planned.index("ssd-client bench") :].replace("\\\n", " "))
     if not FULL:  # the same command, as quick as can be
         shapes = {"hidden=1536,ff=6144,layers=8": "layers=8", "hidden=1280,ff=5120": "layers=2"}
