@@ -14,6 +14,7 @@ from ssd.v1 import trace_pb2, trace_pb2_grpc
 from ssd_client.endpoints import Endpoint, connect
 from ssd_client.errors import ClientError
 from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
+from ssd_engine.frames import Source
 from tests.processes import DraftProcess, Output, TargetProcess, collect, draft, target
 
 TOKENS = 48
@@ -112,6 +113,12 @@ def test_in_turns_no_draft_computes_while_the_target_does(
     assert {event.service for event in turns + forwards} == {"target"}
     for turn in turns:
         assert all(turn.end <= f.begin + 1e-6 or f.end <= turn.begin + 1e-6 for f in forwards)
+
+
+def test_sources_have_the_numbers_of_the_wire() -> None:
+    origins = {name.removeprefix("TOKEN_ORIGIN_"): n for name, n in pb.TokenOrigin.items() if n}
+    origins["NONE"] = origins.pop("TARGET")  # nobody had speculated it
+    assert {source.name: source.value for source in Source} == origins
 
 
 @pytest.mark.services

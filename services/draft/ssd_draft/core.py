@@ -397,9 +397,9 @@ class DraftCore:
                 continue
             branches = sequence.pushes(now)
             self.counters.branches += sum(branch.start == 0 for branch in branches)
-            self.counters.branch_tokens += sum(len(branch.tokens) for branch in branches)
-            link.outbox.append(Branches(sequence.id, sequence.round, branches))
             tokens = sum(len(branch.tokens) for branch in branches)
+            self.counters.branch_tokens += tokens
+            link.outbox.append(Branches(sequence.id, sequence.round, branches))
             about = {"sequence": sequence.id, "round": sequence.round}
             self._trace.moment(Kind.PUSH, tokens=tokens, **about)
 

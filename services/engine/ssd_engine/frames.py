@@ -17,7 +17,7 @@ OLDEST_PROTOCOL_VERSION = 1
 
 
 class Source(IntEnum):
-    """Where the speculation of a round came from."""
+    """Where the speculation of a round came from. Tokens and traces say it in these numbers."""
 
     NONE = 1
     CACHE = 2  # a branch that was there when the outcome was known

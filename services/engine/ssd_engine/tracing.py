@@ -33,7 +33,7 @@ class TraceEvent(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     tokens: int = 0
     accepted: int = 0
-    origin: int = 0  # where a speculation came from: a Source
+    origin: int = 0  # where a speculation came from: a Source, whose numbers are the wire's, too
     look_up: int = 0
 
 

@@ -10,7 +10,6 @@ import grpc
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, FinishReason
 from ssd_engine.errors import SSDError
-from ssd_engine.frames import Source
 from ssd_engine.sampling_params import Logprobs
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.status import (
@@ -40,14 +39,6 @@ RETRY_BOUNDS = (0.1, 30.0)
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-}
-
-
-ORIGINS: dict[int, pb.TokenOrigin] = {
-    Source.CACHE: pb.TOKEN_ORIGIN_CACHE,
-    Source.JUST_IN_TIME: pb.TOKEN_ORIGIN_JUST_IN_TIME,
-    Source.NGRAM: pb.TOKEN_ORIGIN_NGRAM,
-    Source.SYNC: pb.TOKEN_ORIGIN_SYNC,
 }
 
 
@@ -259,9 +250,8 @@ def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
         message.text += "".join(pieces)
         message.text_lengths.extend(len(piece.encode()) for piece in pieces)
         message.logprobs.extend(map(_logprobs, delta.logprobs or ()))
-        speculated = delta.accepted
-        message.origins.extend([ORIGINS[delta.source]] * speculated if speculated else ())
-        message.origins.extend([pb.TOKEN_ORIGIN_TARGET] * (len(delta.tokens) - speculated))
+        message.origins.extend([delta.source] * delta.accepted)  # type: ignore[list-item]
+        message.origins.extend([pb.TOKEN_ORIGIN_TARGET] * (len(delta.tokens) - delta.accepted))
     return pb.GenerateResponse(tokens=message)
 
 

@@ -8,7 +8,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
 from ssd_engine.frames import Verification
 from ssd_target.speculation.options import Mode, SpeculationRequest
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_target.speculation.stats import SpeculationStats, per_position
 
 MAX_ENDPOINTS = 16
 MAX_ADDRESS = 300  # characters
@@ -94,4 +94,8 @@ def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> p
 
 def speculation_message(stats: SpeculationStats) -> pb.SpeculationStats:
     counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
-    return pb.SpeculationStats(**counts)
+    return pb.SpeculationStats(
+        drafted_per_position=per_position(counts.pop("drafted_lengths")),
+        accepted_per_position=per_position(counts.pop("accepted_lengths")),
+        **counts,
+    )

@@ -1,7 +1,7 @@
 """What speculation did, for one request or for all. Plain counters."""
 
 from enum import Enum
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
 import msgspec
 
@@ -37,8 +37,9 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     rejection_rounds: int = 0
     cache_round_micros: int = 0
     other_round_micros: int = 0
-    drafted_per_position: list[int] = []
-    accepted_per_position: list[int] = []
+    # Rounds by how many tokens they speculated, and by how many of these were right.
+    drafted_lengths: list[int] = []
+    accepted_lengths: list[int] = []
     fallbacks: dict[str, int] = {}
 
     def looked_up(self, result: LookUp) -> None:
@@ -55,8 +56,8 @@ class SpeculationStats(msgspec.Struct, array_like=True):
         self.rounds += 1
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
-        _count(self.drafted_per_position, drafted)
-        _count(self.accepted_per_position, accepted)
+        _count(self.drafted_lengths, drafted)
+        _count(self.accepted_lengths, accepted)
         if source is Source.CACHE:
             self.cache_tokens += accepted
             self.cache_round_micros += int(seconds * 1e6)
@@ -69,23 +70,27 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     def add(self, other: "SpeculationStats") -> None:
         for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in _PER_POSITION:
+        for name in _BY_LENGTH:
             sums = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
             setattr(self, name, [mine + theirs for mine, theirs in sums])
         for reason, count in other.fallbacks.items():
             self.fallbacks[reason] = self.fallbacks.get(reason, 0) + count
 
 
-def _count(positions: list[int], tokens: int) -> None:
-    """One more at each of the first ``tokens`` positions."""
-    positions += [0] * (tokens - len(positions))
-    for i in range(tokens):
-        positions[i] += 1
+def _count(lengths: list[int], length: int) -> None:
+    if length >= len(lengths):
+        lengths += [0] * (length + 1 - len(lengths))
+    lengths[length] += 1
 
 
-_PER_POSITION = ("drafted_per_position", "accepted_per_position")
+def per_position(lengths: list[int]) -> list[int]:
+    """How many of the rounds reach a first, second, … token."""
+    return list(accumulate(reversed(lengths[1:])))[::-1]
+
+
+_BY_LENGTH = ("drafted_lengths", "accepted_lengths")
 _COUNTERS = tuple(
-    name for name in SpeculationStats.__struct_fields__ if name not in (*_PER_POSITION, "fallbacks")
+    name for name in SpeculationStats.__struct_fields__ if name not in (*_BY_LENGTH, "fallbacks")
 )
 _LOOK_UPS = {
     LookUp.HIT: "hits",
