@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from ssd_client.bench.prompts import STORIES, load_prompts
 from ssd_engine.token_ids import pack_tokens
 
 MODES = {
@@ -27,21 +28,11 @@ MODES = {
     "sync": pb.SPECULATION_MODE_SYNC,
     "ssd": pb.SPECULATION_MODE_SSD,
 }
-HEROES = (
-    "a shy lamb", "a brave fox", "a little girl", "an old bear", "two friends", "a tiny dragon",
-    "a curious boy", "a rabbit", "a lonely robot", "a kind queen", "a sleepy cat", "a small boat",
-)  # fmt: skip
-DEEDS = (
-    "who learns to sing", "who crosses the river", "who finds a lost kitten", "who bakes bread",
-    "who is afraid of the dark", "who plants a magic seed", "who wants to see the moon",
-    "who helps a bird", "who gets lost in the forest", "who shares a big cake",
-)  # fmt: skip
 
 
 def story_prompts(count: int, seed: int) -> list[str]:
     """Different prompts for different seeds, as far as there are enough of them."""
-    pairs = [f"Tell me a story about {hero} {deed}." for hero in HEROES for deed in DEEDS]
-    return random.Random(seed).sample(pairs, count)
+    return list(load_prompts(STORIES, count, seed).prompts)
 
 
 def pin_to(core: int, process: int = 0) -> None:
