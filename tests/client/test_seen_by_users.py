@@ -133,6 +133,14 @@ def test_an_endpoint_that_is_down_is_one_line(nobody: str) -> None:
     assert nobody in done.stderr
 
 
+def test_a_benchmark_says_why_it_has_no_prediction(pair: Pair) -> None:
+    done = run("bench", "--target", pair[0].address, "--num-prompts", "1", "--max-tokens", "4",
+               "--repeat", "1", "--concurrency", "2", "--warm-up", "0")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no prediction: theorem 7 is of one request at a time" in done.stderr
+    assert "predicted" not in done.stdout
+
+
 def test_texts_that_depend_on_the_mode_fail_the_benchmark(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:

@@ -142,6 +142,8 @@ def bench(**flags: Any) -> None:
         subject.check_modes(settings.modes)
         others = _others(flags, prompts.prompts)
         running = Bench(subject, settings, prompts, others, progress, command_line())
+        for line in subject.unreached:
+            progress.note(f"a draft of the target is out of reach from here: {line}")
         for line in running.traces.missing if flags["report"] or flags["trace"] else ():
             progress.note(f"no timeline: {line}")
         try:

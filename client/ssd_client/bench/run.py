@@ -57,7 +57,7 @@ class Bench:
         self.results = Results(settings, about)
         self.timeline: list[TraceEvent] = []
         self.traces = Traces(subject)
-        self._asks = {kind: self._ask(kind) for kind in settings.kinds}
+        self._asks = {kind: self._ask(kind, settings) for kind in settings.kinds}
 
     def run(self, outputs: Outputs) -> Results:
         """Whatever ends it, the runs that were done are saved."""
@@ -67,7 +67,7 @@ class Bench:
             self._progress.note(f"{count} runs of {outputs.results} are taken over")
         try:
             self._warm_up()
-            if "theory" not in results.more and self._can_predict:
+            if "theory" not in results.more:
                 self._predict()
             for key in self._settings.runs():
                 if key not in results.runs:
@@ -139,8 +139,7 @@ class Bench:
 
     # Before and after
 
-    def _ask(self, kind: str) -> Ask:
-        settings = self._settings
+    def _ask(self, kind: str, settings: Settings) -> Ask:
         if kind not in MODES:
             return baseline_ask(OpenAIServer(kind), settings)
 
@@ -163,12 +162,8 @@ class Bench:
         for kind, ask in self._asks.items():
             self._hear(f"warm-up, {kind}", ask, self._others[: self._settings.warm_up])
         short = dataclasses.replace(self._settings, max_tokens=1, ignore_eos=False)
-        options = GenerateOptions(max_tokens=1, temperature=0.0, seed=0, mode="off")
-        for kind in self._settings.baselines:
-            self._hear("prompts", baseline_ask(OpenAIServer(kind), short), self._prompts.prompts)
-        if self._settings.modes:
-            ask = TargetAsk(self._subject.target, options, self._settings.chat)
-            self._hear("prompts", ask, self._prompts.prompts)
+        for kind in (*self._settings.modes[:1], *self._settings.baselines):
+            self._hear(f"prompts, {kind}", self._ask(kind, short), self._prompts.prompts)
         self.traces.take()
 
     def _hear(self, title: str, ask: Ask, prompts: Sequence[str]) -> None:
@@ -202,24 +197,31 @@ class Bench:
 
     # Theory
 
-    @property
-    def _can_predict(self) -> bool:
-        return (
-            set(MODES) <= set(self._settings.modes)
-            and self._settings.alone
-            and self.traces.has_target
-            and len(self._subject.drafts) == 1
-            and bool(self._others)
-        )
-
     def _predict(self) -> None:
-        """A benchmark without a prediction is still one."""
-        try:
-            prediction = learn(self._subject, self.traces, self._asks, self._others, self._progress)
-        except ClientError as error:
-            self._progress.note(f"no prediction: {error}")
-        else:
-            self.results.more["theory"] = prediction.as_json()
+        """A benchmark without a prediction is still one; but it says why it has none."""
+        missing = self._cannot_predict()
+        if missing is None:
+            try:
+                prediction = learn(
+                    self._subject, self.traces, self._asks, self._others, self._progress
+                )
+                self.results.more["theory"] = prediction.as_json()
+            except ClientError as error:
+                missing = str(error)
+        if missing:
+            self._progress.note(f"no prediction: {missing}")
+
+    def _cannot_predict(self) -> str | None:
+        """Why not; empty where nobody expects one, None where it can be done."""
+        if not set(MODES) <= set(self._settings.modes):
+            return ""
+        if not self._settings.alone:
+            return "theorem 7 is of one request at a time: --concurrency 1 comes first for it"
+        if not self.traces.has_target:
+            return f"the target keeps no trace ({self.traces.missing[0]})"
+        if len(self._subject.drafts) != 1:
+            return f"one draft that is reached from here is needed, not {len(self._subject.drafts)}"
+        return None
 
 
 def baseline_ask(server: OpenAIServer, settings: Settings) -> Ask:

@@ -35,14 +35,19 @@ class Subject:
         self.info = _settled_info(target) if wait_for_links else target.model_info(_TIMEOUT_S)
         self.drafts: list[Endpoint] = []
         self.draft_infos: list[dict[str, Any]] = []
+        self.unreached: list[str] = []  # drafts that the target has and this process has not
         for address in self._up():
-            # As the target knows it: from here it may not be reached, nor be an address at all.
-            with contextlib.suppress(ClientError, ValueError):
-                draft = stack.enter_context(contextlib.closing(Endpoint(address)))
-                info = draft.draft_info(_TIMEOUT_S)
-                fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
-                self.draft_infos.append({"address": address, **fields})
-                self.drafts.append(draft)
+            try:
+                self._connect(stack, address)
+            except (ClientError, ValueError) as error:  # an address as the target knows it
+                self.unreached.append(str(error))
+
+    def _connect(self, stack: contextlib.ExitStack, address: str) -> None:
+        draft = stack.enter_context(contextlib.closing(Endpoint(address)))
+        info = draft.draft_info(_TIMEOUT_S)
+        fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
+        self.draft_infos.append({"address": address, **fields})
+        self.drafts.append(draft)
 
     def _up(self) -> list[str]:
         return [each.address for each in self.info.speculation_endpoints if each.state == "up"]
