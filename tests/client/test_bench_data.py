@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import http.server
 import json
 import os
+import threading
+import urllib.parse
 from pathlib import Path
 
 import pytest
 
+from ssd_client.bench import prompts
 from ssd_client.bench.equality import compare_texts, first_difference
 from ssd_client.bench.metrics import interval, metrics_of, percentile
 from ssd_client.bench.prompts import STORIES, load_prompts
@@ -63,6 +67,44 @@ def test_stories_ship_with_it_and_a_seed_decides_which() -> None:
     first, again, other = (load_prompts(STORIES, 8, seed).prompts for seed in (1, 1, 2))
     assert len(set(first)) == 8
     assert first == again != other
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The hub's server of rows, as far as it is asked here."""
+
+    rows = 130
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        asked = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        known = (asked["dataset"], asked["config"], asked["split"]) == (
+            "openai/gsm8k",
+            "main",
+            "test",
+        )
+        first, count = int(asked["offset"]), int(asked["length"])
+        rows = range(first, min(first + count, self.rows)) if known and count <= 100 else ()
+        content = {"rows": [{"row": {"question": f"question {i}"}} for i in rows]}
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+
+def test_a_set_of_a_hub_is_fetched_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}/rows"
+    monkeypatch.setattr(prompts, "_HUB", address)
+    try:
+        found = load_prompts("gsm8k", 120, 0)
+        assert sorted(found.prompts) == sorted(f"question {i}" for i in range(120))
+        assert len(load_prompts("gsm8k", 500, 0).prompts) == Hub.rows
+        with pytest.raises(ClientError, match="--data humaneval: the hub cannot be reached"):
+            load_prompts("humaneval", 3, 0)
+    finally:
+        server.shutdown()
 
 
 # Requests

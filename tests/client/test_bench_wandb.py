@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,8 @@ def test_every_run_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     logged = b"".join(file.read_bytes() for file in folder.glob("*.wandb"))
     assert b"ssd/output_throughput" in logged
     assert b"stories-target" in logged
-    summary = folder / "files" / "wandb-summary.json"
-    if summary.exists():
-        assert json.loads(summary.read_text())["median/ssd/1/output_throughput"] == 12.5
+    assert b"median/ssd/1/output_throughput" in logged
+    assert b"rates" not in logged  # what is no number is no curve
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
