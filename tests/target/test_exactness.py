@@ -94,9 +94,10 @@ class TestResume:
     def test_penalties_count_what_was_generated_before_the_cut(
         self, tmp_path: Path, first: TargetProcess, second: TargetProcess
     ) -> None:
+        length = 300 if FULL else 200
         message = story(
             5,
-            max_tokens=200,
+            max_tokens=length,
             temperature=1.0,
             repetition_penalty=1.15,
             frequency_penalty=0.4,
@@ -106,7 +107,7 @@ class TestResume:
         text, tokens, finished, moves = self.resumed(tmp_path, second, message, kill_after=60)
         assert moves == 1
         assert (tokens, text) == (whole.tokens, whole.text)
-        assert finished.usage.completion_tokens == 200
+        assert finished.usage.completion_tokens == length
 
     def test_a_stop_string_straddles_the_kill_with_penalties(
         self, tmp_path: Path, first: TargetProcess, second: TargetProcess
@@ -173,7 +174,8 @@ class TestResume:
     def test_the_command_line_resumes_and_says_so(
         self, tmp_path: Path, first: TargetProcess, second: TargetProcess
     ) -> None:
-        flags = ["--seed", "21", "--max-tokens", "300", "--ignore-eos", "--temperature", "0.7"]
+        tokens = str(500 if FULL else 300)
+        flags = ["--seed", "21", "--max-tokens", tokens, "--ignore-eos", "--temperature", "0.7"]
         command = [sys.executable, "-m", "ssd_client", "generate", "Once upon a time", *flags]
         whole = subprocess.run(
             [*command, "--target", first.address, "--json"],
@@ -195,7 +197,7 @@ class TestResume:
             _, errors = client.communicate(timeout=240)
         assert client.returncode == 0
         assert (beginning + rest).decode() == expected["text"] + "\n"
-        assert "300 tokens" in errors.decode()
+        assert f"{tokens} tokens" in errors.decode()
         assert "resumed" in errors.decode()
 
 
