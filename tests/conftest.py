@@ -2,7 +2,13 @@
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from tests.processes import DraftProcess, TargetProcess, draft, link_states, target
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +22,19 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: likewise
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.fixture(scope="session")
+def traced_pair(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[TargetProcess, DraftProcess]]:
+    """A target that knows all modes, and the draft it is linked to; both keep traces."""
+    folder = tmp_path_factory.mktemp("traced")
+    traced = ("--trace-events", "50000")
+    with draft(folder / "draft", *traced) as drafting:
+        linked = ("--draft", drafting.address, "--draft-model", "stories-draft")
+        with target(folder / "target", *traced, *linked, "--no-auto-off") as serving:
+            deadline = time.monotonic() + 60
+            while link_states(serving) != ["up"] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            yield serving, drafting

@@ -186,6 +186,11 @@ def collect(stream: Iterator[pb.GenerateResponse]) -> Output:
     raise AssertionError("the stream ended without a finish")
 
 
+def link_states(server: TargetProcess) -> list[str]:
+    info = server.stub().GetModelInfo(pb.GetModelInfoRequest())
+    return [endpoint.state for endpoint in info.speculation_endpoints]
+
+
 def wait_until_idle(server: TargetProcess, seconds: float = 30) -> dict[str, float]:
     """Until no sequence runs and no block is held; returns the metrics then."""
     end = time.monotonic() + seconds

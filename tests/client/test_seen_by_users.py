@@ -24,7 +24,7 @@ import pytest
 from scripted_target import Running
 
 from ssd.v1 import target_pb2
-from tests.processes import DraftProcess, TargetProcess, draft, target
+from tests.processes import DraftProcess, TargetProcess, target
 
 pytestmark = pytest.mark.services
 
@@ -32,21 +32,9 @@ CLIENT = [sys.executable, "-m", "ssd_client"]
 Pair = tuple[TargetProcess, DraftProcess]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("pair")
-    traced = ("--trace-events", "50000")
-    with draft(folder / "draft", *traced) as drafting:
-        linked = ("--draft", drafting.address, "--draft-model", "stories-draft")
-        with target(folder / "target", *traced, *linked, "--no-auto-off") as serving:
-            while _link_state(serving) != "up":
-                time.sleep(0.05)
-            yield serving, drafting
-
-
-def _link_state(serving: TargetProcess) -> str:
-    info = serving.stub().GetModelInfo(target_pb2.GetModelInfoRequest())
-    return info.speculation_endpoints[0].state
+@pytest.fixture
+def pair(traced_pair: Pair) -> Pair:
+    return traced_pair
 
 
 def run(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """What services say of their rounds, and how a client puts it on one clock."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -15,31 +14,14 @@ from ssd_client.endpoints import Endpoint, connect
 from ssd_client.errors import ClientError
 from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
 from ssd_engine.frames import Source
-from tests.processes import DraftProcess, Output, TargetProcess, collect, draft, target
+from tests.processes import DraftProcess, Output, TargetProcess, collect, draft
 
 TOKENS = 48
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TargetProcess, DraftProcess]]:
-    folder = tmp_path_factory.mktemp("traced")
-    with (
-        draft(folder / "draft", "--trace-events", "20000") as drafting,
-        target(
-            folder / "target",
-            *("--trace-events", "20000", "--draft", drafting.address),
-            *("--draft-model", "stories-draft", "--backup", "jit"),
-        ) as serving,
-    ):
-        deadline = time.monotonic() + 60
-        while _states(serving) != ["up"] and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield serving, drafting
-
-
-def _states(serving: TargetProcess) -> list[str]:
-    info = serving.stub().GetModelInfo(pb.GetModelInfoRequest())
-    return [endpoint.state for endpoint in info.speculation_endpoints]
+@pytest.fixture
+def pair(traced_pair: tuple[TargetProcess, DraftProcess]) -> tuple[TargetProcess, DraftProcess]:
+    return traced_pair
 
 
 def generate(serving: TargetProcess, mode: "pb.SpeculationMode") -> Output:
