@@ -27,12 +27,21 @@ $(VENV)/pyvenv.cfg:
 # Compiled when the package is installed.
 KERNEL = services/engine/ssd_engine/few_rows.c
 
+# pip would compile what it installs on one core. Some packages bring templates that are no Python:
+# they are passed over, as pip does.
+define install
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages || true
+endef
+
+$(VENV)/.serve: EXTRAS = serve
 $(VENV)/.serve: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --editable '.[serve]'
+	$(install)
 	@touch $@
 
+$(VENV)/.dev: EXTRAS = serve,dev
 $(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --editable '.[serve,dev]'
+	$(install)
 	@touch $@ $(VENV)/.serve
 
 demo: $(VENV)/.serve
