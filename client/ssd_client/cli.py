@@ -30,6 +30,8 @@ from ssd_client.options import (
 from ssd_client.prompt import PromptFlags, read_prompt
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult, Timing
+from ssd_client.security import Security
+from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
 
 INTERRUPTED = 130
@@ -121,6 +123,7 @@ def cli(context: click.Context) -> None:
 @speculation_options
 @output_options
 @serving_options
+@security_options
 @local_options
 def generate(**flags: Any) -> None:
     """Continues PROMPT and streams the text to stdout.
@@ -135,7 +138,7 @@ def generate(**flags: Any) -> None:
     request = build_request(read_prompt(pick(PromptFlags, flags)), pick(GenerateOptions, flags))
     notes = Console(stderr=True)
     output = _output(notes, flags)
-    with serving(notes, flags["target"], plan) as endpoints:
+    with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
         events = stream.generate(
             endpoints,
             request,
@@ -150,9 +153,10 @@ def generate(**flags: Any) -> None:
 @click.option("--target", type=params.Address(), default=DEFAULT_ADDRESS, show_default=True)
 @click.option("--timeout", type=params.Seconds(), default=10.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(target: str, timeout: float, as_json: bool) -> None:
+@security_options
+def info(target: str, timeout: float, as_json: bool, security: Security) -> None:
     """Shows what a target serves and within which bounds."""
-    with connect([target]) as (endpoint,):
+    with connect([target], security) as (endpoint,):
         answer = endpoint.model_info(timeout)
     rows = render.model_info_json(answer)
     if as_json:

@@ -19,6 +19,7 @@ from ssd_client.openai import OpenAIServer, check_baseline
 from ssd_client.render import write_stdout
 from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
 from ssd_client.result import GenerationResult, Timing
+from ssd_client.security_options import security_options
 from ssd_client.speculation import MODES
 
 DIFFERENT = 1
@@ -80,13 +81,14 @@ class Parting:
 @click.option("--seed", type=params.Uint(32), default=0, show_default=True)
 @click.option("--chat/--no-chat", default=True, help="Prompts as a user's message, or as they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@security_options
 def compare(**flags: Any) -> None:
     """Says where two endpoints or modes first give another token, and by how much.
 
     Exit codes: 0 all equal, 1 a difference or a failure, 2 bad input.
     """
     prompts = load_prompts(flags["data"], flags["num_prompts"], flags["seed"]).prompts
-    with connect(flags["targets"] or (DEFAULT_ADDRESS,)) as endpoints:
+    with connect(flags["targets"] or (DEFAULT_ADDRESS,), flags["security"]) as endpoints:
         sides = _sides(endpoints, flags["modes"], flags["baseline"])
         names = [side.name for side in sides]
         if flags["baseline"]:

@@ -17,6 +17,7 @@ from ssd.v1 import (
     trace_pb2_grpc,
 )
 from ssd_client.errors import failure_of
+from ssd_client.security import PLAIN, Security
 
 DEFAULT_ADDRESS = "127.0.0.1:7410"
 
@@ -34,18 +35,15 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Za-z:.%]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
-_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])")
 
 
 class Endpoint:
     """One service, a target or a draft. Connects with its first call."""
 
-    def __init__(self, address: str) -> None:
-        host = check_address(address).rsplit(":", 1)[0]
-        self.address = address
-        # A proxy from the environment is for other machines, not for this one.
-        proxy = [("grpc.enable_http_proxy", 0)] if _LOOPBACK.fullmatch(host) else []
-        self._channel = grpc.insecure_channel(address, options=[*_OPTIONS, *proxy])
+    def __init__(self, address: str, security: Security = PLAIN) -> None:
+        self.address = check_address(address)
+        self.security = security
+        self._channel = security.channel(address, _OPTIONS)
         self.target = target_pb2_grpc.TargetServiceStub(self._channel)
         self.draft = speculation_pb2_grpc.SpeculationServiceStub(self._channel)
         self.trace = trace_pb2_grpc.TraceServiceStub(self._channel)
@@ -68,10 +66,11 @@ class Endpoint:
 
 
 @contextlib.contextmanager
-def connect(addresses: Sequence[str]) -> Iterator[list[Endpoint]]:
+def connect(addresses: Sequence[str], security: Security = PLAIN) -> Iterator[list[Endpoint]]:
     """The endpoints of `addresses`, closed at the end."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(Endpoint(each))) for each in addresses]
+        endpoints = (Endpoint(each, security) for each in addresses)
+        yield [stack.enter_context(contextlib.closing(each)) for each in endpoints]
 
 
 def check_address(address: str) -> str:

@@ -13,7 +13,12 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 # Codes that say "your request is at fault": another endpoint would answer the same.
-_BAD_INPUT = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+_BAD_INPUT = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
 
 # What gRPC writes into INTERNAL and UNKNOWN when it was the connection that broke.
 _BROKEN_CONNECTION = (

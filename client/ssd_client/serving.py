@@ -13,6 +13,7 @@ from ssd_client import render
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect
 from ssd_client.errors import BadInputError
 from ssd_client.local import LocalPlan, LocalTarget
+from ssd_client.security import PLAIN, Security
 
 _Flags = TypeVar("_Flags")
 
@@ -34,14 +35,16 @@ def pick(kind: type[_Flags], flags: Mapping[str, Any]) -> _Flags:
 
 @contextlib.contextmanager
 def serving(
-    notes: Console, targets: Sequence[str], plan: LocalPlan | None
+    notes: Console, targets: Sequence[str], plan: LocalPlan | None, security: Security = PLAIN
 ) -> Iterator[list[Endpoint]]:
     """The endpoints of the command, a target started for it included."""
     with contextlib.ExitStack() as stack:
         addresses = targets or (DEFAULT_ADDRESS,)
         if plan is not None:
+            if security != PLAIN:
+                raise BadInputError("--local needs neither TLS nor a token: leave them out")
             addresses = (_start_local(stack, notes, plan),)
-        yield stack.enter_context(connect(addresses))
+        yield stack.enter_context(connect(addresses, security))
 
 
 def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -> str:

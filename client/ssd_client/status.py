@@ -19,6 +19,8 @@ from ssd_client import params, render
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, check_address, connect
 from ssd_client.errors import ClientError, printable
 from ssd_client.options import options
+from ssd_client.security import PLAIN, Security
+from ssd_client.security_options import security_options
 from ssd_client.speculation import stats_of
 
 _TIMEOUT_S = 3.0
@@ -69,17 +71,20 @@ _services = options(
         help="Repeatable; those that targets are linked to are found without.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    security_options,
 )
 
 
 @click.command()
 @_services
-def models(targets: Sequence[str], drafts: Sequence[str], as_json: bool) -> None:
+def models(
+    targets: Sequence[str], drafts: Sequence[str], as_json: bool, security: Security
+) -> None:
     """Lists the models that targets and drafts serve.
 
     Exit codes: 0 all answered, 1 one did not, 2 bad input.
     """
-    seen = see_all(targets, drafts)
+    seen = see_all(targets, drafts, security)
     if as_json:
         render.write_json({"models": [_model_json(each) for each in seen]})
     else:
@@ -91,17 +96,21 @@ def models(targets: Sequence[str], drafts: Sequence[str], as_json: bool) -> None
 @_services
 @click.option("--watch", type=params.Seconds(), help="Look again every so many seconds.")
 def status(
-    targets: Sequence[str], drafts: Sequence[str], as_json: bool, watch: float | None
+    targets: Sequence[str],
+    drafts: Sequence[str],
+    as_json: bool,
+    watch: float | None,
+    security: Security,
 ) -> None:
     """Shows health, load, hit rates and links of targets and drafts.
 
     Exit codes: 0 all answered, 1 one did not, 2 bad input.
     """
     if watch is not None and not as_json and sys.stdout.isatty():
-        _watch(targets, drafts, watch)
+        _watch(targets, drafts, watch, security)
         return
     while True:
-        seen = see_all(targets, drafts)
+        seen = see_all(targets, drafts, security)
         if as_json:
             render.write_json({"services": [_status_json(each) for each in seen]})
         else:
@@ -119,18 +128,22 @@ def _exit(seen: Sequence[Seen], targets: Sequence[str], drafts: Sequence[str]) -
         raise SystemExit(1)
 
 
-def _watch(targets: Sequence[str], drafts: Sequence[str], seconds: float) -> None:
+def _watch(
+    targets: Sequence[str], drafts: Sequence[str], seconds: float, security: Security
+) -> None:
     """Until Ctrl-C."""
     with Live(console=_console(), auto_refresh=False) as live:
         while True:
-            live.update(_status_tables(see_all(targets, drafts)), refresh=True)
+            live.update(_status_tables(see_all(targets, drafts, security)), refresh=True)
             time.sleep(seconds)
 
 
-def see_all(targets: Sequence[str], drafts: Sequence[str]) -> list[Seen]:
+def see_all(
+    targets: Sequence[str], drafts: Sequence[str], security: Security = PLAIN
+) -> list[Seen]:
     """Targets, then drafts: those that are named, and those that targets are linked to."""
     addresses = targets or (() if drafts else (DEFAULT_ADDRESS,))
-    with connect(addresses) as endpoints:
+    with connect(addresses, security) as endpoints:
         seen = [see(endpoint, "target") for endpoint in endpoints]
     linked = [
         link.address
@@ -139,7 +152,7 @@ def see_all(targets: Sequence[str], drafts: Sequence[str]) -> list[Seen]:
         for link in each.info.speculation_endpoints
     ]
     known = [address for address in linked if _is_address(address)]
-    with connect(list(dict.fromkeys([*drafts, *known]))) as endpoints:
+    with connect(list(dict.fromkeys([*drafts, *known])), security) as endpoints:
         return seen + [see(endpoint, "draft") for endpoint in endpoints]
 
 

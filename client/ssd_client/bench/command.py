@@ -34,6 +34,7 @@ from ssd_client.local import (
 )
 from ssd_client.openai import check_baseline
 from ssd_client.options import local_options
+from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
 from ssd_client.traces import write_perfetto
 
@@ -104,6 +105,7 @@ TRACE_EVENTS = "200000"
     help="With --local: ssd once more, over links that are so slow in each direction; several: "
     "0,5,20.",
 )
+@security_options
 @local_options
 @click.option(
     "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."
@@ -136,7 +138,7 @@ def bench(**flags: Any) -> None:
     if len(prompts.prompts) < flags["num_prompts"]:
         progress.note(f"{prompts.name} has {len(prompts.prompts)} prompts")
     with contextlib.ExitStack() as stack:
-        endpoints = stack.enter_context(serving(notes, flags["target"], plan))
+        endpoints = stack.enter_context(serving(notes, flags["target"], plan, flags["security"]))
         subject = Subject(stack, endpoints[0], "ssd" in (flags["modes"] or MODES))
         settings = _settings(flags, subject)
         subject.check_modes(settings.modes)

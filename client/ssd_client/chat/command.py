@@ -24,6 +24,7 @@ from ssd_client.options import bias_of, local_options, sampling_options, specula
 from ssd_client.prompt import decode
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult, Timing
+from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
 
 PROMPT = "> "
@@ -50,6 +51,7 @@ _HISTORY = 1000  # lines that can be called back
     type=params.Parsed(check_baseline, "openai:url"),
     help="Hear the reply of another server, too: openai:http://HOST:PORT/v1.",
 )
+@security_options
 @local_options
 def chat(**flags: Any) -> None:
     """Talks to a chat model. /help lists what can be changed on the way.
@@ -65,7 +67,7 @@ def chat(**flags: Any) -> None:
     notes = Console(stderr=True)
     session = Session(options, flags["system"])
     screen = _screen(flags["show_origin"], notes)
-    with serving(notes, flags["target"], plan) as endpoints:
+    with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
         info = endpoints[0].model_info(10.0)
         if not info.has_chat_template:
             raise BadInputError(f"{info.name} has no chat template: use ssd-client generate")
