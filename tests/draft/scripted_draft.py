@@ -17,6 +17,7 @@ from ssd_draft.metrics import Metrics
 from ssd_draft.records import DraftOutput, LinkDown, LinkFrames, LinkOutput, LinkUp, Stats
 from ssd_draft.service import SERVICE, DraftServicer, Serving
 from ssd_engine.frames import DraftFrame, Load
+from ssd_engine.serving.access import Access
 from ssd_engine.token_ids import pack_tokens
 
 ENDPOINT = Endpoint(
@@ -102,12 +103,12 @@ class Draft:
         self.engine = ScriptedEngine(
             max_frames, max_bytes, self.metrics.frames_dropped.labels("slow_reader").inc
         )
-        self.servicer = DraftServicer(self.engine, self.metrics, write_timeout)
+        self.servicer = DraftServicer(self.engine, self.metrics, write_timeout, Access())
         self.address = ""
 
     def serve(self, max_links: int) -> None:
         info = pb.GetDraftInfoResponse(name=ENDPOINT.name)
-        self.servicer.serving = Serving(self.engine, ENDPOINT, info, max_links)
+        self.servicer.serving = Serving(self.engine, ENDPOINT, info, max_links, max_links)
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

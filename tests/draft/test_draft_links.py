@@ -7,7 +7,7 @@ import pytest
 from scripted_draft import frames, opening, run, scripted, status, until
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd_draft.records import LinkFrames
+from ssd_draft.records import LinkFrames, LinkUp
 from ssd_engine.frames import Branch, Branches, Notice, NoticeKind
 
 pytestmark = pytest.mark.services
@@ -229,3 +229,14 @@ def test_info_counts_links_and_sequences() -> None:
                 assert error.value.code() == Code.UNAVAILABLE
 
     run(work)
+
+
+def test_the_engine_knows_the_interface_that_a_link_came_in_on() -> None:
+    """There, and on no other, it waits for the link's tensor plane."""
+
+    async def work() -> None:
+        async with scripted() as draft, draft.link():
+            up = next(record for record in draft.engine.said if isinstance(record, LinkUp))
+            assert up.interface == "127.0.0.1"
+
+    asyncio.run(work())

@@ -294,8 +294,8 @@ class EndedChannel:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    def stream_stream(self, *_: object, **__: object) -> Callable[[], EndedCall]:
-        return EndedCall
+    def stream_stream(self, *_: object, **__: object) -> Callable[..., EndedCall]:
+        return lambda metadata: EndedCall()
 
 
 def test_a_stream_that_ends_under_a_frame_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import SSDError
+from ssd_engine.serving.access import Access
+from ssd_engine.serving.allowances import Accounts, Allowance
 from ssd_engine.serving.status import ReaderStalled, abort
 from ssd_target.links import Links
 from ssd_target.metrics import Metrics
@@ -24,7 +26,8 @@ class Endless:
 
     def __init__(self) -> None:
         links = Links((), (), (), lambda record: None, lambda: 0)
-        self.servicer = TargetServicer(Metrics(lambda: None, lambda: 1, links), SECONDS)
+        metrics = Metrics(lambda: None, lambda: 1, links)
+        self.servicer = TargetServicer(metrics, SECONDS, Access(), Accounts(Allowance()))
         self.written = 0
         self.error: SSDError | None = None
 

@@ -42,6 +42,8 @@ def main() -> None:
 @option(
     "--link-write-timeout", "Seconds after which a target that reads nothing is left.", type=float
 )
+@option("--max-links-per-identity", "Targets of one identity. Default: --max-links.", type=int)
+@option.security()
 @option.operation(drained="linked targets")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve speculations of MODEL: a Hugging Face directory, a shipped model, or a hub id."""

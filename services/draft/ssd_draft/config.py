@@ -12,6 +12,7 @@ AUTO = "auto"
 NGRAM_CONTEXT = 131_072  # tokens of a sequence, where no model sets a limit
 BOUNDS = {
     "max_links": (1, 4096),
+    "max_links_per_identity": (1, 4096),
     "max_seqs_per_link": (1, 65_536),
     "depth": (1, 64),
     "budget": (1, 1024),
@@ -30,6 +31,7 @@ class DraftConfig(ServiceConfig):
     keepalive_seconds: float = 20.0  # a target that vanished holds sequences
     speculator: str = "model"
     max_links: int = 64
+    max_links_per_identity: int | None = None
     max_seqs_per_link: int | None = None
     depth: int = 8
     budget: int = 16

@@ -50,6 +50,11 @@ class DraftEngine(EngineProcess):
     def num_up(self) -> int:
         return sum(link.known_to_engine for link in self._links.values())
 
+    def num_up_of(self, identity: str) -> int:
+        return sum(
+            link.known_to_engine and link.identity == identity for link in self._links.values()
+        )
+
     def enter(self) -> Link:
         """A stream that has yet to greet."""
         self._next_id += 1

@@ -91,8 +91,8 @@ def _check_tokens(hello: pb.Hello, endpoint: Endpoint) -> None:
         )
 
 
-def link_up(link: int, hello: pb.Hello, limits: Limits) -> LinkUp:
-    """What the engine is told of the new link."""
+def link_up(link: int, hello: pb.Hello, limits: Limits, interface: str = "") -> LinkUp:
+    """What the engine is told of the new link. ``interface``: our own address on it."""
     offer = None
     if hello.HasField("tensor_plane"):
         kinds = [
@@ -103,7 +103,7 @@ def link_up(link: int, hello: pb.Hello, limits: Limits) -> LinkUp:
             hello.tensor_plane.host_id[:MAX_NAME_BYTES],
             hello.tensor_plane.device_id[:MAX_NAME_BYTES],
         )
-    return LinkUp(link, hello.target_name or "?", limits.max_depth, hello.epoch, offer)
+    return LinkUp(link, hello.target_name or "?", limits.max_depth, hello.epoch, offer, interface)
 
 
 def make_welcome(hello: pb.Hello, endpoint: Endpoint) -> pb.Welcome:

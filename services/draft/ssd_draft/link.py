@@ -145,6 +145,7 @@ class Link:
 
     def __init__(self, link_id: int, max_frames: int, max_bytes: int) -> None:
         self.id = link_id
+        self.identity = ""  # who the target is, as far as that is known
         self.state = LinkState.GREETING
         self.came_up = False
         self.window = Window(max_frames, max_bytes)

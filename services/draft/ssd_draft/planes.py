@@ -43,7 +43,11 @@ class PlaneOpener:
         rows = RowsFormat(options.vocab_size, WIRE, min(options.depth, up.max_depth))
         try:
             sender, answer = open_sender(
-                kind, up.epoch, bind_host=options.listen_host, rows=rows, device=device
+                kind,
+                up.epoch,
+                bind_host=up.interface or options.listen_host,
+                rows=rows,
+                device=device,
             )
         except OSError as error:
             log.warning("no tensor plane: %s", error)

@@ -23,6 +23,7 @@ class LinkUp(Record, frozen=True):
     max_depth: int  # of the speculations that the target verifies
     epoch: int = 0
     plane: Offer | None = None  # of a tensor plane
+    interface: str = ""  # own address that the target is reached from; "": not known
 
 
 class LinkFrames(Record, frozen=True):

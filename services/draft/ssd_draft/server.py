@@ -22,6 +22,7 @@ from ssd_engine.frames import PROTOCOL_VERSION
 from ssd_engine.serving.config import StepSizes, parse_address
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
+from ssd_engine.serving.security import check_security, make_access
 from ssd_engine.serving.server import ServiceServer
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
     None: speculates without a model.
     """
     check_config(config)
+    check_security(config)
     if config.model is None:
         return None
     # A row of a tree sees the chain that is verified, and the branches.
@@ -73,8 +75,9 @@ class DraftServer(ServiceServer):
             on_drop=metrics.frames_dropped.labels("slow_reader").inc,
             trace_events=config.trace_events,
         )
-        self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout)
-        super().__init__(config, self._engine, self._servicer, metrics, config.max_links)
+        access = make_access(config, metrics)
+        self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout, access)
+        super().__init__(config, self._engine, self._servicer, metrics, access, config.max_links)
 
     async def prepare(self) -> None:
         if self._plan is not None:
@@ -88,6 +91,7 @@ class DraftServer(ServiceServer):
             endpoint=endpoint,
             info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),
             max_links=self._config.max_links,
+            max_links_per_identity=self._config.max_links_per_identity or self._config.max_links,
         )
         if self._plan is None:
             return endpoint.name

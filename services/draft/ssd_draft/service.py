@@ -21,7 +21,9 @@ from ssd_draft.metrics import Metrics
 from ssd_draft.wire import Limits, decode_target_frames, encode_draft_frames
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.frames import TargetFrame
+from ssd_engine.serving.access import Access
 from ssd_engine.serving.engine_client import EngineGone
+from ssd_engine.serving.interfaces import interface_to
 from ssd_engine.serving.messages import decode_message
 from ssd_engine.serving.status import NotServing, PeerSilent, ReaderStalled, ServerFull, abort
 from ssd_engine.serving.streams import write_in_time
@@ -52,6 +54,7 @@ class Serving:
     endpoint: Endpoint
     info: pb.GetDraftInfoResponse
     max_links: int
+    max_links_per_identity: int
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,11 @@ class Greeted:
 
 
 class DraftServicer:
-    def __init__(self, engine: DraftEngine, metrics: Metrics, write_timeout: float) -> None:
+    def __init__(
+        self, engine: DraftEngine, metrics: Metrics, write_timeout: float, access: Access
+    ) -> None:
         self._engine = engine
+        self._access = access
         self._metrics = metrics
         self._write_timeout = write_timeout
         self.serving: Serving | None = None
@@ -110,6 +116,7 @@ class DraftServicer:
         # However the stream ends, also in the middle of a write, the link ends with it.
         context.add_done_callback(lambda _: self._engine.end(link))
         try:
+            link.identity = self._access.identity(context).name
             greeted = await self._greet(link, context)
             await self._exchange(greeted, context)
             self._count_end(link, "closed")
@@ -136,7 +143,7 @@ class DraftServicer:
             raise NotServing("the endpoint is loading; readiness says when it can be used")
         return self.serving
 
-    def _admit(self) -> Serving:
+    def _admit(self, identity: str) -> Serving:
         """Is there a place for one more link?"""
         serving = self._ready()
         if self.draining:
@@ -145,18 +152,25 @@ class DraftServicer:
             raise ServerFull(
                 f"the endpoint has its {serving.max_links} links (--max-links)", RETRY_SECONDS
             )
+        if self._engine.num_up_of(identity) >= serving.max_links_per_identity:
+            raise ServerFull(
+                f"{identity!r} has its {serving.max_links_per_identity} links "
+                "(--max-links-per-identity)",
+                RETRY_SECONDS,
+            )
         greeting = self._engine.count()[LinkState.GREETING]
         if greeting > MAX_GREETING or self._engine.backlog > MAX_BACKLOG:
             raise ServerFull("too many handshakes at a time", RETRY_SECONDS)
         return serving
 
     async def _greet(self, link: Link, context: grpc.aio.ServicerContext) -> Greeted:
-        self._admit()
+        self._admit(link.identity)
         hello = await _read_hello(link, context)
-        serving = self._admit()  # a place may have gone while the target was silent
+        serving = self._admit(link.identity)  # a place may have gone while the target was silent
         limits = check_hello(hello, serving.endpoint)
         greeted = Greeted(link, hello.target_name or "?", hello.epoch, limits)
-        self._engine.welcome(link, link_up(link.id, hello, limits))
+        interface = interface_to(context.peer())
+        self._engine.welcome(link, link_up(link.id, hello, limits, interface))
         welcome = pb.SpeculateResponse(welcome=make_welcome(hello, serving.endpoint))
         await self._write(context, welcome)
         log.info("link %d is up: target %r, epoch %d", link.id, greeted.name, greeted.epoch)

@@ -1,6 +1,7 @@
 """``ssd-target``: the command line, a thin edge over TargetConfig."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import click
@@ -57,6 +58,21 @@ def main() -> None:
     "0.01 to 1, whatever the model says. Texts are then nobody's, and marked as such.",
     type=float,
 )
+@option(
+    "--draft-tls-ca",
+    "Speculation endpoints are dialled over TLS, and need certificates signed by this one (PEM). "
+    "They are shown --tls-cert, if they ask.",
+    type=Path,
+)
+@option("--draft-token-file", "File with the bearer token for speculation endpoints.", type=Path)
+@option("--limit-requests", "Requests that an identity may have at a time.", type=int)
+@option(
+    "--limit-tokens-per-minute",
+    "Tokens, of prompts and outputs, that an identity may use in a minute.",
+    type=int,
+)
+@option("--limit-prompt-tokens", "Longest prompt of an identity, in tokens.", type=int)
+@option.security()
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""

@@ -1,11 +1,17 @@
 """What an operator can set. The command line takes its defaults from here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.serving.config import ServiceConfig, check_service_config, parse_address
+from ssd_engine.serving.config import (
+    ServiceConfig,
+    check_service_config,
+    is_loopback,
+    parse_address,
+)
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
 
 MODES = ("auto", "ssd", "sync", "off")
@@ -22,6 +28,9 @@ BOUNDS = {
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
     "synthetic_acceptance": (0.01, 1),
+    "limit_requests": (1, 1_000_000),
+    "limit_tokens_per_minute": (1, 10_000_000_000),
+    "limit_prompt_tokens": (1, 10_000_000),
 }
 
 
@@ -45,6 +54,11 @@ class TargetConfig(ServiceConfig):
     auto_off: bool = True
     link_timeout: float = 2.0
     synthetic_acceptance: float | None = None
+    draft_tls_ca: Path | None = None
+    draft_token_file: Path | None = None
+    limit_requests: int | None = None
+    limit_tokens_per_minute: int | None = None
+    limit_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,23 @@ def check_config(config: TargetConfig) -> None:
     check_service_config(config, BOUNDS)
     for address in config.draft:
         parse_address("--draft", address)
+    _check_draft_token(config)
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
     speculation_options(config)
+
+
+def _check_draft_token(config: TargetConfig) -> None:
+    """A token is shown to nobody who could listen in."""
+    if config.draft_token_file is None or config.draft_tls_ca is not None or config.insecure:
+        return
+    for address in config.draft:
+        host, _ = parse_address("--draft", address)
+        if not is_loopback(host):
+            raise ConfigError(
+                f"--draft-token-file: the token would travel in the clear to {host}; "
+                "give --draft-tls-ca, or say --insecure"
+            )
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:

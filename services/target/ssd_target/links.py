@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd_engine.errors import InputError
+from ssd_engine.errors import ConfigError, InputError
 from ssd_engine.frames import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -30,6 +30,7 @@ from ssd_engine.frames import (
     TargetFrame,
 )
 from ssd_engine.serving.messages import decode_message
+from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.link_state import LinkEvent, LinkState, transition
 from ssd_target.records import LinkDown, LinkFrames, LinkGone, LinkUp, PlaneAbility
 from ssd_target.wire import decode_draft_frames, encode_target_frames
@@ -100,9 +101,11 @@ class Link:
         identity: Identity,
         to_engine: Callable[[Any], None],
         backlog: Callable[[], int],
+        credentials: DraftCredentials,
     ) -> None:
         self.number = number
         self.address = address
+        self.server_name = _host(address)  # that its certificate is made out to
         self.named = named  # by a request, not by the operator
         self.trusted = trusted  # with rejection verification
         self.state = LinkState.CONNECTING
@@ -114,6 +117,7 @@ class Link:
         self._identity = identity
         self._to_engine = to_engine
         self._backlog = backlog
+        self._credentials = credentials
         self._outbox: asyncio.Queue[list[TargetFrame]] = asyncio.Queue(OUTBOX)
         self._broken: asyncio.Future[LinkBroken] | None = None
         self._pause = BACK_OFF[0]
@@ -163,7 +167,11 @@ class Link:
                 speculate = channel.stream_stream(
                     SPECULATE, request_serializer=pb.SpeculateRequest.SerializeToString
                 )
-                await self._follow(speculate())
+                await self._follow(speculate(metadata=self._credentials.metadata()))
+        except ConfigError as error:
+            self._failed("credentials", str(error))
+        except OSError as error:
+            self._failed("credentials", f"{error.filename}: {error.strerror}")
         except Misfit as error:
             self._failed(error.reason, str(error))
             return LinkEvent.MISFIT
@@ -181,9 +189,10 @@ class Link:
         return LinkEvent.FAIL
 
     def _channel(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(
+        return self._credentials.channel(
             f"dns:///{self.address}",  # whatever the host is called, it is no other scheme
-            options=[
+            self.server_name,
+            [
                 ("grpc.max_receive_message_length", MAX_BYTES),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.use_local_subchannel_pool", 1),
@@ -241,7 +250,7 @@ class Link:
                 welcome.max_sequences,
                 welcome.max_context,
                 welcome.max_depth,
-                self.address.rpartition(":")[0].removeprefix("[").removesuffix("]"),
+                _host(self.address),
                 self.trusted,
             )
         )
@@ -323,6 +332,10 @@ class Link:
         if self.reason not in self._logged and len(self._logged) < MAX_LOGGED:
             log.warning("link to %s is down: %s", self.address, self.reason)
             self._logged.add(self.reason)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _printable(text: str, length: int) -> str:
@@ -407,7 +420,9 @@ class Links:
         trusted: Sequence[str],
         to_engine: Callable[[Any], None],
         backlog: Callable[[], int],
+        credentials: DraftCredentials | None = None,
     ) -> None:
+        self._credentials = credentials or DraftCredentials()
         self._drafts = list(dict.fromkeys(drafts))
         self._allowed = list(allowed)
         self._trusted = list(trusted)
@@ -460,7 +475,16 @@ class Links:
             raise RuntimeError("links are dialled once the tokenizer is loaded")
         number = next(self._numbers)
         trusted = _matches(address, self._trusted)
-        link = Link(number, address, named, trusted, self._identity, self._to_engine, self._backlog)
+        link = Link(
+            number,
+            address,
+            named,
+            trusted,
+            self._identity,
+            self._to_engine,
+            self._backlog,
+            self._credentials,
+        )
         self.links[number] = link
         self._by_address[address] = number
         task = self._tasks[number] = asyncio.create_task(link.run())

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ssd_engine.serving.allowances import Allowance
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_target.link_state import LinkState
 from ssd_target.links import Links
@@ -20,6 +22,11 @@ class Metrics(ServiceMetrics):
         self.requests = self.counter(
             "ssd_requests", "Requests that ended, by how they ended.", ["outcome"]
         )
+        self.limited_requests = self.counter(
+            "ssd_limited_requests", "Requests beyond what their identity may use.", ["limit"]
+        )
+        for field in fields(Allowance):
+            self.limited_requests.labels(field.name)
         self.prompt_tokens = self.counter("ssd_prompt_tokens", "Prompt tokens of all requests.")
         self.generation_tokens = self.counter("ssd_generation_tokens", "Tokens that were emitted.")
         self.first_token = self.histogram(

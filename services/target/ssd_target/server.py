@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import trace_pb2
 from ssd_engine.errors import ConfigError
+from ssd_engine.serving.allowances import Accounts, Allowance
 from ssd_engine.serving.config import StepSizes
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
+from ssd_engine.serving.security import check_security, make_access
 from ssd_engine.serving.server import ServiceServer
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
@@ -22,6 +24,7 @@ from ssd_target.config import (
     modes,
     speculation_options,
 )
+from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Identity, Links
 from ssd_target.metrics import Metrics
@@ -56,6 +59,8 @@ class TargetPlan:
 def plan_target(config: TargetConfig) -> TargetPlan:
     """Raise SSDError for whatever can be known to be wrong without loading weights."""
     check_config(config)
+    check_security(config)
+    _draft_credentials(config).check()
     rows = config.max_num_seqs * (config.depth + 1)
     sizes = StepSizes(rows, exact=config.exact, step_rows=config.depth + 1)
     target = plan_model(config.model, config, sizes)
@@ -88,12 +93,17 @@ class TargetServer(ServiceServer):
             config.trust_draft,
             self._engine.send,
             lambda: self._engine.backlog,
+            _draft_credentials(config),
         )
         self._engine.links = self._links
         metrics = Metrics(lambda: self._engine.stats, lambda: self._num_blocks, self._links)
-        self._servicer = TargetServicer(metrics, config.write_timeout)
+        access = make_access(config, metrics)
+        accounts = Accounts(
+            _allowance(config), lambda limit: metrics.limited_requests.labels(limit).inc()
+        )
+        self._servicer = TargetServicer(metrics, config.write_timeout, access, accounts)
         self._max_live = config.max_num_seqs + config.max_waiting
-        super().__init__(config, self._engine, self._servicer, metrics, self._max_live)
+        super().__init__(config, self._engine, self._servicer, metrics, access, self._max_live)
 
     async def prepare(self) -> None:
         if self._config.synthetic_acceptance is not None:
@@ -139,6 +149,19 @@ class TargetServer(ServiceServer):
 
     def cut_off(self) -> None:
         self._engine.abandon("the server stops; resume on another endpoint")
+
+
+def _draft_credentials(config: TargetConfig) -> DraftCredentials:
+    return DraftCredentials(
+        config.draft_tls_ca, config.tls_cert, config.tls_key, config.draft_token_file
+    )
+
+
+def _allowance(config: TargetConfig) -> Allowance:
+    """Of an identity that has none of its own."""
+    return Allowance(
+        config.limit_requests, config.limit_tokens_per_minute, config.limit_prompt_tokens
+    )
 
 
 def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:

@@ -11,6 +11,8 @@ from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, FinishReason
 from ssd_engine.errors import SSDError
 from ssd_engine.sampling_params import Logprobs
+from ssd_engine.serving.access import Access
+from ssd_engine.serving.allowances import Account, Accounts
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.status import (
     NotServing,
@@ -57,8 +59,12 @@ class Serving:
 
 
 class TargetServicer:
-    def __init__(self, metrics: Metrics, write_timeout: float) -> None:
+    def __init__(
+        self, metrics: Metrics, write_timeout: float, access: Access, accounts: Accounts
+    ) -> None:
         self._metrics = metrics
+        self._access = access
+        self._accounts = accounts
         self._write_timeout = write_timeout
         self._mean_seconds = 1.0
         self.serving: Serving | None = None
@@ -96,10 +102,8 @@ class TargetServicer:
         self._enter(context)
         try:
             serving = self._admit()
-            request = await _parse(data, serving)
-            speculation = serving.terms.settle(request.speculation)
-            async for response in self._stream(serving, request, speculation, timer, context):
-                await self._write(context, response)
+            with self._accounts.request(self._access.identity(context)) as account:
+                response = await self._serve(serving, data, account, timer, context)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
             outcome = (
@@ -112,6 +116,24 @@ class TargetServicer:
             elapsed = timer.end(outcome)
             if outcome in ("stop", "length"):
                 self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
+
+    async def _serve(
+        self,
+        serving: Serving,
+        data: bytes,
+        account: Account,
+        timer: RequestTimer,
+        context: grpc.aio.ServicerContext,
+    ) -> pb.GenerateResponse:
+        """Returns the last response."""
+        request = await _parse(data, serving)
+        speculation = serving.terms.settle(request.speculation)
+        self._accounts.check_prompt(account, "prompt", len(request.prompt))
+        self._accounts.spend(account, len(request.prompt))
+        async for response in self._stream(serving, request, speculation, timer, context):
+            self._accounts.spend(account, len(response.tokens.token_ids))
+            await self._write(context, response)
+        return response
 
     async def _write(
         self, context: grpc.aio.ServicerContext, response: pb.GenerateResponse

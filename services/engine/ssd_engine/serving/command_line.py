@@ -83,6 +83,33 @@ class Options:
             ),
         )
 
+    def security(self) -> Decorator:
+        """Who may connect, and what they may do."""
+        return _all(
+            self("--tls-cert", "Serve over TLS with this certificate (PEM).", type=Path),
+            self("--tls-key", "Key of the certificate (PEM).", type=Path),
+            self(
+                "--tls-ca",
+                "Mutual TLS: clients need certificates signed by this one (PEM). Certificates, "
+                "keys and tokens are read again when their files change.",
+                type=Path,
+            ),
+            self(
+                "--token-file",
+                "Callers need a bearer token of this file (TOML: name, roles, token or sha256).",
+                type=Path,
+            ),
+            self(
+                "--insecure",
+                "Allow ports beyond this host that neither TLS nor tokens guard.",
+                is_flag=True,
+            ),
+            self(
+                "--health-listen",
+                "HOST:PORT for health checks alone, without TLS: probes speak none.",
+            ),
+        )
+
     def operation(self, drained: str) -> Decorator:
         """How the process behaves; ``drained`` is what SIGTERM waits for."""
         return _all(

@@ -1,5 +1,6 @@
 """What an operator can set for any service. No gRPC, no torch: command lines read it."""
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ class ServiceConfig:
 
     model: str | None
     listen: str = "127.0.0.1:0"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+    health_listen: str | None = None
     port_file: Path | None = None
     name: str | None = None
     tp: int = 1
@@ -70,9 +77,7 @@ def parse_address(option: str, value: str) -> tuple[str, int]:
 
 def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
     """Everything that can be judged without looking at the model."""
-    parse_address("--listen", config.listen)
-    if config.metrics_listen is not None:
-        parse_address("--metrics-listen", config.metrics_listen)
+    _check_listening(config)
     check_bounds(config, {**BOUNDS, **own_bounds})
     if config.prefill_chunk % config.block_size:
         raise ConfigError(
@@ -86,6 +91,39 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
     _check_port_file(config.port_file)
     if config.kernel_cache is not None and config.kernel_cache.is_file():
         raise ConfigError(f"--kernel-cache: {config.kernel_cache} is a file, not a directory")
+
+
+def _check_listening(config: ServiceConfig) -> None:
+    """Beyond this host nothing listens unguarded, unless the operator says so."""
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together: give both, or none")
+    if config.tls_ca is not None and config.tls_cert is None:
+        raise ConfigError("--tls-ca needs --tls-cert and --tls-key: it asks clients for theirs")
+    if config.health_listen is not None:
+        parse_address("--health-listen", config.health_listen)
+    guarded = config.tls_cert is not None or config.token_file is not None
+    _check_exposure(config, "--listen", config.listen, guarded)
+    if config.metrics_listen is not None:
+        guarded = config.tls_cert is not None
+        _check_exposure(config, "--metrics-listen", config.metrics_listen, guarded)
+
+
+def _check_exposure(config: ServiceConfig, flag: str, address: str, guarded: bool) -> None:
+    host, _ = parse_address(flag, address)
+    if guarded or config.insecure or is_loopback(host):
+        return
+    tokens = "" if flag == "--metrics-listen" else ", or --token-file"
+    raise ConfigError(
+        f"{flag} {address}: other hosts could connect, and nothing guards it; give --tls-cert and "
+        f"--tls-key{tokens}, listen on 127.0.0.1, or say --insecure"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_bounds(config: ServiceConfig, bounds: Bounds) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,10 +14,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ssd_engine.errors import ConfigError
-from ssd_engine.serving.config import ServiceConfig, parse_address
+from ssd_engine.serving.access import Access, Guard
+from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.records import Ready
+from ssd_engine.serving.security import tls_files
+from ssd_engine.serving.tls import server_credentials
 from ssd_engine.serving.trace_service import SERVICE as TRACES
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tracing import TraceRing
@@ -49,10 +53,13 @@ class ServiceServer(ABC):
         engine: EngineProcess,
         servicer: Servicer,
         metrics: ServiceMetrics,
+        access: Access,
         max_calls: int,
     ) -> None:
         """``max_calls``: live calls that the service has a use for."""
         self._service_config = config
+        self._access = access
+        self._tls = tls_files(config)
         self._engine_process = engine
         self._service_calls = servicer
         self._service_metrics = metrics
@@ -88,10 +95,14 @@ class ServiceServer(ABC):
         _remove_port(self._service_config.port_file)  # of an earlier run
         server = self._make_server()
         port = self._bind(server)
+        health_server = self._make_health_server()
         self._listen_metrics()
+        self._say_what_is_open()
         self._engine_process.start()
         try:
             await server.start()
+            if health_server is not None:
+                await health_server.start()
             await self._set_health(READINESS, DOWN)
             await self._set_health(LIVENESS, UP)
             _write_port(self._service_config.port_file, port)
@@ -104,6 +115,8 @@ class ServiceServer(ABC):
         finally:
             _remove_port(self._service_config.port_file)
             await server.stop(grace=0.5)
+            if health_server is not None:
+                await health_server.stop(grace=None)
             await self._engine_process.stop()
 
     def _interrupt(self) -> None:
@@ -116,6 +129,7 @@ class ServiceServer(ABC):
         size = self._service_config.max_message_mib * 1024 * 1024
         keepalive = int(self._service_config.keepalive_seconds * 1000)
         server = grpc.aio.server(
+            interceptors=[Guard(self._access)],
             # Admission refuses politely; this bounds what is held before admission is asked.
             maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
             options=[
@@ -147,23 +161,44 @@ class ServiceServer(ABC):
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._service_config.listen
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise ConfigError(f"--listen: cannot bind {address} (taken, or not ours)")
-        return int(port)
+        if self._tls is None:
+            return _bound("--listen", address, server.add_insecure_port)
+        failed = self._service_metrics.reload_failures.labels("tls").inc
+        credentials = server_credentials(self._tls, failed)
+        return _bound("--listen", address, lambda at: server.add_secure_port(at, credentials))
+
+    def _make_health_server(self) -> grpc.aio.Server | None:
+        """Up or down, for whoever asks without a certificate."""
+        address = self._service_config.health_listen
+        if address is None:
+            return None
+        server = grpc.aio.server(
+            maximum_concurrent_rpcs=SPARE_CALLS, options=[("grpc.so_reuseport", 0)]
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = _bound("--health-listen", address, server.add_insecure_port)
+        log.info("health on %s:%d", parse_address("", address)[0], port)
+        return server
+
+    def _say_what_is_open(self) -> None:
+        host, _ = parse_address("", self._service_config.listen)
+        if is_loopback(host) or self._tls is not None:
+            return
+        if self._service_config.token_file is None:
+            log.warning("--insecure: whoever reaches %s can use this service", host)
+        else:
+            log.warning("no TLS: tokens and texts travel in the clear to %s", host)
 
     def _listen_metrics(self) -> None:
         if self._service_config.metrics_listen is None:
             return
         host, port = parse_address("--metrics-listen", self._service_config.metrics_listen)
         try:
-            port = self._service_metrics.listen(host, port)
+            port = self._service_metrics.listen(host, port, self._tls)
         except OSError as error:
             raise ConfigError(f"--metrics-listen: {error}") from None
-        log.info("metrics on http://%s:%d/metrics", host, port)
+        scheme = "http" if self._tls is None else "https"
+        log.info("metrics on %s://%s:%d/metrics", scheme, host, port)
 
     async def _load(self) -> bool:
         """The front's part and the engine's at the same time. False when told to stop meanwhile."""
@@ -209,6 +244,16 @@ class ServiceServer(ABC):
         names = (READINESS, self.service, "") if name == READINESS else (name,)
         for each in names:
             await self._health.set(each, status)
+
+
+def _bound(flag: str, address: str, bind: Callable[[str], int]) -> int:
+    try:
+        port = bind(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise ConfigError(f"{flag}: cannot bind {address} (taken, or not ours)")
+    return int(port)
 
 
 def _remove_port(path: Path | None) -> None:

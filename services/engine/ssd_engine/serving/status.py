@@ -34,6 +34,14 @@ class PeerSilent(SSDError):
     """A peer did not say in time what it has to say first."""
 
 
+class Unauthenticated(SSDError):
+    """Nobody knows who calls."""
+
+
+class NotAllowed(SSDError):
+    """The caller is known, and may not do this."""
+
+
 class RequestFailed(SSDError):
     """This request failed inside the engine; others are not touched."""
 
@@ -45,6 +53,8 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     EngineGone: grpc.StatusCode.UNAVAILABLE,
     ReaderStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
     PeerSilent: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     RequestFailed: grpc.StatusCode.INTERNAL,
 }
 

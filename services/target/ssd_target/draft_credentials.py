@@ -1,0 +1,54 @@
+"""What a target shows to speculation endpoints, and what it asks of them.
+
+Files are read for each connection: one that is made anew uses what is there then.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from ssd_engine.errors import ConfigError
+from ssd_engine.serving.tls import check_ca
+
+MAX_TOKEN = 4096  # characters
+Options = list[tuple[str, object]]
+
+
+@dataclass(frozen=True)
+class DraftCredentials:
+    ca: Path | None = None  # None: no TLS
+    cert: Path | None = None
+    key: Path | None = None
+    token_file: Path | None = None
+
+    def check(self) -> None:
+        if self.ca is not None:
+            check_ca("--draft-tls-ca", self.ca)
+        self.metadata()
+
+    def channel(self, address: str, server_name: str, options: Options) -> grpc.aio.Channel:
+        """``server_name``: what the endpoint's certificate must be made out to."""
+        if self.ca is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        own: tuple[bytes, bytes] | tuple[None, None] = (None, None)
+        if self.cert is not None and self.key is not None:
+            own = (self.key.read_bytes(), self.cert.read_bytes())
+        credentials = grpc.ssl_channel_credentials(self.ca.read_bytes(), *own)
+        named = [*options, ("grpc.ssl_target_name_override", server_name)]
+        return grpc.aio.secure_channel(address, credentials, options=named)
+
+    def metadata(self) -> list[tuple[str, str]]:
+        """Of every call."""
+        return [] if self.token_file is None else [("authorization", f"Bearer {self._token()}")]
+
+    def _token(self) -> str:
+        flag = f"--draft-token-file {self.token_file}"
+        try:
+            text = self.token_file.read_text() if self.token_file is not None else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{flag}: {error}") from None
+        token = text.strip()
+        if not token or len(token) > MAX_TOKEN or not token.isascii() or not token.isprintable():
+            raise ConfigError(f"{flag}: one token is needed, printable ASCII on one line")
+        return token

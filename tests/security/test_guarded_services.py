@@ -1,0 +1,271 @@
+"""Mutual TLS and tokens between real processes: who is let in, who is not, and with which code."""
+
+import contextlib
+import datetime
+import json
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ssd.v1 import (
+    speculation_pb2,
+    speculation_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+    trace_pb2,
+    trace_pb2_grpc,
+)
+from tests.processes import ServiceProcess, collect
+from tests.security.certificates import Authority, Pair, replace
+from tests.security.conftest import TOKEN_FILE, TOKENS, Guarded
+
+pytestmark = pytest.mark.services
+
+Code = grpc.StatusCode
+SECONDS = 60
+PROMPT = "Once upon a time"
+
+
+def request(tokens: int = 16, prompt: str = PROMPT) -> target_pb2.GenerateRequest:
+    return target_pb2.GenerateRequest(
+        text=prompt,
+        sampling=target_pb2.SamplingOptions(temperature=0.8, seed=5),
+        stop=target_pb2.StopOptions(max_tokens=tokens, ignore_eos=True),
+    )
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def plain_health(service: ServiceProcess) -> int:
+    """As a probe asks: without TLS, on the port for it."""
+    found = re.search(r"health on (\S+)", service.log())
+    if found is None:
+        return 0
+    with grpc.insecure_channel(found[1]) as channel:
+        check = health_pb2.HealthCheckRequest(service="readiness")
+        status: int = health_pb2_grpc.HealthStub(channel).Check(check, timeout=SECONDS).status
+    return status
+
+
+@pytest.fixture(scope="module")
+def services(guarded: Guarded) -> Guarded:
+    for service in (guarded.target, guarded.draft):
+        until(lambda service=service: plain_health(service) == 1, service.log())  # type: ignore[misc]
+    until(lambda: link_state(guarded) == "up", "the link comes up")
+    return guarded
+
+
+def link_state(guarded: Guarded) -> str:
+    with guarded.channel(guarded.target.address, TOKENS["user"]) as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
+    return str(info.speculation_endpoints[0].state)
+
+
+def generate(channel: grpc.Channel, message: target_pb2.GenerateRequest | None = None) -> list[int]:
+    stub = target_pb2_grpc.TargetServiceStub(channel)
+    return collect(stub.Generate(message or request(), timeout=SECONDS)).tokens
+
+
+def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+def client_command(guarded: Guarded, *command: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "ssd_client", *command]
+    return subprocess.run(program, capture_output=True, text=True, timeout=200)
+
+
+def test_the_right_certificates_and_tokens_serve_a_request_with_speculation(
+    services: Guarded,
+) -> None:
+    """The link between target and draft is guarded in the same way."""
+    prompt = [PROMPT, "--max-tokens", "40", "--ignore-eos", "--json"]
+    done = client_command(services, "generate", *prompt, *services.flags())
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["token_ids"]) == 40
+    speculation = answer["speculation"]
+    assert speculation["hits"] + speculation["late"] > 0
+
+
+def test_the_clients_commands_reach_guarded_services(services: Guarded) -> None:
+    both = client_command(services, "status", "--json", *services.flags("admin"))
+    assert both.returncode == 0, both.stderr
+    seen = json.loads(both.stdout)["services"]
+    assert [each["role"] for each in seen] == ["target", "draft"]
+    assert [each["health"] for each in seen] == ["ready", "ready"]
+    wrong = client_command(services, "info", *services.flags("link"))
+    assert wrong.returncode == 2
+    assert "role generate" in wrong.stderr
+
+
+class TestCertificates:
+    def refused(
+        self, services: Guarded, client: Pair | None = None, ca: bytes | None = None
+    ) -> None:
+        for service in (services.target, services.draft):
+            with services.channel(service.address, TOKENS["admin"], client, ca) as channel:
+                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
+
+    def test_of_another_authority_are_refused(self, services: Guarded) -> None:
+        self.refused(services, Authority("another").sign("client"))
+
+    def test_that_have_expired_are_refused(self, services: Guarded) -> None:
+        old = services.authority.sign("client", valid=-datetime.timedelta(days=1))
+        self.refused(services, old)
+
+    def test_that_are_missing_are_refused(self, services: Guarded) -> None:
+        for service in (services.target, services.draft):
+            credentials = grpc.ssl_channel_credentials(services.authority.cert)
+            with grpc.secure_channel(service.address, credentials) as channel:
+                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
+            with grpc.insecure_channel(service.address) as channel:
+                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
+
+    def test_of_a_server_that_nobody_knows_are_refused_by_the_client(
+        self, services: Guarded
+    ) -> None:
+        self.refused(services, ca=Authority("another").cert)
+
+    def test_are_made_out_to_a_host(self, services: Guarded) -> None:
+        """A good certificate of another host is a wrong one."""
+        pair = services.client
+        credentials = grpc.ssl_channel_credentials(services.authority.cert, pair.key, pair.cert)
+        options = [("grpc.ssl_target_name_override", "other.example.org")]
+        with grpc.secure_channel(services.target.address, credentials, options) as channel:
+            assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
+
+
+class TestTokens:
+    def call(self, services: Guarded, token: str | None) -> tuple[grpc.StatusCode, str]:
+        with services.channel(services.target.address, token) as channel:
+            return refusal(lambda: generate(channel))
+
+    @pytest.mark.parametrize(
+        ("token", "code", "words"),
+        [
+            (None, Code.UNAUTHENTICATED, "a token is needed"),
+            ("not-a-token-of-this-server", Code.UNAUTHENTICATED, "not known here"),
+            (TOKENS["expired"], Code.UNAUTHENTICATED, "has expired"),
+            (TOKENS["link"], Code.PERMISSION_DENIED, "not the role generate"),
+        ],
+    )
+    def test_that_are_missing_wrong_expired_or_of_another_role_are_refused(
+        self, services: Guarded, token: str | None, code: grpc.StatusCode, words: str
+    ) -> None:
+        got, details = self.call(services, token)
+        assert got is code
+        assert words in details
+
+    def test_of_a_user_open_neither_the_draft_nor_the_trace(self, services: Guarded) -> None:
+        with services.channel(services.draft.address, TOKENS["user"]) as channel:
+            stub = speculation_pb2_grpc.SpeculationServiceStub(channel)
+            info = speculation_pb2.GetDraftInfoRequest()
+            code, _ = refusal(lambda: stub.GetDraftInfo(info, timeout=SECONDS))
+            assert code is Code.PERMISSION_DENIED
+            empty: list[speculation_pb2.SpeculateRequest] = []
+            code, _ = refusal(lambda: list(stub.Speculate(iter(empty), timeout=SECONDS)))
+            assert code is Code.PERMISSION_DENIED
+        for token, expected in (("user", Code.PERMISSION_DENIED), ("admin", None)):
+            with services.channel(services.target.address, TOKENS[token]) as channel:
+                traces = trace_pb2_grpc.TraceServiceStub(channel)
+                clock = trace_pb2.GetClockRequest()
+                if expected is None:
+                    assert traces.GetClock(clock, timeout=SECONDS).clock_nanos > 0
+                else:
+                    code, _ = refusal(lambda: traces.GetClock(clock, timeout=SECONDS))  # noqa: B023
+                    assert code is expected
+
+    def test_have_limits_of_their_own(self, services: Guarded) -> None:
+        with services.channel(services.target.address, TOKENS["small"]) as channel:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            running = stub.Generate(request(tokens=500, prompt="Once"), timeout=SECONDS)
+            next(running)
+            code, details = refusal(lambda: generate(channel, request(prompt="Once")))
+            assert code is Code.RESOURCE_EXHAUSTED
+            assert "'small' may run 1 requests" in details
+            with services.channel(services.target.address, TOKENS["user"]) as other:
+                assert len(generate(other)) == 16
+            running.cancel()
+
+            def freed() -> bool:
+                with contextlib.suppress(grpc.RpcError):
+                    return len(generate(channel, request(prompt="Once"))) == 16
+                return False
+
+            until(freed, "the place of a cancelled request is free again")
+            code, details = refusal(lambda: generate(channel, request(prompt=PROMPT * 10)))
+            assert code is Code.INVALID_ARGUMENT
+            assert "may send 8 at most" in details
+
+    def test_a_second_link_of_the_same_identity_waits_for_the_first(
+        self, services: Guarded
+    ) -> None:
+        with services.channel(services.draft.address, TOKENS["link"]) as channel:
+            stub = speculation_pb2_grpc.SpeculationServiceStub(channel)
+            hello = speculation_pb2.SpeculateRequest(hello=speculation_pb2.Hello())
+            code, details = refusal(lambda: list(stub.Speculate(iter([hello]), timeout=SECONDS)))
+            assert code is Code.RESOURCE_EXHAUSTED
+            assert "--max-links-per-identity" in details
+
+
+def test_probes_and_scrapes_are_served(services: Guarded) -> None:
+    """Health on a plain port, metrics over TLS without a certificate of the scraper's."""
+    for service in (services.target, services.draft):
+        assert plain_health(service) == 1
+        found = re.search(r"metrics on (https://\S+)", service.log())
+        assert found
+        context = ssl.create_default_context(cadata=services.authority.cert.decode())
+        with urllib.request.urlopen(found[1], timeout=SECONDS, context=context) as response:
+            assert b"ssd_auth_failures_total" in response.read()
+    with services.channel(services.target.address) as channel:  # TLS, and no token
+        check = health_pb2.HealthCheckRequest(service="readiness")
+        assert health_pb2_grpc.HealthStub(channel).Check(check, timeout=SECONDS).status == 1
+
+
+def test_rotation_takes_effect_and_drops_no_stream(services: Guarded) -> None:
+    """Certificates, authority and tokens all change while a stream runs. Comes last: what was
+    right before is wrong afterwards."""
+    with services.channel(services.target.address, TOKENS["user"]) as channel:
+        expected = generate(channel, request(tokens=300))
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        stream = stub.Generate(request(tokens=300), timeout=SECONDS)
+        received = [token for _ in range(3) for token in next(stream).tokens.token_ids]
+        new = Authority("the next authority")
+        for name in ("target", "draft"):
+            new.sign(name).write(services.folder, name)
+        replace(services.folder / "ca.crt", new.cert)
+        changed = TOKEN_FILE.replace(TOKENS["user"], "the-token-of-next-year")
+        replace(services.folder / "tokens.toml", changed.encode())
+        fresh = new.sign("client")
+        with services.channel(
+            services.target.address, "the-token-of-next-year", fresh, new.cert
+        ) as now:
+            assert generate(now, request(tokens=300)) == expected
+            code, _ = refusal(lambda: generate(channel))  # the old token, on the old connection
+            assert code is Code.UNAUTHENTICATED
+        with services.channel(services.target.address, "the-token-of-next-year") as old:
+            assert refusal(lambda: generate(old))[0] is Code.UNAVAILABLE
+        received += [token for response in stream for token in response.tokens.token_ids]
+        assert received == expected
+    services.authority, services.client = new, fresh
+    with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
+        assert info.speculation_endpoints[0].state == "up"  # the link is the same stream

@@ -1,0 +1,162 @@
+"""What is refused before anything listens: unguarded ports, files that are not what they should be,
+tokens that would travel in the clear."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ssd_client.cli import cli
+from ssd_draft.cli import main as draft_main
+from ssd_engine.serving.interfaces import interface_to
+from ssd_target.cli import main as target_main
+from tests.security.certificates import Authority
+
+TOKENS = """
+[[token]]
+name = "a"
+roles = ["admin"]
+token = "a-token-that-nobody-guesses"
+"""
+PROGRAMS = {"target": (target_main, "stories-target"), "draft": (draft_main, "stories-draft")}
+TLS = ("--tls-cert", "@one.crt", "--tls-key", "@one.key")
+Check = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    authority = Authority("authority")
+    (folder / "ca.crt").write_bytes(authority.cert)
+    authority.sign("one").write(folder, "one")
+    authority.sign("two").write(folder, "two")
+    (folder / "tokens.toml").write_text(TOKENS)
+    (folder / "token").write_text("a-token-that-nobody-guesses\n")
+    (folder / "empty").write_text("")
+    (folder / "garbage").write_bytes(b"\0\1\2 garbage")
+    return folder
+
+
+def placed(folder: Path, flags: tuple[str, ...]) -> list[str]:
+    """@NAME is a file of the folder."""
+    return [str(folder / flag[1:]) if flag.startswith("@") else flag for flag in flags]
+
+
+@pytest.fixture(params=["target", "draft"])
+def check(request: pytest.FixtureRequest, folder: Path) -> Check:
+    """Exit code and output of ``serve … --check-config``."""
+    main, model = PROGRAMS[request.param]
+
+    def run(*flags: str) -> tuple[int, str]:
+        command = ["serve", model, *placed(folder, flags), "--check-config"]
+        result = CliRunner().invoke(main, command)
+        return result.exit_code, result.output
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--listen", "0.0.0.0:0"),
+        ("--listen", "[::]:0"),
+        ("--listen", "192.0.2.1:0"),
+        ("--listen", "some.host:0"),
+        ("--metrics-listen", "0.0.0.0:0"),
+        ("--token-file", "@tokens.toml", "--metrics-listen", "0.0.0.0:0"),
+    ],
+)
+def test_nothing_listens_unguarded_beyond_the_host(check: Check, flags: tuple[str, ...]) -> None:
+    code, output = check(*flags)
+    assert code == 2
+    assert "nothing guards it" in output
+    assert "--insecure" in output
+    assert len(output.splitlines()) == 1
+    assert check(*flags, "--insecure")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--listen", "127.8.8.8:0"),
+        ("--listen", "[::1]:0"),
+        ("--listen", "localhost:0"),
+        (*TLS, "--listen", "0.0.0.0:0", "--metrics-listen", "0.0.0.0:0"),
+        (*TLS, "--tls-ca", "@ca.crt", "--listen", "0.0.0.0:0"),
+        ("--token-file", "@tokens.toml", "--listen", "0.0.0.0:0"),
+        ("--health-listen", "0.0.0.0:0"),
+    ],
+)
+def test_what_is_guarded_or_stays_on_the_host_may_listen(
+    check: Check, flags: tuple[str, ...]
+) -> None:
+    code, output = check(*flags)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--tls-cert", "@one.crt"), "--tls-cert and --tls-key belong together"),
+        (("--tls-ca", "@ca.crt"), "--tls-ca needs --tls-cert"),
+        (("--tls-cert", "@one.crt", "--tls-key", "@two.key"), "not a PEM certificate and its key"),
+        (("--tls-cert", "@garbage", "--tls-key", "@one.key"), "not a PEM certificate and its key"),
+        (("--tls-cert", "@nowhere", "--tls-key", "@one.key"), "No such file"),
+        ((*TLS, "--tls-ca", "@garbage"), "--tls-ca"),
+        ((*TLS, "--tls-ca", "@empty"), "--tls-ca"),
+        (("--token-file", "@nowhere"), "No such file"),
+        (("--token-file", "@empty"), "[[token]] tables are needed"),
+        (("--token-file", "@garbage"), "--token-file"),
+        (("--health-listen", "nowhere"), "--health-listen: HOST:PORT"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    check: Check, flags: tuple[str, ...], words: str
+) -> None:
+    code, output = check(*flags)
+    assert code == 2
+    assert words in output
+    assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("check", ["target"], indirect=True)
+def test_a_target_shows_its_token_to_nobody_in_the_clear(check: Check) -> None:
+    far = ("--draft", "192.0.2.1:7420", "--draft-token-file", "@token")
+    code, output = check(*far)
+    assert code == 2
+    assert "in the clear to 192.0.2.1" in output
+    assert check(*far, "--draft-tls-ca", "@ca.crt")[0] == 0
+    assert check(*far, "--insecure")[0] == 0
+    near = ("--draft", "127.0.0.1:7420", "--draft-token-file")
+    assert check(*near, "@token")[0] == 0
+    code, output = check(*near, "@empty")
+    assert code == 2
+    assert "one token is needed" in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--token-file", "@token"), "in the clear to 192.0.2.1:1"),
+        (("--token-file", "@empty", "--tls"), "one token is needed"),
+        (("--tls-cert", "@one.crt", "--tls-ca", "@ca.crt"), "belong together"),
+        (("--tls-server-name", "x"), "need --tls-ca or --tls"),
+        (("--tls-ca", "@nowhere"), "No such file"),
+    ],
+)
+def test_a_client_is_told_what_it_lacks(
+    folder: Path, flags: tuple[str, ...], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["info", "--target", "192.0.2.1:1", *placed(folder, flags)])
+    assert caught.value.code == 2
+    assert words in capfd.readouterr().err
+
+
+def test_the_interface_of_a_link_is_the_one_on_the_way_to_the_peer() -> None:
+    """Where a draft waits for the target's side of a tensor plane."""
+    assert interface_to("ipv4:127.0.0.1:4711") == "127.0.0.1"
+    assert interface_to("ipv6:%5B::1%5D:4711") in ("::1", "")  # a host may have no IPv6
+    assert interface_to("unix:/some/path") == ""
+    assert interface_to("nonsense") == ""
