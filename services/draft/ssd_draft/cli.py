@@ -42,6 +42,12 @@ def main() -> None:
 @option(
     "--link-write-timeout", "Seconds after which a target that reads nothing is left.", type=float
 )
+@option(
+    "--plane-ports",
+    "Ports for tensor planes to listen on, such as 7500-7599, where a firewall asks for it. "
+    "NCCL and gloo, which take any port, are not used then. Default: any free port.",
+    metavar="LOW-HIGH",
+)
 @option.operation(drained="linked targets")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve speculations of MODEL: a Hugging Face directory, a shipped model, or a hub id."""
