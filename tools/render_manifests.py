@@ -19,10 +19,15 @@ def overlays() -> list[str]:
     return sorted(each.parent.name for each in DEPLOY.glob("overlays/*/kustomization.yaml"))
 
 
+def sources() -> list[Path]:
+    folders = ("base", "components", "overlays")
+    return sorted(file for folder in folders for file in (DEPLOY / folder).rglob("*.yaml"))
+
+
 def digest() -> str:
-    """Of all manifests, names included."""
+    """Of all sources, names included."""
     sums = hashlib.sha256()
-    for file in sorted(DEPLOY.rglob("*.yaml")):
+    for file in sources():
         sums.update(f"{file.relative_to(DEPLOY).as_posix()}\n".encode() + file.read_bytes())
     return sums.hexdigest()
 

@@ -10,7 +10,7 @@ import pytest
 from tests.deploy.custom_resources import SPECS, fields
 from tests.deploy.manifests import OVERLAYS, Manifest, Manifests, manifests, name, parse, pods
 from tests.tools import needs_tool, tool
-from tools.render_manifests import DEPLOY, build, digest, rendered
+from tools.render_manifests import DEPLOY, build, digest, rendered, sources
 
 KUBERNETES = "1.36"
 
@@ -88,7 +88,7 @@ def test_everything_is_in_one_namespace_and_named_once(overlay: str) -> None:
 
 def kustomizations() -> list[Manifest]:
     found = []
-    for file in sorted(DEPLOY.rglob("kustomization.yaml")):
+    for file in (each for each in sources() if each.name == "kustomization.yaml"):
         (content,) = parse(file.read_text())
         found.append({"folder": file.parent, **content})
     return found
@@ -107,11 +107,11 @@ def test_every_file_is_part_of_a_build_and_every_name_is_a_file() -> None:
             assert path.exists(), f"{each['folder']}: {entry}"
             reached.add(path / "kustomization.yaml" if path.is_dir() else path)
     tops = {(DEPLOY / "overlays" / each / "kustomization.yaml").resolve() for each in OVERLAYS}
-    assert {file.resolve() for file in DEPLOY.rglob("*.yaml")} - reached <= tops
+    assert {file.resolve() for file in sources()} - reached <= tops
 
 
 def test_every_source_is_yaml_that_says_what_it_is() -> None:
-    for file in DEPLOY.rglob("*.yaml"):
+    for file in sources():
         for document in parse(file.read_text()):
             if isinstance(document, list):  # operations on fields of another file's object
                 assert all({"op", "path"} <= each.keys() for each in document), file
