@@ -39,6 +39,11 @@ class CommandLine:
     def serves(self) -> bool:
         return self.command == "serve"
 
+    @property
+    def stays(self) -> bool:
+        """Runs until it is told to stop, and is watched meanwhile."""
+        return self.command in ("serve", "join")
+
     def text(self, flag: str) -> str | None:
         return self.raw.get(flag)
 
@@ -123,9 +128,7 @@ class Listening:
 
 
 def listening(line: CommandLine) -> list[Listening]:
-    """Everywhere that this process listens, from the configuration that it would run with."""
-    if not line.serves:
-        return []
+    """Everywhere that this process listens, from the options that it would run with."""
     found = [_address(flag, value) for flag, value in _addresses(line)]
     if line.program == "ssd-draft":
         config = config_of(line)
@@ -137,8 +140,7 @@ def listening(line: CommandLine) -> list[Listening]:
 
 
 def _addresses(line: CommandLine) -> Iterator[tuple[str, str]]:
-    config = config_of(line)
-    for key, value in vars(config).items():
+    for key, value in line.options.items():
         if (key == "listen" or key.endswith("_listen")) and value is not None:
             yield key.replace("_", "-"), value
     for flag in line.unknown:

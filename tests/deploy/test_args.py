@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from tests.deploy.checks.references import secret_files
 from tests.deploy.command_lines import PROGRAMS, CommandLine, is_ours, read
 from tests.deploy.manifests import OVERLAYS, Manifest, manifests, of_kind, pods
+from tests.deploy.trial_secrets import write_secrets
 from tests.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +48,9 @@ def test_a_flag_that_a_program_does_not_have_is_noticed() -> None:
 
 @needs_tool("openssl")
 @pytest.mark.xfail(reason=SOON, strict=False)
-def test_the_cpu_overlay_passes_check_config(secret_folder: Path) -> None:
+def test_the_cpu_overlay_passes_check_config(tmp_path: Path) -> None:
     """With trial Secrets in place of those that a cluster would mount."""
+    secret_folder = write_secrets(tmp_path)
     for pod in pods(manifests("cpu")):
         for container in pod.spec["containers"]:
             result = check_config(container, secret_files(pod, container), secret_folder)

@@ -119,7 +119,7 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
      lambda o: flag(target(o), "--drain-timeout=150", "--drain-timeout=300"), "310 to drain"),
     ("time to drain", "gpu", lambda o: first(draft(o)).pop("lifecycle"), "no preStop"),
     ("time to drain", "multi-node",
-     lambda o: first(worker(o)).pop("lifecycle"), "workers leave while their leader drains"),
+     lambda o: worker(o).update(terminationGracePeriodSeconds=90), "90 s of grace, 160 to drain"),
     ("disruption budgets", "gpu",
      lambda o: drop(o, "PodDisruptionBudget", "ssd-draft"), "0 disruption budgets"),
     ("disruption budgets", "gpu", lambda o: budget(o).update(maxUnavailable=0), "can be drained"),

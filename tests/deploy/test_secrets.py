@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.checks.references import dialled_names
-from tests.deploy.conftest import Secrets
 from tests.deploy.manifests import OVERLAYS, manifests
 from tests.deploy.needs import SECRETS
+from tests.deploy.trial_secrets import trial_secrets, write_secrets
 from tests.tools import needs_tool
 
 pytestmark = needs_tool("openssl")
+
+
+@pytest.fixture(scope="module")
+def secret_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_secrets(tmp_path_factory.mktemp("secrets"))
 
 
 def openssl(*arguments: object) -> str:
@@ -21,8 +26,8 @@ def openssl(*arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def test_they_are_all_that_an_operator_has_to_provide(secrets: Secrets) -> None:
-    assert {name: frozenset(keys) for name, keys in secrets.items()} == SECRETS
+def test_they_are_all_that_an_operator_has_to_provide() -> None:
+    assert {name: frozenset(keys) for name, keys in trial_secrets().items()} == SECRETS
 
 
 @pytest.mark.parametrize(
@@ -60,9 +65,8 @@ def test_certificates_have_the_names_that_are_dialled(secret_folder: Path) -> No
         ("ssd-draft-access", "ssd-draft-tokens", "speculate"),
     ],
 )
-def test_servers_know_the_digests_of_the_tokens(
-    access: str, tokens: str, role: str, secrets: Secrets
-) -> None:
+def test_servers_know_the_digests_of_the_tokens(access: str, tokens: str, role: str) -> None:
+    secrets = trial_secrets()
     token = secrets[access]["token"].splitlines()[0]
     assert len(token) == 64
     (entry,) = tomllib.loads(secrets[tokens]["tokens.toml"])["token"]

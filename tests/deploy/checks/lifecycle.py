@@ -9,16 +9,16 @@ LOAD_SECONDS = {"ssd-target": 1800, "ssd-draft": 600}
 NODE = "kubernetes.io/hostname"
 
 
-def _serving(objects: Manifests) -> Iterator[tuple[Pod, Manifest]]:
+def _staying(objects: Manifests) -> Iterator[tuple[Pod, Manifest]]:
     for pod in pods(objects):
         for container in pod.spec["containers"]:
-            if is_ours(container) and read(container).serves:
+            if is_ours(container) and read(container).stays:
                 yield pod, container
 
 
 def probes(objects: Manifests) -> Iterator[str]:
     """Native gRPC probes, of the right service, on the plain health port."""
-    for pod, container in _serving(objects):
+    for pod, container in _staying(objects):
         line = read(container)
         health = [each for each in listening(line) if each.what == "health-listen"]
         if len(health) != 1:
@@ -35,7 +35,7 @@ def probes(objects: Manifests) -> Iterator[str]:
 
 
 def time_to_load(objects: Manifests) -> Iterator[str]:
-    for pod, container in _serving(objects):
+    for pod, container in _staying(objects):
         probe = container.get("startupProbe", {})
         seconds = probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)
         wanted = LOAD_SECONDS[container["command"][0]]
@@ -45,27 +45,29 @@ def time_to_load(objects: Manifests) -> Iterator[str]:
 
 def time_to_drain(objects: Manifests) -> Iterator[str]:
     """SIGTERM comes after preStop; SIGKILL must not come before the drain has ended."""
-    for pod, container in _serving(objects):
-        sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    for pod, container in _staying(objects):
+        sleep = _sleep(container)
         if not sleep:
             yield f"{pod.title} {container['name']}: no preStop, so that requests still arrive"
-        needed = sleep + config_of(read(container)).drain_timeout
+        needed = sleep + _drain_timeout(objects, pod, container)
         grace = pod.spec.get("terminationGracePeriodSeconds", 30)
         if grace < needed + 10:
             yield f"{pod.title} {container['name']}: {grace} s of grace, {needed:g} to drain"
-    yield from _workers_outlast_leaders(objects)
 
 
-def _workers_outlast_leaders(objects: Manifests) -> Iterator[str]:
-    """All pods of a group are told at once; the leader needs its workers until it has drained."""
-    for group in {id(pod.owner): pod.owner for pod in pods(objects) if pod.part}.values():
-        parts = {pod.part: pod for pod in pods(objects) if pod.owner is group}
-        leader, worker = (parts[key].spec["containers"][0] for key in ("leader", "worker"))
-        drain = config_of(read(leader)).drain_timeout
-        needed = leader["lifecycle"]["preStop"]["sleep"]["seconds"] + drain
-        stays = worker.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        if not needed < stays < parts["worker"].spec["terminationGracePeriodSeconds"]:
-            yield f"{name(group)}: workers leave while their leader drains"
+def _sleep(container: Manifest) -> int:
+    lifecycle = container.get("lifecycle", {})
+    seconds: int = lifecycle.get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    return seconds
+
+
+def _drain_timeout(objects: Manifests, pod: Pod, container: Manifest) -> float:
+    """Its own; a worker stays until its leader has drained."""
+    line = read(container)
+    if line.serves:
+        return config_of(line).drain_timeout
+    (leader,) = [p for p in pods(objects) if p.owner is pod.owner and p.part == "leader"]
+    return config_of(read(leader.spec["containers"][0])).drain_timeout
 
 
 def disruption_budgets(objects: Manifests) -> Iterator[str]:
