@@ -24,7 +24,7 @@ PYPROJECT = ROOT / "pyproject.toml"
 PROJECT = tomllib.loads(PYPROJECT.read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Their names say what they are for.
-PLAIN = {"pytest", "ruff", "mypy", "types-protobuf"}
+PLAIN = {"pytest", "ruff", "mypy", "types-protobuf", "pyyaml"}
 VULNERABILITIES = "https://pypi.org/pypi/click/8.1.8/json"  # where pip-audit looks, for one package
 
 
