@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full lint report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness protos clean
+	bench-useless bench-fairness protos manifests sbom clean
 
 help:
 	@echo "make demo       stream a story from the shipped model"
@@ -20,6 +20,8 @@ help:
 	@echo "make bench-useless    endpoints that guess wrong or answer late"
 	@echo "make bench-fairness   an honest target beside a flooding one"
 	@echo "make protos     generate the Python code of protos/"
+	@echo "make manifests  build deploy/ with kubectl, for the tests"
+	@echo "make sbom       the software bill of materials: build/sbom.json"
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
@@ -53,11 +55,18 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# What was skipped for want of a tool: collected, and said last.
+SKIPPED = $(abspath build)/skipped-tools.txt
+
 # What only computes goes to all cores; services want the machine to themselves.
 define run-tests
+	@mkdir -p build && rm -f $(SKIPPED)
 	$(BIN)/pytest -m "not services" --numprocesses auto --dist loadfile
 	$(BIN)/pytest -m services
+	@cat $(SKIPPED) 2>/dev/null || true
 endef
+
+test test-full: export SSD_TEST_SKIPPED = $(SKIPPED)
 
 test: lint
 	$(run-tests)
@@ -84,6 +93,13 @@ bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairne
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py
 	cd protos && $(abspath $(BIN))/buf build --output ssd.binpb
+
+manifests: $(VENV)/.dev
+	$(BIN)/python -m tools.render_manifests
+
+sbom: $(VENV)/.dev
+	mkdir -p build
+	$(BIN)/python -m tools.sbom --out build/sbom.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build

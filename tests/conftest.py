@@ -3,12 +3,13 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.processes import DraftProcess, TargetProcess, draft, link_states, target
+from tests.tools import check_tools, skipped_tools
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,26 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: likewise
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    check_tools(item)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around all others: what it says comes last
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    yield
+    line = skipped_tools(terminalreporter.stats.get("skipped", []))
+    if not line:
+        return
+    terminalreporter.section("tools")
+    terminalreporter.write_line(line)
+    collected = os.environ.get("SSD_TEST_SKIPPED")  # of make test, which runs pytest twice
+    if collected:
+        with Path(collected).open("a") as file:
+            file.write(f"{line}\n")
 
 
 @pytest.fixture(scope="session")

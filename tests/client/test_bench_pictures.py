@@ -6,7 +6,6 @@ import functools
 import http.server
 import json
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,11 +16,9 @@ import pytest
 
 from ssd_client.bench import pictures
 from ssd_client.bench.report import write_report
+from tests.tools import needs_tool, tool
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome")
-     if (found := shutil.which(name))), None,
-)  # fmt: skip
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 MS = 1e-3
 EMPTY = {"sequence": 1, "rows": 4, "tokens": 3, "accepted": 2, "origin": "", "look_up": ""}
 
@@ -183,11 +180,11 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 def drawn(folder: Path, url: str) -> dict[str, list[float]]:
     """Where a browser draws what has an id: left, right, top, bottom."""
-    assert CHROMIUM is not None
     (folder / "probe.html").write_text(PROBE)
     command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",
-        f"--user-data-dir={folder}/profile", "--dump-dom", f"{url}/probe.html",
+        tool(*CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu",
+        "--virtual-time-budget=20000", f"--user-data-dir={folder}/profile",
+        "--dump-dom", f"{url}/probe.html",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
@@ -196,7 +193,7 @@ def drawn(folder: Path, url: str) -> dict[str, list[float]]:
     return boxes
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@needs_tool("Chromium", *CHROMIUM)
 def test_a_browser_draws_target_and_draft_over_each_other_in_ssd_and_in_turns_in_sync(
     served: tuple[Path, str],
 ) -> None:

@@ -48,6 +48,9 @@ def test_check_config_accepts_a_model_and_none() -> None:
         (["stories-draft", "--fan-out-miss", "3,2"], "--fan-out-miss: 3,2 makes 19 branches"),
         (["stories-draft", "--expand-to", "layers=1"], "--expand-to: layers=1 is less than"),
         (["stories-draft", "--max-model-len", "1000000"], "--allow-long-context"),
+        (["stories-draft", "--plane-ports", "7500"], "--plane-ports: a range of ports such as"),
+        (["stories-draft", "--plane-ports", "7599-7500"], "got '7599-7500'"),
+        (["stories-draft", "--plane-ports", "0-70000"], "--plane-ports: a range of ports"),
         (["stories-draft", "--unknown-flag", "1"], "--unknown-flag"),
     ],
 )

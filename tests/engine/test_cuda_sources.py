@@ -1,7 +1,6 @@
 """Our CUDA sources, thread by thread on a CPU: what they compute, and that they come to an end."""
 
 import math
-import shutil
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,9 @@ from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kv_cache import LayerCache
 from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.product_oracle import EPS, product_of
+from tests.tools import needs_tool
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_tool("g++")
 
 CPU = torch.device("cpu")
 PAGE = 16

@@ -1,7 +1,6 @@
 """A few rows times a weight: as BLAS has it, and the same whatever rows are beside it."""
 
 import platform
-import shutil
 
 import pytest
 import torch
@@ -11,13 +10,14 @@ from torch import Tensor
 
 from ssd_engine.few_rows import MOST_ROWS, load_kernel, multiply, pack
 from ssd_engine.linear import packed, plain_linear, second_layout, transposed
+from tests.tools import needs_tool
 
 KERNEL = load_kernel()
 needs_kernel = pytest.mark.skipif(KERNEL is None, reason="the kernel is for Arm")
 
 
 @pytest.mark.skipif(platform.machine() != "aarch64", reason="the kernel is for Arm")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_tool("a C compiler", "cc")
 def test_it_was_built_with_the_package() -> None:
     assert KERNEL is not None
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ssd_engine.kernel_cache import OWN, VARIABLES, kept_binary, use_kernel_cache
+from ssd_engine.kernel_cache import OWN, SEED, VARIABLES, kept_binary, use_kernel_cache
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (OWN, *VARIABLES):
+    for variable in (OWN, SEED, *VARIABLES):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -65,3 +65,30 @@ def test_what_an_operator_has_set_stays(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(variable, os.environ.get(variable, "/own"))
     use_kernel_cache(tmp_path)
     assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
+
+
+def test_what_an_image_was_built_with_is_put_into_an_empty_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed, cache = tmp_path / "seed", tmp_path / "cache"
+    for name in ("one", "two"):
+        (seed / "triton" / name).mkdir(parents=True)
+        (seed / "triton" / name / "helper.so").write_bytes(b"built")
+    (cache / "triton" / "two").mkdir(parents=True)
+    (cache / "triton" / "two" / "helper.so").write_bytes(b"newer")
+    monkeypatch.setenv(SEED, str(seed))
+    use_kernel_cache(cache)
+    assert (cache / "triton" / "one" / "helper.so").read_bytes() == b"built"
+    assert (cache / "triton" / "two" / "helper.so").read_bytes() == b"newer"
+    assert len([each for each in cache.rglob("*") if each.is_file()]) == 2
+
+
+def test_a_cache_that_cannot_be_written_to_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "seed").mkdir()
+    (tmp_path / "seed" / "helper.so").write_bytes(b"built")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(SEED, str(tmp_path / "seed"))
+    use_kernel_cache(tmp_path / "file" / "cache")
+    assert "cannot be put into" in caplog.text

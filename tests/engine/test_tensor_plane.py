@@ -732,6 +732,67 @@ def test_the_target_dials_the_host_that_it_was_told(
     assert sender.join(SOON)
 
 
+# --- ports that a firewall lets pass --------------------------------------------------------------
+
+
+def free_ports(count: int) -> range:
+    """That many neighbours, free a moment ago."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            low = int(probe.getsockname()[1])
+        ports = range(low, low + count)
+        if low + count < 65_536 and all(is_free(port) for port in ports):
+            return ports
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind((LOOPBACK, port))
+        return True
+    return False
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_planes_listen_within_the_ports_they_are_given() -> None:
+    ports = free_ports(3)
+    listening = [listen(PlaneKind.TCP, LOOPBACK, ports) for _ in ports]
+    assert sorted(port_of(address) for _, address in listening) == list(ports)
+    with pytest.raises(OSError, match=f"no port from {ports[0]} to {ports[-1]} is free"):
+        listen(PlaneKind.TCP, LOOPBACK, ports)
+    for listener, _ in listening:
+        listener.close()
+
+
+def test_one_port_serves_one_plane_after_another() -> None:
+    ports = free_ports(1)
+    ends = []
+    for epoch in (1, 2):  # the first is still up when the second is made
+        sender, answer = open_sender(
+            PlaneKind.TCP, epoch, bind_host=LOOPBACK, rows=FORMAT, device=CPU, ports=ports
+        )
+        assert port_of(answer.address) == ports[0]
+        receiver = open_receiver(answer, epoch, rows=FORMAT, device=CPU)
+        wait_for(receiver, PlaneState.UP)
+        wait_for(sender, PlaneState.UP)
+        ends += [receiver, sender]
+    for end in ends:
+        end.close()
+    assert all(end.join(SOON) for end in ends)
+
+
+def test_with_ports_given_nothing_is_chosen_that_takes_others() -> None:
+    far = PlaneOffer(tuple(PlaneKind), "there", "gpu-1")
+    near = PlaneOffer(tuple(PlaneKind), "here", "gpu-0")
+    assert choose_kind(far, near) is PlaneKind.NCCL
+    assert choose_kind(far, near, fixed_ports=True) is PlaneKind.TCP
+    only = PlaneOffer((PlaneKind.NCCL, PlaneKind.GLOO), "there", "gpu-1")
+    assert choose_kind(only, near, fixed_ports=True) is None
+
+
 # --- again and again ------------------------------------------------------------------------------
 
 

@@ -38,6 +38,12 @@ def main() -> None:
 )
 @option("--fan-out-miss", "The same after any other speculation.")
 @option("--max-rows", "Rows of a forward, of all sequences together.", type=int)
+@option(
+    "--plane-ports",
+    "Ports for tensor planes to listen on, such as 7500-7599, where a firewall asks for it. "
+    "NCCL and gloo, which take any port, are not used then. Default: any free port.",
+    metavar="LOW-HIGH",
+)
 @option("--max-frames", "Frames of a link that may wait for the engine.", type=int)
 @option(
     "--link-write-timeout", "Seconds after which a target that reads nothing is left.", type=float

@@ -40,6 +40,7 @@ class DraftConfig(ServiceConfig):
     max_rows: int = 256
     max_frames: int = 4096
     link_write_timeout: float = 10.0
+    plane_ports: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class DraftEngineOptions:
     max_context: int
     block_size: int
     listen_host: str  # where a tensor plane is offered, too
+    plane_ports: range | None  # of tensor planes; None: any
     log_level: str
     check_integrity: bool
     trace_events: int
@@ -79,6 +81,25 @@ def check_config(config: DraftConfig) -> None:
             "a forward holds a row for each branch"
         )
     fan_outs(config)
+    plane_ports(config)
+
+
+def plane_ports(config: DraftConfig) -> range | None:
+    """None: any port that is free."""
+    if config.plane_ports is None:
+        return None
+    low, dash, high = config.plane_ports.partition("-")
+    numbers = [int(part) if _is_port(part) else 0 for part in (low, high)]
+    if not dash or not 1 <= numbers[0] <= numbers[1] <= 65_535:
+        raise ConfigError(
+            "--plane-ports: a range of ports such as 7500-7599 is needed, "
+            f"got {config.plane_ports!r}"
+        )
+    return range(numbers[0], numbers[1] + 1)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 6
 
 
 def fan_outs(config: DraftConfig) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:

@@ -37,7 +37,7 @@ class PlaneOpener:
             offer.host_id,
             offer.device_id,
         )
-        kind = choose_kind(theirs, local_offer(device))
+        kind = choose_kind(theirs, local_offer(device), options.plane_ports is not None)
         if kind is None:
             return None
         rows = RowsFormat(options.vocab_size, WIRE, min(options.depth, up.max_depth))
@@ -48,6 +48,7 @@ class PlaneOpener:
                 bind_host=up.interface or options.listen_host,
                 rows=rows,
                 device=device,
+                ports=options.plane_ports,
             )
         except OSError as error:
             log.warning("no tensor plane: %s", error)

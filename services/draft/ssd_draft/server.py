@@ -11,6 +11,7 @@ from ssd_draft.config import (
     DraftEngineOptions,
     check_config,
     fan_outs,
+    plane_ports,
     scratch_tokens,
 )
 from ssd_draft.engine_client import DraftEngine
@@ -133,6 +134,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         max_context=_max_context(config, plan),
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
+        plane_ports=plane_ports(config),
         log_level=config.log_level,
         check_integrity=config.check_integrity,
         trace_events=config.trace_events,

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +17,34 @@ VARIABLES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
 OWN = "SSD_KERNEL_CACHE"
+SEED = "SSD_KERNEL_SEED"  # of an image: what was compiled when it was built, laid out as the cache
 
 
 def use_kernel_cache(directory: Path | None) -> None:
     """Before any of them is imported. None leaves each its own place, somewhere in the home."""
     if directory is None:
         return
+    if os.environ.get(SEED):
+        _plant(Path(os.environ[SEED]), directory)
     for variable, folder in VARIABLES.items():
         os.environ.setdefault(variable, str(directory / folder))
     os.environ[OWN] = str(directory)
+
+
+def _plant(seed: Path, directory: Path) -> None:
+    """What the cache lacks of it; each file at once, as other starts may be reading."""
+    try:
+        for file in (each for each in seed.rglob("*") if each.is_file()):
+            place = directory / file.relative_to(seed)
+            if place.exists():
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as other:
+                other.write(file.read_bytes())
+            shutil.copymode(file, other.name)
+            Path(other.name).replace(place)
+    except OSError as error:
+        log.warning("kernels of %s cannot be put into %s: %s", seed, directory, error)
 
 
 def kept_binary(name: str, key: str, make: Callable[[], bytes]) -> bytes:

@@ -1,5 +1,7 @@
 """Where a draft waits for its target: an abstract socket on one host, TCP between hosts."""
 
+import errno
+import random
 import re
 import secrets
 import socket
@@ -12,25 +14,46 @@ _NAME = re.compile(r"ssd-plane-[0-9a-f]{32}")
 _WILDCARDS = {"0.0.0.0", "::"}
 
 
-def listen(kind: PlaneKind, bind_host: str) -> tuple[socket.socket, str]:
-    """A listening socket, and the address to give to the target."""
+def listen(
+    kind: PlaneKind, bind_host: str, ports: range | None = None
+) -> tuple[socket.socket, str]:
+    """A listening socket, and the address to give to the target. No ``ports``: any free one."""
     if kind is PlaneKind.SHARED_MEMORY:
         name = f"ssd-plane-{secrets.token_hex(16)}"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        place: str | tuple[str, int] = "\0" + name
+        return _listening(socket.AF_UNIX, "\0" + name), name
+    family = family_of(bind_host)
+    if ports is None:
+        listener = _listening(family, (bind_host, 0))
     else:
-        listener = socket.socket(family_of(bind_host), socket.SOCK_STREAM)
-        place = (bind_host, 0)
+        listener = _listening_within(family, bind_host, ports)
+    return listener, join_address(bind_host, listener.getsockname()[1])
+
+
+def _listening(family: int, place: str | tuple[str, int], again: bool = False) -> socket.socket:
+    """``again``: a port that connections of earlier planes still have may be listened on."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if again:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind(place)
         listener.listen(4)
-        if kind is not PlaneKind.SHARED_MEMORY:
-            name = join_address(bind_host, listener.getsockname()[1])
     except BaseException:
         listener.close()
         raise
-    return listener, name
+    return listener
+
+
+def _listening_within(family: int, host: str, ports: range) -> socket.socket:
+    """From a random one on, so that planes that begin together seldom try the same port."""
+    first = random.randrange(len(ports))
+    for port in (*ports[first:], *ports[:first]):
+        try:
+            return _listening(family, (host, port), again=True)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"no port from {ports[0]} to {ports[-1]} is free on {host}")
 
 
 def dialled(

@@ -38,9 +38,15 @@ class PlaneAnswer:
     secret: bytes = field(repr=False)
 
 
-def choose_kind(offer: PlaneOffer, ours: PlaneOffer) -> PlaneKind | None:
-    """The best kind that both sides know and that can join these two, or None."""
+def choose_kind(offer: PlaneOffer, ours: PlaneOffer, fixed_ports: bool = False) -> PlaneKind | None:
+    """The best kind that both sides know and that can join these two, or None.
+
+    ``fixed_ports``: something between the two lets only known ports pass. NCCL and gloo take
+    whichever they find.
+    """
     common = set(offer.kinds) & set(ours.kinds)
+    if fixed_ports:
+        common -= {PlaneKind.NCCL, PlaneKind.GLOO}
     if not _same(offer.host_id, ours.host_id):
         common.discard(PlaneKind.SHARED_MEMORY)
     if not (offer.device_id and ours.device_id) or _same(offer.device_id, ours.device_id):

@@ -57,15 +57,19 @@ def open_sender(
     bind_host: str,
     rows: RowsFormat,
     device: torch.device,
+    ports: range | None = None,
     max_queued: int = MAX_QUEUED,
     connect_timeout_s: float = CONNECT_SECONDS,
 ) -> tuple[Sender, PlaneAnswer]:
-    """The draft's end, waiting for its target, and the answer that brings the target here."""
+    """The draft's end, waiting for its target, and the answer that brings the target here.
+
+    ``ports``: where to listen, for a kind that listens on a port; None: on any that is free.
+    """
     _prepare(kind, device)
     terms, staging = Terms(kind, epoch, rows), make_staging(device)
     secret = secrets.token_bytes(SECRET_BYTES)
     deadline = time.monotonic() + connect_timeout_s
-    listener, address = listen(kind, bind_host)
+    listener, address = listen(kind, bind_host, ports)
 
     def connect(wake: Wake, resources: ExitStack) -> tuple[Connection, RowsOut]:
         with listener:

@@ -1,0 +1,62 @@
+"""The one piece of C that Triton compiles on a machine: the helper by which it launches kernels.
+
+An image without a compiler needs it beforehand. ``compile`` puts it into TRITON_CACHE_DIR while the
+image is built; ``check`` tells, without a compiler, whether Triton would find it there. Neither
+needs a GPU or its driver. TRITON_LIBCUDA_PATH, and whether there is a program ``file``, are part of
+the cache's key: they have to be the same in both.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from triton.runtime import build
+
+
+def helper() -> None:
+    from triton.backends.nvidia.driver import CudaUtils
+
+    CudaUtils()
+
+
+def compile_helper() -> str:
+    """Linked against an empty stand-in for the driver, which a cluster's nodes bring along."""
+    stub = Path(os.environ["TRITON_LIBCUDA_PATH"]) / "libcuda.so.1"
+    stub.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-shared", "-o", str(stub), "-x", "c", os.devnull]
+    subprocess.run(command, check=True)
+    try:
+        helper()
+    except ImportError:  # nobody can load it here: the stand-in has no functions
+        pass
+    finally:
+        stub.unlink()
+    found = [str(each) for each in Path(os.environ["TRITON_CACHE_DIR"]).rglob("cuda_utils*")]
+    if len(found) != 1:
+        raise SystemExit(f"Triton compiled something else than one helper: {found}")
+    return found[0]
+
+
+def check_helper() -> NoReturn:
+    def would_compile(*_: object, **__: object) -> NoReturn:
+        raise SystemExit("Triton does not find its helper, and would compile it")
+
+    def found(_: str, path: str) -> NoReturn:
+        print(f"found: {path}")
+        raise SystemExit(0)
+
+    build._build = would_compile
+    build._load_module_from_path = found
+    helper()
+    raise SystemExit("Triton asked for no helper")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["compile"]:
+        print(f"compiled: {compile_helper()}")
+    elif sys.argv[1:] == ["check"]:
+        check_helper()
+    else:
+        raise SystemExit("usage: triton_launcher.py compile|check")

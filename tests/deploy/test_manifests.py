@@ -1,0 +1,125 @@
+"""Every overlay builds, and a cluster would take what comes out."""
+
+import copy
+import json
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from tests.deploy.custom_resources import SPECS, fields
+from tests.deploy.manifests import OVERLAYS, Manifest, Manifests, manifests, name, parse, pods
+from tests.tools import needs_tool, tool
+from tools.render_manifests import DEPLOY, build, digest, rendered, sources
+
+KUBERNETES = "1.36"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_the_other_tests_look_at_is_what_the_sources_say(overlay: str) -> None:
+    first = rendered(overlay).read_text().partition("\n")[0]
+    assert digest() in first, "deploy/ was changed: run make manifests, where kubectl is installed"
+
+
+@needs_tool("kubectl")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_builds_and_is_what_the_other_tests_look_at(overlay: str) -> None:
+    assert parse(build(overlay, tool("kubectl"))) == manifests(overlay), "run make manifests"
+
+
+def test_no_build_of_an_overlay_is_left_over() -> None:
+    assert sorted(each.stem for each in rendered("x").parent.iterdir()) == OVERLAYS
+
+
+def validate(manifest: Manifest) -> None:
+    """Strictly: a field that the API does not know is an error."""
+    kind = manifest["apiVersion"], manifest["kind"]
+    if kind in SPECS:
+        whole = fields("metadata spec", apiVersion={}, kind={}, metadata={}, spec=SPECS[kind])
+        jsonschema.validate(manifest, whole)
+    else:
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def unique(objects: Manifests) -> Manifests:
+    return [json.loads(each) for each in {json.dumps(one, sort_keys=True) for one in objects}]
+
+
+def test_manifests_are_valid_strictly() -> None:
+    """Overlays share most of them, and each is validated once."""
+    everything = unique([one for overlay in OVERLAYS for one in manifests(overlay)])
+    assert len(everything) > 30
+    for each in everything:
+        validate(each)
+
+
+def test_pods_of_custom_resources_are_valid_pods() -> None:
+    found = [p for overlay in OVERLAYS for p in pods(manifests(overlay)) if p.part]
+    assert found
+    for pod in found:
+        spec = {**pod.spec}
+        metadata = {"name": "x", **pod.template["metadata"]}
+        validate({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+def test_validation_knows_its_fields() -> None:
+    by_name = {name(one): one for overlay in OVERLAYS for one in manifests(overlay)}
+    for title in ("StatefulSet/ssd-target", "LeaderWorkerSet/ssd-target-nodes",
+                  "ServiceMonitor/ssd-draft", "Certificate/ssd-draft"):  # fmt: skip
+        spoiled = copy.deepcopy(by_name[title])
+        spoiled["spec"]["replica"] = 2
+        with pytest.raises(Exception, match="replica"):
+            validate(spoiled)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_everything_is_in_one_namespace_and_named_once(overlay: str) -> None:
+    objects = manifests(overlay)
+    titles = [name(each) for each in objects]
+    assert len(titles) == len(set(titles))
+    for each in objects:
+        if each["kind"] != "Namespace":
+            assert each["metadata"]["namespace"] == "ssd", name(each)
+        assert "pod-security.kubernetes.io/enforce" in json.dumps(objects)
+
+
+# --- the sources, as far as they can be looked at without kubectl --------------------------------
+
+
+def kustomizations() -> list[Manifest]:
+    found = []
+    for file in (each for each in sources() if each.name == "kustomization.yaml"):
+        (content,) = parse(file.read_text())
+        found.append({"folder": file.parent, **content})
+    return found
+
+
+def named_by(kustomization: Manifest) -> list[str]:
+    patches = [each["path"] for each in kustomization.get("patches", ())]
+    return [*kustomization.get("resources", ()), *kustomization.get("components", ()), *patches]
+
+
+def test_every_file_is_part_of_a_build_and_every_name_is_a_file() -> None:
+    reached = set()
+    for each in kustomizations():
+        for entry in named_by(each):
+            path = (each["folder"] / entry).resolve()
+            assert path.exists(), f"{each['folder']}: {entry}"
+            reached.add(path / "kustomization.yaml" if path.is_dir() else path)
+    tops = {(DEPLOY / "overlays" / each / "kustomization.yaml").resolve() for each in OVERLAYS}
+    assert {file.resolve() for file in sources()} - reached <= tops
+
+
+def test_every_source_is_yaml_that_says_what_it_is() -> None:
+    for file in sources():
+        for document in parse(file.read_text()):
+            if isinstance(document, list):  # operations on fields of another file's object
+                assert all({"op", "path"} <= each.keys() for each in document), file
+            else:
+                assert {"apiVersion", "kind"} <= document.keys(), file
+
+
+def test_components_are_components_and_the_rest_is_not() -> None:
+    for each in kustomizations():
+        inside = "components" in each["folder"].relative_to(DEPLOY).parts
+        assert each["kind"] == ("Component" if inside else "Kustomization"), each["folder"]
