@@ -110,7 +110,8 @@ class Cluster:
 
     def wait_for_link(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not re.search(r'^ssd_links?(_state)?\{.*state="up".*\} 1', self.scrape(), re.MULTILINE):
+        up = re.compile(r'^ssd_links?(_state)?\{.*state="up".*\} 1', re.MULTILINE)
+        while not up.search(self.scrape()):
             assert time.monotonic() < deadline, "target and draft did not get together"
             time.sleep(0.1)
 
