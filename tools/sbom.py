@@ -8,7 +8,7 @@ extras need, with those that they need in turn.
 
 import argparse
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -114,11 +114,11 @@ def make_bom(extras: Iterable[str]) -> Bom:
     return bom
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--extra", action="append", help="may be repeated; default: serve")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         bom = make_bom(options.extra or ["serve"])
     except Missing as error:

@@ -1,0 +1,156 @@
+"""What the overlay smoke-test says, run here: its commands, its files, its probes, its end."""
+
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.deploy.checks.references import secret_files
+from tests.deploy.command_lines import read
+from tests.deploy.manifests import Manifest, Pod, manifests, pods
+from tests.deploy.trial_secrets import write_secrets
+from tests.tools import needs_tool
+
+pytestmark = [pytest.mark.services, needs_tool("openssl")]
+
+START_SECONDS = 120
+SERVING = health_pb2.HealthCheckResponse.SERVING
+# A cluster's names; the certificates know this one, too.
+NAMES = re.compile(r"(dns:///)?(ssd-draft-headless|ssd-target):")
+
+
+class Host:
+    """A machine in place of the cluster: Secrets are files, and ports are others."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "secrets").mkdir()
+        self.secrets = write_secrets(folder / "secrets")
+        self._ports: dict[str, str] = {}
+
+    def port(self, number: int) -> int:
+        return int(self._here(f":{number}")[1:])
+
+    def command(self, pod: Pod, container: Manifest) -> list[str]:
+        module = container["command"][0].replace("-", "_")
+        arguments = [self._placed(each, pod, container) for each in container["args"]]
+        return [sys.executable, "-m", module, *arguments]
+
+    def variables(self, container: Manifest) -> dict[str, str]:
+        own = {each["name"]: self._here(each["value"]) for each in container.get("env", ())}
+        return {**os.environ, **own}
+
+    def _placed(self, argument: str, pod: Pod, container: Manifest) -> str:
+        for path, (secret, key) in secret_files(pod, container).items():
+            argument = argument.replace(path, str(self.secrets / secret / key))
+        cache = self._folder / f"cache-{container['name']}"
+        return self._here(argument.replace("/var/cache/ssd", str(cache)))
+
+    def _here(self, text: str) -> str:
+        text = NAMES.sub("localhost:", text)
+        return re.sub(r":(74\d\d)\b", lambda found: f":{self._port(found[1])}", text)
+
+    def _port(self, number: str) -> str:
+        if number not in self._ports:
+            with closing(socket.socket()) as probe:
+                probe.bind(("", 0))
+                self._ports[number] = str(probe.getsockname()[1])
+        return self._ports[number]
+
+
+@dataclass
+class Running:
+    container: Manifest
+    process: subprocess.Popen[str]
+    health: str  # address
+
+    def probe(self, kind: str) -> bool:
+        """As a kubelet asks: in plain text, for the service that the manifest names."""
+        request = health_pb2.HealthCheckRequest(service=self.container[kind]["grpc"]["service"])
+        with grpc.insecure_channel(self.health) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+            except grpc.RpcError:
+                return False
+        return bool(answer.status == SERVING)
+
+    def wait_for(self, kind: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.probe(kind):
+            assert self.process.poll() is None, "it has ended"
+            assert time.monotonic() < deadline, f"{kind} says no"
+            time.sleep(0.1)
+
+
+@dataclass
+class Cluster:
+    services: Mapping[str, Running]
+    smoke_test: list[str]
+    metrics: str  # URL, of the target
+    authority: Path  # that Prometheus trusts
+
+    def scrape(self) -> str:
+        trusting = ssl.create_default_context(cafile=self.authority)
+        with urllib.request.urlopen(self.metrics, timeout=10, context=trusting) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def wait_for_link(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        up = re.compile(r'^ssd_links?(_state)?\{.*state="up".*\} 1', re.MULTILINE)
+        while not up.search(self.scrape()):
+            assert time.monotonic() < deadline, "target and draft did not get together"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    host = Host(tmp_path_factory.mktemp("cluster"))
+    running, smoke_test = {}, []
+    with ExitStack() as stack:
+        for pod in pods(manifests("smoke-test")):
+            (container,) = pod.spec["containers"]
+            if unknown := read(container).unknown:
+                pytest.xfail(f"{', '.join(unknown)} of {container['name']} is on its way")
+            command = host.command(pod, container)
+            if not pod.stays:
+                smoke_test = command
+                continue
+            process = subprocess.Popen(command, env=host.variables(container), text=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            health = f"127.0.0.1:{host.port(container['startupProbe']['grpc']['port'])}"
+            running[container["name"]] = Running(container, process, health)
+        for each in running.values():
+            each.wait_for("startupProbe")
+        metrics = f"https://localhost:{host.port(7411)}/metrics"
+        yield Cluster(running, smoke_test, metrics, host.secrets / "ssd-client-tls" / "ca.crt")
+
+
+def test_the_smoke_test_passes_and_pods_end_as_they_should(cluster: Cluster) -> None:
+    for each in cluster.services.values():
+        assert each.probe("readinessProbe")
+        assert each.probe("livenessProbe")
+    cluster.wait_for_link()
+    done = subprocess.run(cluster.smoke_test, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "32 tokens" in done.stderr
+    without = [each for each in cluster.smoke_test if not each.startswith("--token-file")]
+    assert subprocess.run(without, capture_output=True, timeout=120).returncode != 0
+    for each in cluster.services.values():
+        each.process.send_signal(signal.SIGTERM)
+    assert [each.process.wait(timeout=60) for each in cluster.services.values()] == [0, 0]
