@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.serving.config import ServiceConfig, check_service_config, parse_address
+from ssd_engine.serving.config import ServiceConfig, check_service_config
+from ssd_target.places import parse_draft
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
 
 MODES = ("auto", "ssd", "sync", "off")
@@ -21,6 +22,7 @@ BOUNDS = {
     "write_timeout": (1, 86_400),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
+    "discover_seconds": (0.1, 3600),
     "synthetic_acceptance": (0.01, 1),
 }
 
@@ -36,6 +38,7 @@ class TargetConfig(ServiceConfig):
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()
     trust_draft: tuple[str, ...] = ()
+    discover_seconds: float = 5.0
     draft_model: str | None = None
     draft_expand_to: str | None = None
     depth: int = 5
@@ -67,7 +70,7 @@ class EngineOptions:
 def check_config(config: TargetConfig) -> None:
     check_service_config(config, BOUNDS)
     for address in config.draft:
-        parse_address("--draft", address)
+        parse_draft(address)
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
     speculation_options(config)

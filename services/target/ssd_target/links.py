@@ -30,7 +30,9 @@ from ssd_engine.frames import (
     TargetFrame,
 )
 from ssd_engine.serving.messages import decode_message
+from ssd_target.discovery import Discovery, LookUp, look_up
 from ssd_target.link_state import LinkEvent, LinkState, transition
+from ssd_target.places import Place, at, parse_draft
 from ssd_target.records import LinkDown, LinkFrames, LinkGone, LinkUp, PlaneAbility
 from ssd_target.wire import decode_draft_frames, encode_target_frames
 
@@ -94,15 +96,19 @@ class Link:
     def __init__(
         self,
         number: int,
-        address: str,
+        place: Place,
         named: bool,
         trusted: bool,
         identity: Identity,
         to_engine: Callable[[Any], None],
         backlog: Callable[[], int],
+        on_failure: Callable[["Link"], None] = lambda link: None,
     ) -> None:
         self.number = number
-        self.address = address
+        self.address = place.address  # that is dialled
+        self.server_name = place.server_name  # whom to expect there: what somebody wrote
+        self.source = ""  # what named it, where it was found by a look-up
+        self.left = False  # its source names it no more: it is of use until it breaks
         self.named = named  # by a request, not by the operator
         self.trusted = trusted  # with rejection verification
         self.state = LinkState.CONNECTING
@@ -114,6 +120,7 @@ class Link:
         self._identity = identity
         self._to_engine = to_engine
         self._backlog = backlog
+        self._on_failure = on_failure
         self._outbox: asyncio.Queue[list[TargetFrame]] = asyncio.Queue(OUTBOX)
         self._broken: asyncio.Future[LinkBroken] | None = None
         self._pause = BACK_OFF[0]
@@ -141,6 +148,8 @@ class Link:
             while not self._is_forgotten:
                 event = await self._one_epoch()
                 self.state = transition(self.state, event)
+                if self.left:
+                    return
                 pause = MISFIT_PAUSE if event is LinkEvent.MISFIT else self._pause
                 self._pause = min(2 * self._pause, BACK_OFF[1])
                 await asyncio.sleep(pause * random.uniform(0.75, 1.0))
@@ -323,6 +332,7 @@ class Link:
         if self.reason not in self._logged and len(self._logged) < MAX_LOGGED:
             log.warning("link to %s is down: %s", self.address, self.reason)
             self._logged.add(self.reason)
+        self._on_failure(self)
 
 
 def _printable(text: str, length: int) -> str:
@@ -398,7 +408,8 @@ def _is_numeric(address: str) -> bool:
 
 
 class Links:
-    """All links of a target: the operator's, and those that requests name."""
+    """All links of a target: the operator's, those that look-ups find, and those that requests
+    name."""
 
     def __init__(
         self,
@@ -407,8 +418,16 @@ class Links:
         trusted: Sequence[str],
         to_engine: Callable[[Any], None],
         backlog: Callable[[], int],
+        discover_seconds: float = 5.0,
+        look: LookUp = look_up,
     ) -> None:
-        self._drafts = list(dict.fromkeys(drafts))
+        parsed = [parse_draft(text) for text in dict.fromkeys(drafts)]
+        self._drafts = [each for each in parsed if isinstance(each, Place)]
+        self.discoveries = [
+            Discovery(each, discover_seconds, self._found, look)
+            for each in parsed
+            if not isinstance(each, Place)
+        ]
         self._allowed = list(allowed)
         self._trusted = list(trusted)
         self._to_engine = to_engine
@@ -418,12 +437,54 @@ class Links:
         self._by_address: dict[str, int] = {}
         self._numbers = itertools.count()  # never used again
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._look_ups: list[asyncio.Task[None]] = []
         self._past_failures: Counter[str] = Counter()
 
     def start(self, identity: Identity) -> None:
         self._identity = identity
-        for address in self._drafts:
-            self._dial(address, named=False)
+        for place in self._drafts:
+            self._dial(place, named=False)
+        self._look_ups = [asyncio.create_task(each.run()) for each in self.discoveries]
+
+    # Those that look-ups find
+
+    def _found(self, discovery: Discovery) -> None:
+        """Who has come is dialled; who has gone is left, once its link is down."""
+        for place in discovery.places:
+            self._keep(place, str(discovery.source))
+        for link in list(self.links.values()):
+            if link.source and not self._is_leaving(link) and not self._is_sought(link):
+                self._leave(link)
+
+    def _keep(self, place: Place, source: str) -> None:
+        known = self.links.get(self._by_address.get(place.address, -1))
+        if known is not None and known.state is not LinkState.CLOSED:
+            if not known.named:
+                known.left = False
+                return
+            self._drop(known)  # it was for the requests that name it; now it is for all
+        self.links[self._dial(place, named=False)].source = source
+
+    def _is_sought(self, link: Link) -> bool:
+        return any(each.names(link.address) for each in self.discoveries)
+
+    def _leave(self, link: Link) -> None:
+        if link.state is not LinkState.UP:
+            self._drop(link)
+        elif not link.left:
+            link.left = True
+            log.info("link to %s: %s names it no more", link.address, link.source)
+
+    def _drop(self, link: Link) -> None:
+        self._tasks[link.number].cancel()
+        del self._by_address[link.address]
+
+    def _on_failure(self, link: Link) -> None:
+        for discovery in self.discoveries:
+            if discovery.names(link.address):
+                discovery.hurry()
+
+    # Those that requests name
 
     def number_of(self, address: str) -> int:
         """The link to an endpoint that a request names; dialled only if the operator allows it."""
@@ -438,7 +499,7 @@ class Links:
                 "and --allow-draft",
             )
         self._make_room()
-        return self._dial(address, named=True)
+        return self._dial(at(address), named=True)
 
     def _make_room(self) -> None:
         """For one more that requests name: of those that are down the longest unnamed one goes."""
@@ -449,20 +510,27 @@ class Links:
         if not down:
             raise InputError("speculation.endpoints", f"at most {MAX_NAMED} may be added")
         oldest = min(down, key=lambda link: link.last_named)
-        self._tasks[oldest.number].cancel()
-        del self._by_address[oldest.address]
+        self._drop(oldest)
 
     def _is_leaving(self, link: Link) -> bool:
         return self._by_address.get(link.address) != link.number
 
-    def _dial(self, address: str, named: bool) -> int:
+    def _dial(self, place: Place, named: bool) -> int:
         if self._identity is None:
             raise RuntimeError("links are dialled once the tokenizer is loaded")
         number = next(self._numbers)
-        trusted = _matches(address, self._trusted)
-        link = Link(number, address, named, trusted, self._identity, self._to_engine, self._backlog)
+        link = Link(
+            number,
+            place,
+            named,
+            _matches(place.address, self._trusted) or _matches(place.name, self._trusted),
+            self._identity,
+            self._to_engine,
+            self._backlog,
+            self._on_failure,
+        )
         self.links[number] = link
-        self._by_address[address] = number
+        self._by_address[place.address] = number
         task = self._tasks[number] = asyncio.create_task(link.run())
         task.add_done_callback(lambda _: self._forget(link))
         return number
@@ -478,6 +546,10 @@ class Links:
         """Epochs that failed, by reason, of all links that there ever were."""
         return sum((link.failures for link in self.links.values()), self._past_failures)
 
+    def look_ups(self) -> Counter[str]:
+        """Of all sources, by result."""
+        return sum((each.results for each in self.discoveries), Counter())
+
     def send(self, number: int, epoch: int, frames: list[TargetFrame]) -> None:
         link = self.links.get(number)
         if link is not None:
@@ -489,7 +561,7 @@ class Links:
             link.break_off(epoch, LinkBroken("stalled", reason))
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._look_ups, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

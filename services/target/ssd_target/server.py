@@ -88,6 +88,7 @@ class TargetServer(ServiceServer):
             config.trust_draft,
             self._engine.send,
             lambda: self._engine.backlog,
+            config.discover_seconds,
         )
         self._engine.links = self._links
         metrics = Metrics(lambda: self._engine.stats, lambda: self._num_blocks, self._links)

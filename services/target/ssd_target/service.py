@@ -210,6 +210,7 @@ def _with_endpoints(serving: Serving) -> pb.GetModelInfoResponse:
             state=link.state.value,
             draft_name=link.draft_name,
             reason=link.reason,
+            source=link.source,
         )
         if (held := known.get(link.number)) is not None:
             endpoint.open_sequences, endpoint.payoff = held.sequences, held.payoff
