@@ -403,10 +403,20 @@ def wait_for_readiness_off(server: TargetProcess) -> None:
 
 
 def test_the_port_answers_while_the_model_loads(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Liveness on, readiness off, and a clear answer to those who come too early."""
+    """Liveness on, readiness off, a clear answer to those who come too early, and an end in order
+    when it is told to stop meanwhile."""
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
     with target(tmp_path_factory.mktemp("early"), ready=False) as server:
         with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
             next(_call(channel, request()))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
         assert "loading" in caught.value.details()  # type: ignore[attr-defined]
+        info = error_details_pb2.RetryInfo()
+        assert rpc_status.from_call(caught.value).details[0].Unpack(info)
+        assert info.retry_delay.ToMilliseconds() > 0
         assert server.health("liveness") == 1
+        server.terminate()
+        assert server.wait_for_exit() == 0
+        assert "told to stop while loading" in server.log()

@@ -11,6 +11,7 @@ from ssd_engine.serving.config import StepSizes
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.server import ServiceServer
+from ssd_engine.serving.status import HandedOver
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
 from ssd_engine.tracing import TraceRing
@@ -137,9 +138,13 @@ class TargetServer(ServiceServer):
 
     def refuse_new(self) -> None:
         self._servicer.draining = True
+        self._engine.drain()
 
     def cut_off(self) -> None:
-        self._engine.abandon("the server stops; resume on another endpoint")
+        self._engine.end_all(HandedOver("the server stops; resume on another endpoint"))
+
+    async def close(self) -> None:
+        await self._links.stop()
 
 
 def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:
