@@ -6,7 +6,6 @@ fails is counted by reason and logged once.
 """
 
 import asyncio
-import contextlib
 import fnmatch
 import ipaddress
 import itertools
@@ -185,6 +184,7 @@ class Link:
         except asyncio.InvalidStateError:
             self._failed("ended", "the stream ended")  # while a frame was on its way
         finally:
+            self._broken = None
             if self.state is LinkState.UP:
                 self._to_engine(LinkDown(self.number, self.epoch))
         return LinkEvent.FAIL
@@ -268,25 +268,22 @@ class Link:
         log.info("link to %s (%s) is up", self.address, self.draft_name)
 
     async def _first_end(self, call: Any) -> None:
-        """Read and write until one of them ends or the epoch is broken off."""
+        """Read and write until one of them ends or the epoch is broken off.
+
+        What ended it is raised from here, and knows this frame; the frame forgets who holds it. In
+        a circle of them the call, and so its connection, would stay until somebody collects it.
+        """
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call))
         broken = self._broken
         if broken is None:
             raise RuntimeError("no epoch")
         try:
-            ends: set[asyncio.Future[Any]] = {reader, writer, broken}
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if broken in done:
-                raise broken.result()
-            for task in done:
-                await task
+            raise await _first_error(broken, reader, writer)
         finally:
             call.cancel()
-            for task in (reader, writer):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+            await _cancelled(reader, writer)
+            del reader, writer, broken
 
     async def _read(self, call: Any) -> None:
         allowance = Allowance()
@@ -333,6 +330,24 @@ class Link:
             log.warning("link to %s is down: %s", self.address, self.reason)
             self._logged.add(self.reason)
         self._on_failure(self)
+
+
+async def _first_error(
+    broken: "asyncio.Future[LinkBroken]", *tasks: "asyncio.Task[None]"
+) -> BaseException:
+    """Of tasks that run until they fail."""
+    ends: set[asyncio.Future[Any]] = {broken, *tasks}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        return broken.result()
+    errors = (task.exception() for task in tasks if task.done())
+    return next(errors) or LinkBroken("ended", "the stream ended")
+
+
+async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _printable(text: str, length: int) -> str:
