@@ -77,6 +77,7 @@ class Load:
 
     def _run(self, number: int) -> None:
         draw = random.Random(self._seed + number)
+        first: int | None = number  # of the kinds: each has its turn, however short the load
         while not self._stopping.is_set():
             address = draw.choice(self._addresses)
             options = [("grpc.use_local_subchannel_pool", 1)]
@@ -85,7 +86,8 @@ class Load:
                 for _ in range(CHANNEL_CALLS):
                     if self._stopping.is_set():
                         break
-                    client.act(self._stopping)
+                    client.act(first)
+                    first = None
 
 
 class Client:
@@ -104,15 +106,16 @@ class Client:
             "cancelled": (3, self._cancel),
             "deadline": (2, self._hurry),
             "slow reader": (2, self._read_slowly),
-            "never reader": (0.4, self._never_read),
             "bad request": (2, self._bad),
+            "never reader": (0.4, self._never_read),
         }
 
-    def act(self, stopping: threading.Event) -> None:
-        weights = [weight for weight, _ in self._acts.values()]
-        (name,) = self._draw.choices(list(self._acts), weights)
-        if name == "never reader" and stopping.is_set():
-            return
+    def act(self, which: int | None = None) -> None:
+        """One of the kinds by number, or by chance."""
+        names, weights = list(self._acts), [weight for weight, _ in self._acts.values()]
+        (name,) = self._draw.choices(names, weights)
+        if which is not None:
+            name = names[which % len(names)]
         self._load.count("requests")
         self._load.count(f"asked: {name}")
         try:
