@@ -15,6 +15,7 @@ from ssd_client.endpoints import Endpoints, check_target, connect, connect_one
 from ssd_client.errors import EndpointLostError
 from ssd_client.events import Moved
 from ssd_client.failover import RetryPolicy
+from ssd_client.render import endpoint_text
 from ssd_client.request import GenerateOptions, TextPrompt, build_request
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.stream import generate
@@ -100,6 +101,13 @@ def test_commands_take_names(start):
     assert result.exit_code == 0, result.stderr
     result = CliRunner().invoke(cli, ["status", "--target", name, "--json"])
     assert server.address in result.stdout
+
+
+def test_links_are_shown_with_what_named_them():
+    link = {"address": "10.0.0.7:7420", "state": "up", "draft_name": "tiny", "reason": ""}
+    found = {**link, "open_sequences": 0, "source": "dns:///drafts:7420"}
+    assert endpoint_text(found) == "10.0.0.7:7420 of dns:///drafts:7420 up (tiny)"
+    assert endpoint_text({**found, "source": ""}) == "10.0.0.7:7420 up (tiny)"
 
 
 @pytest.mark.parametrize("text", ["dns:///a", "dns:a:1", "dns:///a:0", "dns:////a:1", "http://a:1"])

@@ -99,11 +99,11 @@ class Fleet:
         self.file = folder / "drafts"
         found = ("--draft", f"file://{self.file}")
         self.drafts = [Restarted(draft, folder / f"draft-{i}", *DRAFT) for i in range(2)]
+        self.list_drafts()
         self.targets = [
             Restarted(target, folder / f"target-{i}", *TARGET, "--drain-timeout", seconds, *found)
             for i, seconds in enumerate(DRAIN_SECONDS)
         ]
-        self.list_drafts()
         for each in (*self.drafts, *self.targets):
             each.wait_until_ready()
         self.wait_for_links()
@@ -260,6 +260,9 @@ def test_no_request_is_lost_and_no_text_is_changed(fleet: Fleet) -> None:
     assert counts["leaving"] > 0
     assert counts["from cache"] > before > 0  # also by those that were started anew
     for serving in fleet.targets:
-        wait_until_idle(serving.process)
+        metrics = wait_until_idle(serving.process)
+        assert metrics["ssd_discovered_endpoints"] == 2
+        assert metrics['ssd_discovery_lookups_total{result="found"}'] > 0
+        assert metrics['ssd_discovery_lookups_total{result="failed"}'] == 0
     for drafting in fleet.drafts:
         wait_for(lambda drafting=drafting: is_empty(drafting.process))
