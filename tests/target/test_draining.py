@@ -17,22 +17,16 @@ from grpc_status import rpc_status
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.endpoints import connect
-from ssd_client.events import Finished, Moved, Tokens
-from ssd_client.stream import generate
 from tests.processes import (
     TargetProcess,
-    collect,
     draft,
     link_states,
     target,
-    wait_until_ready,
 )
 
 pytestmark = pytest.mark.services
 
 UP, DOWN = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-LONG = 300  # tokens
 
 
 def request(tokens: int, seed: int = 1) -> pb.GenerateRequest:
@@ -116,6 +110,7 @@ def test_what_runs_is_finished_what_waits_is_handed_over_what_is_new_is_refused(
                 error = refusal(stub.Generate(request(5), timeout=60))
                 assert retry_seconds(error) > 0
                 assert "draining" in error.details()
+                assert (server.health("readiness"), server.health("liveness")) == (DOWN, UP)
                 assert server.process.poll() is None
                 tokens = [t for response in running for t in response.tokens.token_ids]
                 assert server.wait_for_exit() == 0
@@ -124,35 +119,6 @@ def test_what_runs_is_finished_what_waits_is_handed_over_what_is_new_is_refused(
             assert "Traceback" not in server.log()
         assert 500 < len(tokens) < 600  # the rest had come before
         wait_for(lambda: "has left" in drafting.log())
-
-
-def test_without_time_to_drain_work_is_cut_at_once_and_resumed_elsewhere(tmp_path: Path) -> None:
-    """By a client whose connection stays the same: it is told to go, and goes on after its text."""
-    flags = ("--drain-timeout", "0")
-    with target(tmp_path / "first", *flags, ready=False) as first:
-        with target(tmp_path / "second") as second:
-            expected = collect(second.stub().Generate(request(LONG), timeout=240))
-            wait_until_ready(first)
-            with connect([first.address, second.address]) as endpoints:
-                events = generate(endpoints, request(LONG), timeout_s=240)
-                text, moved, finished = "", None, None
-                for event in events:
-                    match event:
-                        case Tokens():
-                            if not text:
-                                first.terminate()
-                            text += event.text
-                        case Moved():
-                            moved = event
-                        case Finished():
-                            finished = event
-            assert first.wait_for_exit() == 0
-            assert "are cut off" in first.log()
-        assert finished is not None
-        assert moved is not None
-        assert moved.leaving
-        assert 0 < moved.tokens < LONG
-        assert text == expected.text
 
 
 @pytest.mark.parametrize("module", ["ssd_target", "ssd_draft"])
