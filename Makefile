@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full lint report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness protos manifests sbom clean
+	bench-useless bench-fairness soak protos manifests sbom clean
 
 help:
 	@echo "make demo       stream a story from the shipped model"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-guessing   acceptance and hit rates of the shipped pair"
 	@echo "make bench-useless    endpoints that guess wrong or answer late"
 	@echo "make bench-fairness   an honest target beside a flooding one"
+	@echo "make soak       ten minutes of mixed load while drafts are killed: what is left behind?"
 	@echo "make protos     generate the Python code of protos/"
 	@echo "make manifests  build deploy/ with kubectl, for the tests"
 	@echo "make sbom       the software bill of materials: build/sbom.json"
@@ -89,6 +90,9 @@ bench: $(VENV)/.dev
 
 bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness: $(VENV)/.dev
 	$(BIN)/python -m tools.$(subst -,_,$@)
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m tools.soak --minutes 10
 
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py

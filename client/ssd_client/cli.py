@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from ssd_client import params, render, stream
-from ssd_client.endpoints import DEFAULT_ADDRESS, connect
+from ssd_client.endpoints import DEFAULT_ADDRESS, connect_one
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.failover import RetryPolicy
 from ssd_client.local import LocalFlags, plan_local
@@ -150,13 +150,13 @@ def generate(**flags: Any) -> None:
 
 
 @cli.command()
-@click.option("--target", type=params.Address(), default=DEFAULT_ADDRESS, show_default=True)
+@click.option("--target", type=params.Target(), default=DEFAULT_ADDRESS, show_default=True)
 @click.option("--timeout", type=params.Seconds(), default=10.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @security_options
 def info(target: str, timeout: float, as_json: bool, security: Security) -> None:
     """Shows what a target serves and within which bounds."""
-    with connect([target], security) as (endpoint,):
+    with connect_one(target, security) as endpoint:
         answer = endpoint.model_info(timeout)
     rows = render.model_info_json(answer)
     if as_json:

@@ -12,7 +12,7 @@ import click
 from ssd_client import params, render, stream
 from ssd_client.bench.equality import first_difference, token_at
 from ssd_client.bench.prompts import STORIES, load_prompts
-from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect
+from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.events import TokenLogprobs
 from ssd_client.openai import OpenAIServer, check_baseline
@@ -56,7 +56,7 @@ class Parting:
 @click.option(
     "--target",
     "targets",
-    type=params.Address(),
+    type=params.Target(),
     multiple=True,
     help="One for two modes, or two.  [default: 127.0.0.1:7410]",
 )
@@ -88,7 +88,10 @@ def compare(**flags: Any) -> None:
     Exit codes: 0 all equal, 1 a difference or a failure, 2 bad input.
     """
     prompts = load_prompts(flags["data"], flags["num_prompts"], flags["seed"]).prompts
-    with connect(flags["targets"] or (DEFAULT_ADDRESS,), flags["security"]) as endpoints:
+    with contextlib.ExitStack() as stack:
+        named = flags["targets"] or (DEFAULT_ADDRESS,)
+        security = flags["security"]
+        endpoints = [stack.enter_context(connect_one(each, security)) for each in named]
         sides = _sides(endpoints, flags["modes"], flags["baseline"])
         names = [side.name for side in sides]
         if flags["baseline"]:

@@ -73,6 +73,15 @@ class EndpointFullError(ClientError):
         self.retry_delay_s = retry_delay_s
 
 
+class EndpointLeavingError(ClientError):
+    """The endpoint starts or stops, and says when to come again: the request is better elsewhere,
+    or here after `retry_delay_s`."""
+
+    def __init__(self, message: str, retry_delay_s: float) -> None:
+        super().__init__(message)
+        self.retry_delay_s = retry_delay_s
+
+
 def failure_of(error: grpc.RpcError, address: str, *, admitted: bool) -> ClientError:
     """Says what a failed call means. `admitted`: the endpoint had answered before it failed."""
     code = error.code()
@@ -83,6 +92,8 @@ def failure_of(error: grpc.RpcError, address: str, *, admitted: bool) -> ClientE
         return DeadlineError(f"{address}: {message}")
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _exhausted(error, f"{address}: {message}", admitted)
+    if code == grpc.StatusCode.UNAVAILABLE and (delay_s := _retry_delay_s(error)) is not None:
+        return EndpointLeavingError(f"{address}: {message}", delay_s)
     if _is_lost(code, message):
         return EndpointLostError(address, message)
     if code == grpc.StatusCode.UNIMPLEMENTED:

@@ -51,7 +51,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Moved:
-    """An endpoint was lost or full; the request is sent to `to` after `wait_s`."""
+    """An endpoint was lost, full or leaving; the request is sent to `to` after `wait_s`."""
 
     origin: str
     to: str
@@ -59,6 +59,7 @@ class Moved:
     full: bool
     wait_s: float
     reason: str
+    leaving: bool = False  # it starts or stops, and said so
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from enum import IntEnum
 from ssd_client.errors import (
     ClientError,
     EndpointFullError,
+    EndpointLeavingError,
     EndpointLostError,
     ModelMismatchError,
 )
@@ -24,6 +25,8 @@ class RetryPolicy:
     full_tries: int = 5
     full_wait_s: float = 1.0  # where a full endpoint gives no advice
     full_wait_max_s: float = 60.0
+    # How often each endpoint may answer that it starts or stops.
+    leaving_tries: int = 20
     # Before an endpoint that was lost is tried again; doubles with each of its losses.
     lost_wait_s: float = 0.5
     lost_wait_max_s: float = 8.0
@@ -59,6 +62,21 @@ class Rota:
         self._candidates = [_Candidate(index) for index in range(endpoints)]
         self._losses_left = policy.retries_for(endpoints)
         self._full_left = policy.full_tries * endpoints - 1
+        self._leaving_left = policy.leaving_tries * endpoints - 1
+
+    def grow(self, endpoints: int) -> None:
+        """There are so many now: the new ones come with retries of their own."""
+        for index in range(len(self._candidates), endpoints):
+            self._candidates.append(_Candidate(index))
+            self._losses_left += self._policy.retries is None
+            self._full_left += self._policy.full_tries
+            self._leaving_left += self._policy.leaving_tries
+
+    def hopeless(self, index: int, failure: ClientError) -> bool:
+        """Whether, after this failure, no endpoint is left that was not lost."""
+        others = (each.standing for each in self._candidates if each.index != index)
+        gone = isinstance(failure, EndpointLostError | EndpointLeavingError)
+        return gone and all(standing >= _Standing.LOST for standing in others)
 
     def best(self) -> tuple[int, float]:
         """The endpoint to try next, and the moment from which it may be."""
@@ -72,6 +90,8 @@ class Rota:
                 self._lost(self._candidates[index], failure, tokens, now)
             case EndpointFullError():
                 self._full(self._candidates[index], failure, now)
+            case EndpointLeavingError():
+                self._leaving(self._candidates[index], failure, now)
             case ModelMismatchError():
                 self._unfit(self._candidates[index], failure)
             case _:
@@ -88,6 +108,14 @@ class Rota:
         candidate.losses += 1
         candidate.standing = _Standing.LOST
         candidate.ready_at = now + min(wait, self._policy.lost_wait_max_s)
+
+    def _leaving(self, candidate: _Candidate, failure: EndpointLeavingError, now: float) -> None:
+        """No loss: it said so. Where it was lost before, or another was, who is back first?"""
+        if self._leaving_left <= 0:
+            raise failure
+        self._leaving_left -= 1
+        candidate.standing = _Standing.LOST
+        candidate.ready_at = now + min(failure.retry_delay_s, self._policy.full_wait_max_s)
 
     def _unfit(self, candidate: _Candidate, failure: ModelMismatchError) -> None:
         """Never again; the request ends here unless an endpoint is left that may fit."""

@@ -139,7 +139,8 @@ def wait_until_ready(services: Sequence[LocalService]) -> None:
 
     Start them all before: a process with open gRPC channels had better not fork.
     """
-    with connect([each.address for each in services]) as waiting:
+    with connect([each.address for each in services]) as endpoints:
+        waiting = list(endpoints)
         while waiting := [each for each in waiting if not _is_ready(each)]:
             for service in services:
                 service.check_starting()

@@ -123,9 +123,10 @@ output_options = options(
 serving_options = options(
     click.option(
         "--target",
-        type=params.Address(),
+        type=params.Target(),
         multiple=True,
-        help="Where to send the request; repeat it to name where it goes on when one is lost.  "
+        help="Where to send the request; repeat it to name where it goes on when one is lost. "
+        "dns:///NAME:PORT names all addresses behind a name, in random order.  "
         f"[default: {DEFAULT_ADDRESS}]",
     ),
     click.option(

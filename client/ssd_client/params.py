@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ssd_client.endpoints import check_address
+from ssd_client.endpoints import check_address, check_target
 
 
 class _Type(click.ParamType):
@@ -125,6 +125,15 @@ class Address(_Type):
 
     def parse(self, value: str) -> str:
         return check_address(value)
+
+
+class Target(_Type):
+    """An address, or a name that stands for all addresses behind it."""
+
+    name = "host:port"
+
+    def parse(self, value: str) -> str:
+        return check_target(value)
 
 
 class TokenIds(_Type):

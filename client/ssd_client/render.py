@@ -204,6 +204,8 @@ def show_move(notes: Console, moved: Moved) -> None:
 def move_text(moved: Moved) -> str:
     if moved.full:
         happened = f"{moved.origin} is full"
+    elif moved.leaving:
+        happened = f"{moved.origin} is not serving"
     elif moved.tokens:
         happened = f"{moved.origin} lost after {count(moved.tokens, 'token')}"
     else:
@@ -284,8 +286,14 @@ def endpoint_text(endpoint: dict[str, Any]) -> str:
     if endpoint["open_sequences"]:
         about.append(count(endpoint["open_sequences"], "sequence"))
     details = ", ".join(each for each in about if each)
-    head = f"{endpoint['address']} {endpoint['state']}"
+    head = f"{place_text(endpoint)} {endpoint['state']}"
     return f"{head} ({details})" if details else head
+
+
+def place_text(endpoint: dict[str, Any]) -> str:
+    """Where a speculation endpoint is, and what named it."""
+    source = endpoint["source"]
+    return f"{endpoint['address']} of {source}" if source else str(endpoint["address"])
 
 
 def write_json(content: dict[str, Any]) -> None:

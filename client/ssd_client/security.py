@@ -26,11 +26,15 @@ class Security:
     token: str | None = None
     insecure: bool = False  # a token may travel in the clear
 
-    def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+    def channel(
+        self, address: str, options: Sequence[tuple[str, Any]], server_name: str | None = None
+    ) -> grpc.Channel:
+        """`server_name`: whom to expect there, unless the user has said it."""
         host = address.rsplit(":", 1)[0]
         # A proxy from the environment is for other machines, not for this one.
         proxy = [("grpc.enable_http_proxy", 0)] if is_loopback(host) else []
-        channel = self._transport(address, [*options, *proxy])
+        expected = self.server_name or server_name
+        channel = self._transport(address, [*options, *proxy], expected)
         if self.token is None:
             return channel
         if not (self.tls or self.insecure or is_loopback(host)):
@@ -40,11 +44,13 @@ class Security:
             )
         return grpc.intercept_channel(channel, _Bearer(self.token))
 
-    def _transport(self, address: str, options: list[tuple[str, Any]]) -> grpc.Channel:
+    def _transport(
+        self, address: str, options: list[tuple[str, Any]], expected: str | None
+    ) -> grpc.Channel:
         if not self.tls:
             return grpc.insecure_channel(address, options=options)
-        if self.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.server_name))
+        if expected is not None:
+            options.append(("grpc.ssl_target_name_override", expected))
         credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
         return grpc.secure_channel(address, credentials, options=options)
 

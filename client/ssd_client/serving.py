@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from ssd_client import render
-from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect
+from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoints, connect
 from ssd_client.errors import BadInputError
 from ssd_client.local import LocalPlan, LocalTarget
 from ssd_client.security import PLAIN, Security
@@ -36,7 +36,7 @@ def pick(kind: type[_Flags], flags: Mapping[str, Any]) -> _Flags:
 @contextlib.contextmanager
 def serving(
     notes: Console, targets: Sequence[str], plan: LocalPlan | None, security: Security = PLAIN
-) -> Iterator[list[Endpoint]]:
+) -> Iterator[Endpoints]:
     """The endpoints of the command, a target started for it included."""
     with contextlib.ExitStack() as stack:
         addresses = targets or (DEFAULT_ADDRESS,)

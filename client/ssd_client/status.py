@@ -59,7 +59,7 @@ _services = options(
     click.option(
         "--target",
         "targets",
-        type=params.Address(),
+        type=params.Target(),
         multiple=True,
         help=f"Repeatable.  [default: {DEFAULT_ADDRESS}]",
     ),
@@ -89,7 +89,7 @@ def models(
         render.write_json({"models": [_model_json(each) for each in seen]})
     else:
         _console().print(_models_table(seen))
-    _exit(seen, targets, drafts)
+    _exit(seen, drafts)
 
 
 @click.command()
@@ -118,13 +118,13 @@ def status(
         if watch is None:
             break
         time.sleep(watch)
-    _exit(seen, targets, drafts)
+    _exit(seen, drafts)
 
 
-def _exit(seen: Sequence[Seen], targets: Sequence[str], drafts: Sequence[str]) -> None:
+def _exit(seen: Sequence[Seen], drafts: Sequence[str]) -> None:
     """Only who was asked for must answer: a draft may be out of reach from here."""
-    named = {*(targets or (DEFAULT_ADDRESS,)), *drafts}
-    if any(each.info is None and each.address in named for each in seen):
+    asked = [each for each in seen if each.role == "target" or each.address in drafts]
+    if any(each.info is None for each in asked):
         raise SystemExit(1)
 
 
@@ -234,7 +234,7 @@ def _status_tables(seen: Sequence[Seen]) -> Group:
         for link in row["links"] if is_target else ():
             links.add_row(
                 row["address"],
-                link["address"],
+                printable(render.place_text(link)),
                 link["state"],
                 printable(link["draft_name"]),
                 str(link["open_sequences"]),

@@ -13,11 +13,12 @@ from collections.abc import Generator, Iterator, Sequence
 import grpc
 
 from ssd.v1 import target_pb2
-from ssd_client.endpoints import Endpoint
+from ssd_client.endpoints import Endpoint, Endpoints
 from ssd_client.errors import (
     ClientError,
     DeadlineError,
     EndpointFullError,
+    EndpointLeavingError,
     EndpointLostError,
     ModelMismatchError,
     count,
@@ -51,6 +52,9 @@ def generate(
         failure = yield from _attempt(endpoints[index], progress, deadline)
         if failure is None:
             return
+        if isinstance(endpoints, Endpoints) and rota.hopeless(index, failure):
+            endpoints.look_again()
+            rota.grow(len(endpoints))
         rota.note(index, failure, len(progress.token_ids), time.monotonic())
         origin, (index, ready_at) = index, rota.best()
         wait_s = max(0.0, ready_at - time.monotonic())
@@ -61,6 +65,7 @@ def generate(
             full=isinstance(failure, EndpointFullError),
             wait_s=wait_s,
             reason=str(failure),
+            leaving=isinstance(failure, EndpointLeavingError),
         )
         deadline.sleep(wait_s, failure)
 
@@ -101,6 +106,7 @@ def _attempt(
     endpoint: Endpoint, progress: _Progress, deadline: _Deadline
 ) -> Generator[Event, None, ClientError | None]:
     """Serves the request from one endpoint; returns why that failed, None if it did not."""
+    generation = endpoint.generation
     call = endpoint.target.Generate(progress.request(), timeout=deadline.left_s())
     admitted = False
     with contextlib.closing(Responses(call)) as responses:
@@ -116,6 +122,8 @@ def _attempt(
             return error
         except grpc.RpcError as error:
             failure = failure_of(error, endpoint.address, admitted=admitted)
+            if isinstance(failure, EndpointLeavingError):
+                endpoint.reconnect(generation)
             return deadline.explain(failure, len(progress.token_ids))
     return EndpointLostError(endpoint.address, "the stream ended before its finish")
 

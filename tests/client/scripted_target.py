@@ -215,6 +215,21 @@ def invalid(message: str, field_name: str, description: str) -> Callable:
     return refuse
 
 
+def leaving(message: str, delay_s: float, times: int = 1_000) -> Callable:
+    """Refuses `times` calls with UNAVAILABLE and a retry delay."""
+    left = [times]
+
+    def refuse(context: grpc.ServicerContext) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            delay = duration_pb2.Duration()
+            delay.FromNanoseconds(int(delay_s * 1e9))
+            details = [error_details_pb2.RetryInfo(retry_delay=delay)]
+            _abort(context, code_pb2.UNAVAILABLE, message, details)
+
+    return refuse
+
+
 def status(code: grpc.StatusCode, message: str) -> Callable:
     return lambda context: context.abort(code, message)
 

@@ -456,6 +456,7 @@ def test_info(start):
         "open_sequences": 3,
         "payoff": "",
         "acceptance": 0.0,
+        "source": "",
     }
     assert content["load"]["running"] == 0
 

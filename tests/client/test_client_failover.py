@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ssd_client.errors import BadInputError, EndpointFullError, EndpointLostError
+from ssd_client.errors import (
+    BadInputError,
+    EndpointFullError,
+    EndpointLeavingError,
+    EndpointLostError,
+)
 from ssd_client.failover import RetryPolicy, Rota
 
 LOST = EndpointLostError("a:1", "gone")
@@ -81,3 +86,41 @@ def test_full_answers_do_not_use_up_the_retries():
 def test_other_failures_end_the_request():
     with pytest.raises(BadInputError):
         Rota(3, RetryPolicy()).note(0, BadInputError("no"), 0, now=0.0)
+
+
+def leaving(delay_s):
+    return EndpointLeavingError("draining", delay_s)
+
+
+def test_who_leaves_politely_is_no_loss_and_is_asked_last():
+    rota = Rota(2, RetryPolicy(retries=0))
+    rota.note(0, leaving(1.0), 3, now=0.0)
+    assert rota.best() == (1, 0.0)
+    rota.note(1, leaving(2.0), 5, now=0.5)
+    assert rota.best() == (0, 1.0)  # by then it may be back
+    with pytest.raises(EndpointLostError):
+        rota.note(0, LOST, 5, now=1.0)
+
+
+def test_one_that_says_for_ever_that_it_leaves_is_believed_in_the_end():
+    rota = Rota(1, RetryPolicy(leaving_tries=3))
+    for now in (0.0, 1.0):
+        rota.note(0, leaving(0.5), 0, now=now)
+        assert rota.best() == (0, now + 0.5)
+    with pytest.raises(EndpointLeavingError):
+        rota.note(0, leaving(0.5), 0, now=2.0)
+
+
+def test_endpoints_that_come_later_have_retries_of_their_own():
+    rota = Rota(1, RetryPolicy())
+    assert rota.hopeless(0, LOST)
+    assert not rota.hopeless(0, full(1.0))
+    rota.grow(3)
+    assert not rota.hopeless(0, LOST)
+    rota.note(0, LOST, 0, now=0.0)
+    assert rota.best() == (1, 0.0)
+    rota.note(1, LOST, 0, now=0.0)
+    assert rota.best() == (2, 0.0)
+    assert rota.hopeless(2, LOST)
+    with pytest.raises(EndpointLostError):
+        rota.note(2, LOST, 0, now=0.0)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from scripted_draft import frames, hello, opening
 
 from ssd.v1 import speculation_pb2 as pb
@@ -149,6 +151,10 @@ def test_sigterm_tells_links_and_waits_until_they_leave(tmp_path: Path) -> None:
         assert server.health("liveness") == SERVING
         late = Target(server)
         assert late.end() == grpc.StatusCode.UNAVAILABLE
+        retry = error_details_pb2.RetryInfo()
+        assert rpc_status.from_call(late.call).details[0].Unpack(retry)
+        assert retry.retry_delay.ToMilliseconds() > 0
+        server.terminate()  # once more: it goes on waiting
         assert server.process.poll() is None
         target.leave()
         assert server.wait_for_exit(20) == 0

@@ -45,6 +45,10 @@ def test_check_config_accepts_the_shipped_models() -> None:
         (["--gpu-memory-utilization", "nan"], "(0, 1]"),
         (["--drain-timeout", "-1"], "--drain-timeout: must be in [0, "),
         (["--drain-timeout", "nan"], "--drain-timeout: must be in [0, "),
+        (["--draft", "dns:///drafts"], "--draft: HOST:PORT"),
+        (["--draft", "dns:///drafts:0"], "needs the port"),
+        (["--draft", "http://drafts:1"], "dns:///NAME:PORT or file:///PATH"),
+        (["--discover-seconds", "0"], "--discover-seconds: must be in [0.1, "),
         (["--keepalive-seconds", "1"], "--keepalive-seconds: must be in [10, "),
         (["--keepalive-seconds", "inf"], "--keepalive-seconds"),
         (["--max-message-mib", "4096"], "--max-message-mib: must be in [1, 1024]"),
@@ -60,6 +64,12 @@ def test_a_bad_option_is_one_line_that_names_it(flags: list[str], words: str) ->
     code, output = check("stories-target", *flags)
     assert code == 2
     assert words in output
+
+
+def test_drafts_can_be_named_in_all_ways() -> None:
+    drafts = ("127.0.0.1:7420", "dns:///drafts:7420", "file:///etc/ssd/drafts", "[::1]:7420")
+    flags = [word for draft in drafts for word in ("--draft", draft)]
+    assert check("stories-target", *flags, "--mode", "ssd", "--discover-seconds", "0.5")[0] == 0
 
 
 def test_a_long_context_can_be_asked_for() -> None:

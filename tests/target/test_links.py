@@ -1,7 +1,9 @@
 """Links to endpoints, without an engine: who may be dialled, what is sent, and who is forgotten."""
 
 import asyncio
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -260,6 +262,46 @@ def test_a_stream_that_ends_is_opened_again() -> None:
         await server.stop(None)
 
     run(work)
+
+
+def test_a_connection_ends_with_its_epoch() -> None:
+    """Not when the garbage of its call is collected: until then it would stay open."""
+
+    async def work() -> None:
+        endpoint = Endpoint()
+        server, address = await endpoint.serve()
+        bench = Bench(drafts=(address,))
+        link = bench.links.links[0]
+        for epoch in range(1, 9):
+            await until(lambda: link.state is LinkState.UP)
+            if epoch % 2:
+                bench.links.stalled(0, link.epoch, "too slow")
+            else:
+                endpoint.end.set()
+            await until(lambda: link.state is not LinkState.UP)
+            endpoint.end = asyncio.Event()
+            link._pause = 0.05
+        await until(lambda: link.state is LinkState.UP)
+        await until(lambda: connections(address) <= 1)
+        await bench.links.stop()
+        await server.stop(None)
+
+    gc.disable()
+    try:
+        run(work)
+    finally:
+        gc.enable()
+
+
+def connections(address: str) -> int:
+    """That this process has made to an address, and that are not closed."""
+    remote = f":{int(address.rpartition(':')[2]):04X}"
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return sum(row[2].endswith(remote) and row[3] == "01" for row in rows)
 
 
 class EndedCall:

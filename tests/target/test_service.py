@@ -343,25 +343,6 @@ class TestFullServer:
 
 
 class TestDrain:
-    def test_sigterm_finishes_what_runs_and_refuses_what_is_new(
-        self, tmp_path_factory: pytest.TempPathFactory
-    ) -> None:
-        with target(tmp_path_factory.mktemp("drain")) as server, server.channel() as channel:
-            message = request(max_tokens=400, seed=4)
-            message.stop.ignore_eos = True
-            call = _call(channel, message)
-            next(call)
-            server.terminate()
-            wait_for_readiness_off(server)
-            with pytest.raises(grpc.RpcError) as caught:
-                next(_call(channel, message))
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
-            assert "draining" in caught.value.details()  # type: ignore[attr-defined]
-            assert server.health("liveness") == 1
-            tokens = [t for response in call for t in response.tokens.token_ids]
-            assert len(tokens) == 400
-            assert server.wait_for_exit() == 0
-
     def test_the_drain_timeout_cuts_off_what_still_runs(
         self, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
@@ -403,10 +384,20 @@ def wait_for_readiness_off(server: TargetProcess) -> None:
 
 
 def test_the_port_answers_while_the_model_loads(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Liveness on, readiness off, and a clear answer to those who come too early."""
+    """Liveness on, readiness off, a clear answer to those who come too early, and an end in order
+    when it is told to stop meanwhile."""
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
     with target(tmp_path_factory.mktemp("early"), ready=False) as server:
         with server.channel() as channel, pytest.raises(grpc.RpcError) as caught:
             next(_call(channel, request()))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
         assert "loading" in caught.value.details()  # type: ignore[attr-defined]
+        info = error_details_pb2.RetryInfo()
+        assert rpc_status.from_call(caught.value).details[0].Unpack(info)
+        assert info.retry_delay.ToMilliseconds() > 0
         assert server.health("liveness") == 1
+        server.terminate()
+        assert server.wait_for_exit() == 0
+        assert "told to stop while loading" in server.log()

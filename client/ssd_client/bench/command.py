@@ -44,7 +44,7 @@ TRACE_EVENTS = "200000"
 @click.command()
 @click.option(
     "--target",
-    type=params.Address(),
+    type=params.Target(),
     multiple=True,
     help="The target that is measured.  [default: 127.0.0.1:7410]",
 )

@@ -43,7 +43,8 @@ class Subject:
                 self.unreached.append(str(error))
 
     def _connect(self, stack: contextlib.ExitStack, address: str) -> None:
-        draft = stack.enter_context(contextlib.closing(Endpoint(address, self.target.security)))
+        endpoint = Endpoint(address, security=self.target.security)
+        draft = stack.enter_context(contextlib.closing(endpoint))
         info = draft.draft_info(_TIMEOUT_S)
         fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
         self.draft_infos.append({"address": address, **fields})

@@ -36,7 +36,7 @@ _HISTORY = 1000  # lines that can be called back
 @click.command()
 @click.option(
     "--target",
-    type=params.Address(),
+    type=params.Target(),
     multiple=True,
     help="Where the chat is held; repeat it to name where it goes on.  [default: 127.0.0.1:7410]",
 )

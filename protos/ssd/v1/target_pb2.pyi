@@ -358,7 +358,7 @@ class TargetLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., forwards: _Optional[int] = ..., forward_micros: _Optional[int] = ...) -> None: ...
 
 class SpeculationEndpoint(_message.Message):
-    __slots__ = ("address", "state", "draft_name", "reason", "open_sequences", "payoff", "acceptance")
+    __slots__ = ("address", "state", "draft_name", "reason", "open_sequences", "payoff", "acceptance", "source")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +366,7 @@ class SpeculationEndpoint(_message.Message):
     OPEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PAYOFF_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: str
     draft_name: str
@@ -373,4 +374,5 @@ class SpeculationEndpoint(_message.Message):
     open_sequences: int
     payoff: str
     acceptance: float
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., draft_name: _Optional[str] = ..., reason: _Optional[str] = ..., open_sequences: _Optional[int] = ..., payoff: _Optional[str] = ..., acceptance: _Optional[float] = ...) -> None: ...
+    source: str
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., draft_name: _Optional[str] = ..., reason: _Optional[str] = ..., open_sequences: _Optional[int] = ..., payoff: _Optional[str] = ..., acceptance: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...

@@ -92,9 +92,9 @@ class DraftEngine(EngineProcess):
                 link.fail(NotServing("the endpoint is draining; use another one"))
 
     def abandon(self, reason: str) -> None:
-        self._fail_all(EngineGone(reason))
+        self.end_all(EngineGone(reason))
 
-    def _fail_all(self, error: SSDError) -> None:
+    def end_all(self, error: SSDError) -> None:
         for link in self._links.values():
             link.fail(error)
 

@@ -25,6 +25,7 @@ from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import check_security, make_access
 from ssd_engine.serving.server import ServiceServer
+from ssd_engine.serving.status import NotServing
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
 from ssd_engine.tracing import TraceRing
@@ -107,7 +108,10 @@ class DraftServer(ServiceServer):
         self._engine.drain()
 
     def cut_off(self) -> None:
-        self._engine.abandon("the endpoint stops; use another one")
+        self._engine.end_all(NotServing("the endpoint stops; use another one"))
+
+    async def close(self) -> None:
+        """Targets have heard it: their streams have ended."""
 
 
 def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:

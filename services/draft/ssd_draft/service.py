@@ -35,6 +35,7 @@ HELLO_SECONDS = 10.0
 MAX_GREETING = 64  # streams that have not said hello
 MAX_BACKLOG = 65_536  # records on their way to the engine, beyond which no link comes up
 RETRY_SECONDS = 5.0
+LOADING_SECONDS = 2.0  # after which it is worth asking again
 INLINE_BYTES = 16_384  # messages above this are parsed on a thread, away from the event loop
 REASONS: dict[type[SSDError], str] = {  # of a handshake or a link that failed, for metrics
     InputError: "malformed",
@@ -140,7 +141,9 @@ class DraftServicer:
 
     def _ready(self) -> Serving:
         if self.serving is None:
-            raise NotServing("the endpoint is loading; readiness says when it can be used")
+            raise NotServing(
+                "the endpoint is loading; readiness says when it can be used", LOADING_SECONDS
+            )
         return self.serving
 
     def _admit(self, identity: str) -> Serving:

@@ -30,7 +30,17 @@ def main() -> None:
 @option("--max-waiting", "Requests that may wait; one more is refused.", type=int)
 @option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
 @option("--mode", "How requests are sped up that name no mode.", type=click.Choice(MODES))
-@option("--draft", "HOST:PORT of a speculation endpoint; repeatable.", multiple=True)
+@option(
+    "--draft",
+    "Speculation endpoint, HOST:PORT; all behind a name, dns:///NAME:PORT; or all that a file "
+    "lists, file:///PATH, one HOST:PORT to a line. Repeatable.",
+    multiple=True,
+)
+@option(
+    "--discover-seconds",
+    "How often names and files of --draft are looked up again; sooner when a link fails.",
+    type=float,
+)
 @option(
     "--allow-draft",
     "Pattern of endpoints that requests may name, such as 10.0.*:7420; repeatable.",

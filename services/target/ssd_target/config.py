@@ -6,12 +6,8 @@ from pathlib import Path
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.serving.config import (
-    ServiceConfig,
-    check_service_config,
-    is_loopback,
-    parse_address,
-)
+from ssd_engine.serving.config import ServiceConfig, check_service_config
+from ssd_target.places import parse_draft
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
 
 MODES = ("auto", "ssd", "sync", "off")
@@ -27,6 +23,7 @@ BOUNDS = {
     "write_timeout": (1, 86_400),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
+    "discover_seconds": (0.1, 3600),
     "synthetic_acceptance": (0.01, 1),
     "limit_requests": (1, 1_000_000),
     "limit_tokens_per_minute": (1, 10_000_000_000),
@@ -45,6 +42,7 @@ class TargetConfig(ServiceConfig):
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()
     trust_draft: tuple[str, ...] = ()
+    discover_seconds: float = 5.0
     draft_model: str | None = None
     draft_expand_to: str | None = None
     depth: int = 5
@@ -81,24 +79,10 @@ class EngineOptions:
 def check_config(config: TargetConfig) -> None:
     check_service_config(config, BOUNDS)
     for address in config.draft:
-        parse_address("--draft", address)
-    _check_draft_token(config)
+        parse_draft(address)
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
     speculation_options(config)
-
-
-def _check_draft_token(config: TargetConfig) -> None:
-    """A token is shown to nobody who could listen in."""
-    if config.draft_token_file is None or config.draft_tls_ca is not None or config.insecure:
-        return
-    for address in config.draft:
-        host, _ = parse_address("--draft", address)
-        if not is_loopback(host):
-            raise ConfigError(
-                f"--draft-token-file: the token would travel in the clear to {host}; "
-                "give --draft-tls-ca, or say --insecure"
-            )
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:

@@ -19,6 +19,7 @@ from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.records import (
     Cancel,
     Delta,
+    Drain,
     EndpointStats,
     LinkDown,
     LinkFrames,
@@ -99,6 +100,7 @@ class EngineCore:
         self._requests: dict[int, SpeculationRequest] = {}  # of sequences not yet begun
         self._flight: Flight | None = None
         self._ended: Ended | None = None
+        self._returned: list[Delta] = []
         pool = BlockPool(runner.num_blocks, block_size)
         self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows)
         self.speculator = speculator
@@ -109,7 +111,7 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work or self._flight is not None
 
-    def handle(self, record: Submit | Cancel | LinkRecord) -> None:
+    def handle(self, record: Submit | Cancel | Drain | LinkRecord) -> None:
         match record:
             case Submit():
                 self._requests[record.sequence] = record.speculation
@@ -117,8 +119,16 @@ class EngineCore:
             case Cancel():
                 self.scheduler.cancel(record.sequence)
                 self._forget(record.sequence)
+            case Drain():
+                self._give_back()
             case _:
                 self.handle_link(record)
+
+    def _give_back(self) -> None:
+        for sequence in self.scheduler.give_back():
+            self._forget(sequence.id)
+            delta = Delta(sequence.id, [], None, 0, finished=True, returned=True)
+            self._returned.append(delta)
 
     def handle_link(self, record: LinkRecord) -> None:
         """Also while a forward is held back for what it says."""
@@ -134,7 +144,8 @@ class EngineCore:
                 endpoints.follow(record.link, record.epoch, record.frames, record.load)
 
     def step(self) -> StepOutput:
-        deltas = self._end_flight()
+        deltas, self._returned = self._returned, []
+        deltas += self._end_flight()
         plan = self.scheduler.plan()
         deltas += self._prefill(plan.prefill)
         self._launch(plan.decode)

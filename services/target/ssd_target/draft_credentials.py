@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from ssd_engine.errors import ConfigError
+from ssd_engine.serving.config import is_loopback
 from ssd_engine.serving.tls import check_ca
 
 MAX_TOKEN = 4096  # characters
@@ -21,11 +22,13 @@ class DraftCredentials:
     cert: Path | None = None
     key: Path | None = None
     token_file: Path | None = None
+    insecure: bool = False  # the token may travel in the clear
 
     def check(self) -> None:
         if self.ca is not None:
             check_ca("--draft-tls-ca", self.ca)
-        self.metadata()
+        if self.token_file is not None:
+            self._token()
 
     def channel(self, address: str, server_name: str, options: Options) -> grpc.aio.Channel:
         """``server_name``: what the endpoint's certificate must be made out to."""
@@ -38,9 +41,20 @@ class DraftCredentials:
         named = [*options, ("grpc.ssl_target_name_override", server_name)]
         return grpc.aio.secure_channel(address, credentials, options=named)
 
-    def metadata(self) -> list[tuple[str, str]]:
-        """Of every call."""
-        return [] if self.token_file is None else [("authorization", f"Bearer {self._token()}")]
+    def metadata(self, host: str) -> list[tuple[str, str]]:
+        """Of every call; raises ConfigError before the token is shown to who could listen in."""
+        if self.token_file is None:
+            return []
+        self.check_host(host)
+        return [("authorization", f"Bearer {self._token()}")]
+
+    def check_host(self, host: str) -> None:
+        unguarded = self.ca is None and not self.insecure and not is_loopback(host)
+        if self.token_file is not None and unguarded:
+            raise ConfigError(
+                f"--draft-token-file: the token would travel in the clear to {host}; "
+                "give --draft-tls-ca, or say --insecure"
+            )
 
     def _token(self) -> str:
         flag = f"--draft-token-file {self.token_file}"

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from ssd_engine.errors import SSDError
 from ssd_engine.serving.engine_client import EngineGone, EngineProcess
 from ssd_target.config import EngineOptions
 from ssd_target.engine_entry import enter
@@ -9,6 +10,7 @@ from ssd_target.links import Links
 from ssd_target.records import (
     Cancel,
     Delta,
+    Drain,
     LinkSend,
     LinkStalled,
     PlaneAbility,
@@ -27,7 +29,7 @@ class EngineClient(EngineProcess):
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(enter, options, decode_to_front, OUTBOX, options.trace_events)
-        self._streams: dict[int, asyncio.Queue[Delta | EngineGone]] = {}
+        self._streams: dict[int, asyncio.Queue[Delta | SSDError]] = {}
         self._next_id = 0
         self.stats: Stats | None = None
         self.plane_ability: PlaneAbility | None = None
@@ -36,7 +38,7 @@ class EngineClient(EngineProcess):
     def send_vocabulary(self, token_bytes: list[bytes]) -> None:
         self.send(Vocabulary(token_bytes))
 
-    def open(self) -> tuple[int, "asyncio.Queue[Delta | EngineGone]"]:
+    def open(self) -> tuple[int, "asyncio.Queue[Delta | SSDError]"]:
         """A new sequence id and the queue on which its deltas arrive."""
         if self.gone.done():
             raise EngineGone(self.gone.result())
@@ -52,9 +54,16 @@ class EngineClient(EngineProcess):
         if self._streams.pop(sequence, None) is not None and not finished:
             self.send(Cancel(sequence))
 
+    def drain(self) -> None:
+        """What runs goes on; what waits comes back."""
+        self.send(Drain())
+
     def abandon(self, reason: str) -> None:
+        self.end_all(EngineGone(reason))
+
+    def end_all(self, error: SSDError) -> None:
         for stream in self._streams.values():
-            stream.put_nowait(EngineGone(reason))
+            stream.put_nowait(error)
 
     def dispatch(self, record: StepOutput | LinkSend | LinkStalled | PlaneAbility) -> None:
         match record:

@@ -16,6 +16,7 @@ from ssd_target.config import EngineOptions
 from ssd_target.core import EngineCore
 from ssd_target.records import (
     Cancel,
+    Drain,
     LinkRecord,
     LinkSend,
     LinkStalled,
@@ -104,13 +105,13 @@ class Inbox:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._has_data = PipePoll(pipe)
-        self._later: deque[Submit | Cancel] = deque()
+        self._later: deque[Submit | Cancel | Drain] = deque()
         self.core: EngineCore | None = None
 
     def poll(self, seconds: float | None) -> bool:
         return bool(self._later) or self._has_data(seconds)
 
-    def receive(self) -> Submit | Cancel | LinkRecord:
+    def receive(self) -> Submit | Cancel | Drain | LinkRecord:
         return self._later.popleft() if self._later else self._read()
 
     def send(self, data: bytes) -> None:
@@ -121,7 +122,7 @@ class Inbox:
         end = time.monotonic() + seconds
         while self._has_data(max(0.0, end - time.monotonic())):
             record = self._read()
-            if isinstance(record, Submit | Cancel):
+            if isinstance(record, Submit | Cancel | Drain):
                 self._later.append(record)
             elif self.core is not None:
                 self.core.handle_link(record)
@@ -134,7 +135,7 @@ class Inbox:
     def send_stalled(self, link: int, epoch: int, reason: str) -> None:
         self._pipe.send_bytes(encode(LinkStalled(link, epoch, reason)))
 
-    def _read(self) -> Submit | Cancel | LinkRecord:
+    def _read(self) -> Submit | Cancel | Drain | LinkRecord:
         record = decode_to_engine(self._pipe.recv_bytes())
         if isinstance(record, Vocabulary):
             raise RuntimeError("the vocabulary comes once")

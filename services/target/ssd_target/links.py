@@ -6,7 +6,6 @@ fails is counted by reason and logged once.
 """
 
 import asyncio
-import contextlib
 import fnmatch
 import ipaddress
 import itertools
@@ -30,8 +29,10 @@ from ssd_engine.frames import (
     TargetFrame,
 )
 from ssd_engine.serving.messages import decode_message
+from ssd_target.discovery import Discovery, LookUp, look_up
 from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.link_state import LinkEvent, LinkState, transition
+from ssd_target.places import Place, at, parse_draft
 from ssd_target.records import LinkDown, LinkFrames, LinkGone, LinkUp, PlaneAbility
 from ssd_target.wire import decode_draft_frames, encode_target_frames
 
@@ -95,17 +96,20 @@ class Link:
     def __init__(
         self,
         number: int,
-        address: str,
+        place: Place,
         named: bool,
         trusted: bool,
         identity: Identity,
         to_engine: Callable[[Any], None],
         backlog: Callable[[], int],
         credentials: DraftCredentials,
+        on_failure: Callable[["Link"], None] = lambda link: None,
     ) -> None:
         self.number = number
-        self.address = address
-        self.server_name = _host(address)  # that its certificate is made out to
+        self.address = place.address  # that is dialled
+        self.server_name = place.server_name  # whom to expect there: what somebody wrote
+        self.source = ""  # what named it, where it was found by a look-up
+        self.left = False  # its source names it no more: it is of use until it breaks
         self.named = named  # by a request, not by the operator
         self.trusted = trusted  # with rejection verification
         self.state = LinkState.CONNECTING
@@ -118,6 +122,7 @@ class Link:
         self._to_engine = to_engine
         self._backlog = backlog
         self._credentials = credentials
+        self._on_failure = on_failure
         self._outbox: asyncio.Queue[list[TargetFrame]] = asyncio.Queue(OUTBOX)
         self._broken: asyncio.Future[LinkBroken] | None = None
         self._pause = BACK_OFF[0]
@@ -145,6 +150,8 @@ class Link:
             while not self._is_forgotten:
                 event = await self._one_epoch()
                 self.state = transition(self.state, event)
+                if self.left:
+                    return
                 pause = MISFIT_PAUSE if event is LinkEvent.MISFIT else self._pause
                 self._pause = min(2 * self._pause, BACK_OFF[1])
                 await asyncio.sleep(pause * random.uniform(0.75, 1.0))
@@ -167,7 +174,8 @@ class Link:
                 speculate = channel.stream_stream(
                     SPECULATE, request_serializer=pb.SpeculateRequest.SerializeToString
                 )
-                await self._follow(speculate(metadata=self._credentials.metadata()))
+                shown = self._credentials.metadata(_host(self.address))
+                await self._follow(speculate(metadata=shown))
         except ConfigError as error:
             self._failed("credentials", str(error))
         except OSError as error:
@@ -184,6 +192,7 @@ class Link:
         except asyncio.InvalidStateError:
             self._failed("ended", "the stream ended")  # while a frame was on its way
         finally:
+            self._broken = None
             if self.state is LinkState.UP:
                 self._to_engine(LinkDown(self.number, self.epoch))
         return LinkEvent.FAIL
@@ -268,25 +277,22 @@ class Link:
         log.info("link to %s (%s) is up", self.address, self.draft_name)
 
     async def _first_end(self, call: Any) -> None:
-        """Read and write until one of them ends or the epoch is broken off."""
+        """Read and write until one of them ends or the epoch is broken off.
+
+        What ended it is raised from here, and knows this frame; the frame forgets who holds it. In
+        a circle of them the call, and so its connection, would stay until somebody collects it.
+        """
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call))
         broken = self._broken
         if broken is None:
             raise RuntimeError("no epoch")
         try:
-            ends: set[asyncio.Future[Any]] = {reader, writer, broken}
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if broken in done:
-                raise broken.result()
-            for task in done:
-                await task
+            raise await _first_error(broken, reader, writer)
         finally:
             call.cancel()
-            for task in (reader, writer):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+            await _cancelled(reader, writer)
+            del reader, writer, broken
 
     async def _read(self, call: Any) -> None:
         allowance = Allowance()
@@ -332,6 +338,25 @@ class Link:
         if self.reason not in self._logged and len(self._logged) < MAX_LOGGED:
             log.warning("link to %s is down: %s", self.address, self.reason)
             self._logged.add(self.reason)
+        self._on_failure(self)
+
+
+async def _first_error(
+    broken: "asyncio.Future[LinkBroken]", *tasks: "asyncio.Task[None]"
+) -> BaseException:
+    """Of tasks that run until they fail."""
+    ends: set[asyncio.Future[Any]] = {broken, *tasks}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        return broken.result()
+    errors = (task.exception() for task in tasks if task.done())
+    return next(errors) or LinkBroken("ended", "the stream ended")
+
+
+async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _host(address: str) -> str:
@@ -411,7 +436,8 @@ def _is_numeric(address: str) -> bool:
 
 
 class Links:
-    """All links of a target: the operator's, and those that requests name."""
+    """All links of a target: the operator's, those that look-ups find, and those that requests
+    name."""
 
     def __init__(
         self,
@@ -421,9 +447,17 @@ class Links:
         to_engine: Callable[[Any], None],
         backlog: Callable[[], int],
         credentials: DraftCredentials | None = None,
+        discover_seconds: float = 5.0,
+        look: LookUp = look_up,
     ) -> None:
         self._credentials = credentials or DraftCredentials()
-        self._drafts = list(dict.fromkeys(drafts))
+        parsed = [parse_draft(text) for text in dict.fromkeys(drafts)]
+        self._drafts = [each for each in parsed if isinstance(each, Place)]
+        self.discoveries = [
+            Discovery(each, discover_seconds, self._found, look)
+            for each in parsed
+            if not isinstance(each, Place)
+        ]
         self._allowed = list(allowed)
         self._trusted = list(trusted)
         self._to_engine = to_engine
@@ -433,12 +467,54 @@ class Links:
         self._by_address: dict[str, int] = {}
         self._numbers = itertools.count()  # never used again
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._look_ups: list[asyncio.Task[None]] = []
         self._past_failures: Counter[str] = Counter()
 
     def start(self, identity: Identity) -> None:
         self._identity = identity
-        for address in self._drafts:
-            self._dial(address, named=False)
+        for place in self._drafts:
+            self._dial(place, named=False)
+        self._look_ups = [asyncio.create_task(each.run()) for each in self.discoveries]
+
+    # Those that look-ups find
+
+    def _found(self, discovery: Discovery) -> None:
+        """Who has come is dialled; who has gone is left, once its link is down."""
+        for place in discovery.places:
+            self._keep(place, str(discovery.source))
+        for link in list(self.links.values()):
+            if link.source and not self._is_leaving(link) and not self._is_sought(link):
+                self._leave(link)
+
+    def _keep(self, place: Place, source: str) -> None:
+        known = self.links.get(self._by_address.get(place.address, -1))
+        if known is not None and known.state is not LinkState.CLOSED:
+            if not known.named:
+                known.left = False
+                return
+            self._drop(known)  # it was for the requests that name it; now it is for all
+        self.links[self._dial(place, named=False)].source = source
+
+    def _is_sought(self, link: Link) -> bool:
+        return any(each.names(link.address) for each in self.discoveries)
+
+    def _leave(self, link: Link) -> None:
+        if link.state is not LinkState.UP:
+            self._drop(link)
+        elif not link.left:
+            link.left = True
+            log.info("link to %s: %s names it no more", link.address, link.source)
+
+    def _drop(self, link: Link) -> None:
+        self._tasks[link.number].cancel()
+        del self._by_address[link.address]
+
+    def _on_failure(self, link: Link) -> None:
+        for discovery in self.discoveries:
+            if discovery.names(link.address):
+                discovery.hurry()
+
+    # Those that requests name
 
     def number_of(self, address: str) -> int:
         """The link to an endpoint that a request names; dialled only if the operator allows it."""
@@ -453,7 +529,7 @@ class Links:
                 "and --allow-draft",
             )
         self._make_room()
-        return self._dial(address, named=True)
+        return self._dial(at(address), named=True)
 
     def _make_room(self) -> None:
         """For one more that requests name: of those that are down the longest unnamed one goes."""
@@ -464,29 +540,28 @@ class Links:
         if not down:
             raise InputError("speculation.endpoints", f"at most {MAX_NAMED} may be added")
         oldest = min(down, key=lambda link: link.last_named)
-        self._tasks[oldest.number].cancel()
-        del self._by_address[oldest.address]
+        self._drop(oldest)
 
     def _is_leaving(self, link: Link) -> bool:
         return self._by_address.get(link.address) != link.number
 
-    def _dial(self, address: str, named: bool) -> int:
+    def _dial(self, place: Place, named: bool) -> int:
         if self._identity is None:
             raise RuntimeError("links are dialled once the tokenizer is loaded")
         number = next(self._numbers)
-        trusted = _matches(address, self._trusted)
         link = Link(
             number,
-            address,
+            place,
             named,
-            trusted,
+            _matches(place.address, self._trusted) or _matches(place.name, self._trusted),
             self._identity,
             self._to_engine,
             self._backlog,
             self._credentials,
+            self._on_failure,
         )
         self.links[number] = link
-        self._by_address[address] = number
+        self._by_address[place.address] = number
         task = self._tasks[number] = asyncio.create_task(link.run())
         task.add_done_callback(lambda _: self._forget(link))
         return number
@@ -502,6 +577,10 @@ class Links:
         """Epochs that failed, by reason, of all links that there ever were."""
         return sum((link.failures for link in self.links.values()), self._past_failures)
 
+    def look_ups(self) -> Counter[str]:
+        """Of all sources, by result."""
+        return sum((each.results for each in self.discoveries), Counter())
+
     def send(self, number: int, epoch: int, frames: list[TargetFrame]) -> None:
         link = self.links.get(number)
         if link is not None:
@@ -513,7 +592,7 @@ class Links:
             link.break_off(epoch, LinkBroken("stalled", reason))
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._look_ups, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

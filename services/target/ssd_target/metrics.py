@@ -159,6 +159,23 @@ class SpeculationCollector:
         for reason, count in self._links.failures().items():
             failures.add_metric([reason], count)
         yield failures
+        yield from self._discovered()
+
+    def _discovered(self) -> Iterator[Metric]:
+        look_ups = CounterMetricFamily(
+            "ssd_discovery_lookups",
+            "Look-ups of names and files of endpoints, by result.",
+            labels=["result"],
+        )
+        counts = self._links.look_ups()
+        for result in ("found", "empty", "failed"):
+            look_ups.add_metric([result], counts[result])
+        yield look_ups
+        yield GaugeMetricFamily(
+            "ssd_discovered_endpoints",
+            "Endpoints that names and files gave at their last look-up.",
+            value=sum(len(each.places) for each in self._links.discoveries),
+        )
 
 
 def _drafts(totals: SpeculationStats) -> int:

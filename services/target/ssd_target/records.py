@@ -31,6 +31,10 @@ class Cancel(Record, frozen=True):
     sequence: int
 
 
+class Drain(Record, frozen=True):
+    """Give back what has not begun: it holds nothing, and may begin elsewhere at once."""
+
+
 class LinkUp(Record, frozen=True):
     """A speculation endpoint has shaken hands. Epochs of a link only ever grow."""
 
@@ -92,6 +96,7 @@ class Delta(Record, frozen=True):
     speculation: SpeculationStats | None = None  # with the last tokens
     source: int = 0  # of the speculated tokens among them, a Source; 0: there are none
     accepted: int = 0  # so many, the first ones
+    returned: bool = False  # it was not begun
 
 
 class PlaneAbility(Record, frozen=True):
@@ -133,7 +138,7 @@ class StepOutput(Record, frozen=True):
 
 
 LinkRecord = LinkUp | LinkDown | LinkGone | LinkFrames
-ToEngine = Vocabulary | Submit | Cancel | LinkRecord
+ToEngine = Vocabulary | Submit | Cancel | Drain | LinkRecord
 ToFront = Ready | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
 
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -121,6 +121,14 @@ class Scheduler:
                 self._end(sequence)
                 return
 
+    def give_back(self) -> list[Sequence]:
+        """End all that wait; returns them."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for sequence in waiting:
+            self._end(sequence)
+        return waiting
+
     def check_integrity(self) -> None:
         self.pool.check_integrity()
         held = sum(seq.lease is not None for seq in self._running.values())

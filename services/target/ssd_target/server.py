@@ -13,6 +13,7 @@ from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import check_security, make_access
 from ssd_engine.serving.server import ServiceServer
+from ssd_engine.serving.status import HandedOver
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
 from ssd_engine.tracing import TraceRing
@@ -28,6 +29,7 @@ from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Identity, Links
 from ssd_target.metrics import Metrics
+from ssd_target.places import PlaceFile, parse_draft
 from ssd_target.requests import Limits
 from ssd_target.service import SERVICE, Serving, TargetServicer
 from ssd_target.speculation.requests import Terms
@@ -60,7 +62,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     """Raise SSDError for whatever can be known to be wrong without loading weights."""
     check_config(config)
     check_security(config)
-    _draft_credentials(config).check()
+    _check_draft_credentials(config)
     rows = config.max_num_seqs * (config.depth + 1)
     sizes = StepSizes(rows, exact=config.exact, step_rows=config.depth + 1)
     target = plan_model(config.model, config, sizes)
@@ -94,6 +96,7 @@ class TargetServer(ServiceServer):
             self._engine.send,
             lambda: self._engine.backlog,
             _draft_credentials(config),
+            config.discover_seconds,
         )
         self._engine.links = self._links
         metrics = Metrics(lambda: self._engine.stats, lambda: self._num_blocks, self._links)
@@ -146,15 +149,32 @@ class TargetServer(ServiceServer):
 
     def refuse_new(self) -> None:
         self._servicer.draining = True
+        self._engine.drain()
 
     def cut_off(self) -> None:
-        self._engine.abandon("the server stops; resume on another endpoint")
+        self._engine.end_all(HandedOver("the server stops; resume on another endpoint"))
+
+    async def close(self) -> None:
+        await self._links.stop()
 
 
 def _draft_credentials(config: TargetConfig) -> DraftCredentials:
     return DraftCredentials(
-        config.draft_tls_ca, config.tls_cert, config.tls_key, config.draft_token_file
+        config.draft_tls_ca,
+        config.tls_cert,
+        config.tls_key,
+        config.draft_token_file,
+        config.insecure,
     )
+
+
+def _check_draft_credentials(config: TargetConfig) -> None:
+    credentials = _draft_credentials(config)
+    credentials.check()
+    for text in config.draft:
+        place = parse_draft(text)
+        if not isinstance(place, PlaceFile):
+            credentials.check_host(place.host)
 
 
 def _allowance(config: TargetConfig) -> Allowance:

@@ -15,6 +15,7 @@ from ssd_engine.serving.access import Access
 from ssd_engine.serving.allowances import Account, Accounts
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.status import (
+    HandedOver,
     NotServing,
     ReaderStalled,
     RequestFailed,
@@ -38,6 +39,7 @@ SERVICE = "ssd.v1.TargetService"
 INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
 MAX_GATHERED = 256  # deltas in one message
 RETRY_BOUNDS = (0.1, 30.0)
+LOADING_SECONDS = 2.0  # after which it is worth asking again
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -106,11 +108,7 @@ class TargetServicer:
                 response = await self._serve(serving, data, account, timer, context)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
-            outcome = (
-                "error"
-                if isinstance(error, EngineGone | RequestFailed | ReaderStalled)
-                else "refused"
-            )
+            outcome = _outcome(error)
             await abort(context, error)
         finally:
             elapsed = timer.end(outcome)
@@ -127,6 +125,7 @@ class TargetServicer:
     ) -> pb.GenerateResponse:
         """Returns the last response."""
         request = await _parse(data, serving)
+        self._refuse_while_draining()  # which may have begun meanwhile
         speculation = serving.terms.settle(request.speculation)
         self._accounts.check_prompt(account, "prompt", len(request.prompt))
         self._accounts.spend(account, len(request.prompt))
@@ -151,13 +150,14 @@ class TargetServicer:
 
     def _ready(self) -> Serving:
         if self.serving is None:
-            raise NotServing("the model is loading; readiness says when it can be used")
+            raise NotServing(
+                "the model is loading; readiness says when it can be used", LOADING_SECONDS
+            )
         return self.serving
 
     def _admit(self) -> Serving:
         serving = self._ready()
-        if self.draining:
-            raise NotServing("the server is draining; use another endpoint")
+        self._refuse_while_draining()
         if self.num_active > serving.max_live:
             wait = self._mean_seconds * serving.max_live / serving.max_num_seqs / 2
             wait = min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
@@ -167,6 +167,10 @@ class TargetServicer:
                 wait,
             )
         return serving
+
+    def _refuse_while_draining(self) -> None:
+        if self.draining:
+            raise NotServing("the server is draining; use another endpoint")
 
     async def _stream(
         self,
@@ -204,18 +208,28 @@ async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
     return work() if len(data) <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def _next(deltas: "asyncio.Queue[Delta | EngineGone]") -> list[Delta]:
+def _outcome(error: SSDError) -> str:
+    """Of a request that was not finished, for metrics."""
+    if isinstance(error, HandedOver):
+        return "handed_over"
+    failed = isinstance(error, EngineGone | RequestFailed | ReaderStalled)
+    return "error" if failed else "refused"
+
+
+async def _next(deltas: "asyncio.Queue[Delta | SSDError]") -> list[Delta]:
     """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
     batch: list[Delta] = []
     while not batch or not (deltas.empty() or batch[-1].finished or len(batch) == MAX_GATHERED):
         delta = await deltas.get()
-        if isinstance(delta, EngineGone):
+        if isinstance(delta, SSDError):
             if not batch:
                 raise delta
             deltas.put_nowait(delta)  # after what was committed before it
             return batch
         if delta.error is not None:
             raise RequestFailed(delta.error)
+        if delta.returned:
+            raise HandedOver("the server is draining, and had not begun; use another endpoint")
         batch.append(delta)
     return batch
 
@@ -232,6 +246,7 @@ def _with_endpoints(serving: Serving) -> pb.GetModelInfoResponse:
             state=link.state.value,
             draft_name=link.draft_name,
             reason=link.reason,
+            source=link.source,
         )
         if (held := known.get(link.number)) is not None:
             endpoint.open_sequences, endpoint.payoff = held.sequences, held.payoff

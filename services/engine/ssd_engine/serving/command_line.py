@@ -1,6 +1,8 @@
 """What the command lines of the services share: options, their variables, exit codes."""
 
 import dataclasses
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,11 +153,28 @@ def _all(*decorators: Decorator) -> Decorator:
 def exit_codes() -> Iterator[None]:
     """Errors for users become one line and an exit code."""
     try:
-        yield
+        with _early_end():
+            yield
     except (ConfigError, ModelError) as error:
         _exit(EXIT_BAD_INPUT, error)
     except SSDError as error:
         _exit(EXIT_FAILED, error)
+
+
+@contextmanager
+def _early_end() -> Iterator[None]:
+    """Until there is something to end in order, SIGTERM ends it at once. Also as process 1 of a
+    container, where a signal without a handler is no signal."""
+
+    def end(number: int, frame: object) -> None:
+        os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:  # else somebody else took over
+            signal.signal(signal.SIGTERM, before)
 
 
 def _exit(code: int, error: Exception) -> None:

@@ -27,6 +27,7 @@ from ssd_engine.tracing import TraceRing
 
 log = logging.getLogger(__name__)
 
+END_SECONDS = 1.0  # for statuses of the last calls to get out
 SPARE_CALLS = 128  # health checks, and calls on their way to being refused
 LIVENESS, READINESS = "liveness", "readiness"
 UP = health_pb2.HealthCheckResponse.SERVING
@@ -84,6 +85,10 @@ class ServiceServer(ABC):
         """The drain's time is over: end what is still active."""
 
     @abstractmethod
+    async def close(self) -> None:
+        """No call is served any more: say farewell to others."""
+
+    @abstractmethod
     def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
         """The service of the trace that this ring keeps; None: there is none."""
 
@@ -114,10 +119,13 @@ class ServiceServer(ABC):
                 self._engine_process.raise_if_gone()
         finally:
             _remove_port(self._service_config.port_file)
-            await server.stop(grace=0.5)
+            # Connections are told, too: who holds an idle one connects elsewhere.
+            await server.stop(grace=END_SECONDS)
             if health_server is not None:
                 await health_server.stop(grace=None)
+            await self.close()
             await self._engine_process.stop()
+            _ignore(loop, signal.SIGTERM)
 
     def _interrupt(self) -> None:
         """Ctrl-C drains; a second one does not wait for that."""
@@ -205,6 +213,8 @@ class ServiceServer(ABC):
         await self.prepare()
         await self._first_of(self._engine_process.ready)
         if not self._engine_process.ready.done():
+            if self._stop.is_set():
+                log.info("told to stop while loading")
             return False
         ready = self._engine_process.ready.result()
         loaded = self.open(ready)
@@ -254,6 +264,12 @@ def _bound(flag: str, address: str, bind: Callable[[str], int]) -> int:
     if not port:
         raise ConfigError(f"{flag}: cannot bind {address} (taken, or not ours)")
     return int(port)
+
+
+def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
+    """The end is near, and its exit code is 0: one more signal does not change it."""
+    loop.remove_signal_handler(number)
+    signal.signal(number, signal.SIG_IGN)
 
 
 def _remove_port(path: Path | None) -> None:

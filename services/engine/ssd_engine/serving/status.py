@@ -17,6 +17,14 @@ MAX_TEXT = 1024
 class NotServing(SSDError):
     """Loading or draining: another endpoint, or a later try, may serve."""
 
+    def __init__(self, message: str, retry_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class HandedOver(NotServing):
+    """Taken on, and not finished here: it goes on elsewhere, after what was said of it."""
+
 
 class ServerFull(SSDError):
     """Admission refused; says when a new try makes sense."""
@@ -50,6 +58,7 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     InputError: grpc.StatusCode.INVALID_ARGUMENT,
     ServerFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NotServing: grpc.StatusCode.UNAVAILABLE,
+    HandedOver: grpc.StatusCode.UNAVAILABLE,
     EngineGone: grpc.StatusCode.UNAVAILABLE,
     ReaderStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
     PeerSilent: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -78,7 +87,7 @@ def _detail(error: SSDError) -> Message | None:
             field=error.field, description=_cut(error.problem)
         )
         return error_details_pb2.BadRequest(field_violations=[violation])
-    if isinstance(error, ServerFull):
+    if isinstance(error, ServerFull | NotServing):
         info = error_details_pb2.RetryInfo()
         info.retry_delay.FromMilliseconds(int(error.retry_seconds * 1000))
         return info

@@ -1,0 +1,158 @@
+"""Endpoints that come and go: names and files are looked up again and again.
+
+A look-up may hang for as long as a resolver likes, so each has a thread of its own, which nobody
+waits for at the end; one source never has more than one. A look-up that fails changes nothing: what
+is known stays known.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from ssd_engine.errors import SSDError
+from ssd_target.places import DnsName, Place, PlaceFile, Source, at, join, parse_lines
+
+log = logging.getLogger(__name__)
+
+MAX_PLACES = 64  # of one source
+LOOK_UP_SECONDS = 5.0  # after which a look-up counts as failed
+LEAST_SECONDS = 0.5  # between two look-ups, however many links fail
+MAX_FILE = 65_536  # characters
+# What a resolver answers when there is such a service and nobody behind it, or no such name.
+NOBODY = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+LookUp = Callable[[Source], list[Place]]  # blocks
+
+
+class Found(Protocol):
+    def __call__(self, discovery: "Discovery") -> None: ...
+
+
+def look_up(source: Source) -> list[Place]:
+    """Asks the resolver, or reads the file; raises OSError or SSDError."""
+    return _resolve(source) if isinstance(source, DnsName) else _read(source)
+
+
+def _resolve(name: DnsName) -> list[Place]:
+    try:
+        answers = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in NOBODY:
+            return []
+        raise
+    hosts = dict.fromkeys(str(address[0]) for *_, address in answers)
+    return [Place(join(host, name.port), name.name) for host in hosts]
+
+
+def _read(file: PlaceFile) -> list[Place]:
+    with file.path.open() as lines:
+        text = lines.read(MAX_FILE + 1)
+    if len(text) > MAX_FILE:
+        raise SSDError(f"more than {MAX_FILE} characters")
+    return [at(address) for address in parse_lines(text)]
+
+
+class Discovery:
+    """One source, and the places that it named last."""
+
+    def __init__(
+        self, source: Source, seconds: float, found: Found, look: LookUp = look_up
+    ) -> None:
+        """``found`` is called after each look-up that did not fail."""
+        self.source = source
+        self.places: list[Place] = []
+        self.results: Counter[str] = Counter()  # look-ups: found, empty, failed
+        self._seconds = seconds
+        self._found = found
+        self._look = look
+        self._hurry = asyncio.Event()
+        self._pending: asyncio.Future[list[Place]] | None = None
+        self._said = ""  # what was logged last
+
+    def names(self, address: str) -> bool:
+        return any(place.address == address for place in self.places)
+
+    def hurry(self) -> None:
+        """Somebody whom it named is not there: look again soon."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._look_once()
+            await asyncio.sleep(min(LEAST_SECONDS, self._seconds))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._seconds - LEAST_SECONDS)):
+                    await self._hurry.wait()
+            self._hurry.clear()
+
+    async def _look_once(self) -> None:
+        if self._pending is None:
+            self._pending = _in_thread(lambda: self._look(self.source))
+        # The last one may hang still: it is waited for, not joined by another.
+        done, _ = await asyncio.wait({self._pending}, timeout=LOOK_UP_SECONDS)
+        if not done:
+            self._failed(f"no answer within {LOOK_UP_SECONDS:g} s")
+            return
+        answer, self._pending = self._pending, None
+        try:
+            places = answer.result()
+        except (OSError, SSDError, ValueError) as error:
+            self._failed(str(error) or type(error).__name__)
+            return
+        self._take(places)
+
+    def _take(self, places: list[Place]) -> None:
+        unique = {place.address: place for place in places}
+        # Those that are used go first: the answer comes in any order.
+        kept = [unique.pop(place.address) for place in self.places if place.address in unique]
+        self.places = [*kept, *unique.values()][:MAX_PLACES]
+        self.results["found" if places else "empty"] += 1
+        surplus = len(kept) + len(unique) - len(self.places)
+        if surplus:
+            self._say(logging.WARNING, f"{surplus} beyond the first {MAX_PLACES} are not used")
+        elif not places:
+            self._say(logging.WARNING, "nobody is there")
+        elif self._said:
+            self._say(logging.INFO, "endpoints are found again")
+            self._said = ""
+        self._found(self)
+
+    def _failed(self, why: str) -> None:
+        self.results["failed"] += 1
+        self._say(logging.WARNING, f"look-up failed: {why}; what is known stays")
+
+    def _say(self, level: int, text: str) -> None:
+        """Once: what stays as it is is no news."""
+        if text != self._said:
+            log.log(level, "%s: %s", self.source, text)
+            self._said = text
+
+
+def _in_thread(work: Callable[[], list[Place]]) -> "asyncio.Future[list[Place]]":
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[Place]] = loop.create_future()
+
+    def settle(result: list[Place] | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result or [])
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="look-up", daemon=True).start()
+    return future

@@ -1,0 +1,139 @@
+"""The end of a target, in all the states in which SIGTERM may find it. Exit code 0 in each."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+from tests.processes import (
+    TargetProcess,
+    draft,
+    link_states,
+    target,
+)
+
+pytestmark = pytest.mark.services
+
+UP, DOWN = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def request(tokens: int, seed: int = 1) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        text="Once upon a time",
+        sampling=pb.SamplingOptions(temperature=1.0, seed=seed),
+        stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
+    )
+
+
+def refusal(call: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    error: grpc.RpcError = caught.value
+    return error
+
+
+def retry_seconds(error: grpc.RpcError) -> float:
+    """Of the hint that comes with UNAVAILABLE."""
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    info = error_details_pb2.RetryInfo()
+    details = rpc_status.from_call(error).details
+    assert len(details) == 1
+    assert details[0].Unpack(info)
+    return float(info.retry_delay.ToMilliseconds()) / 1000
+
+
+@contextmanager
+def watching(server: TargetProcess) -> Iterator[list[int]]:
+    """What a watch of readiness hears."""
+    heard: list[int] = []
+    with server.channel() as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="readiness")
+        )
+
+        def follow() -> None:
+            try:
+                for answer in call:
+                    heard.append(answer.status)
+            except grpc.RpcError as error:
+                heard.append(-error.code().value[0])
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        yield heard
+        thread.join(30)
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_runs_is_finished_what_waits_is_handed_over_what_is_new_is_refused(
+    tmp_path: Path,
+) -> None:
+    """And an idle link to a draft, a watch of health, a second SIGTERM change nothing of it."""
+    with draft(tmp_path / "draft", model=None) as drafting:
+        flags = ("--draft", drafting.address, "--max-num-seqs", "1", "--threads", "1")
+        with target(tmp_path / "target", *flags) as server, server.channel() as channel:
+            stub = rpc.TargetServiceStub(channel)
+            wait_for(lambda: link_states(server) == ["up"])
+            running = stub.Generate(request(600), timeout=120)
+            assert next(running).WhichOneof("event") == "started"
+            assert next(running).tokens.token_ids  # it has begun: what comes now waits
+            waiting = [stub.Generate(request(5), timeout=120) for _ in range(2)]
+            for call in waiting:
+                assert next(call).WhichOneof("event") == "started"
+            with watching(server) as heard:
+                wait_for(lambda: heard == [UP])
+                server.terminate()
+                for call in waiting:
+                    error = refusal(call)
+                    assert retry_seconds(error) > 0
+                    assert "had not begun" in error.details()
+                server.terminate()
+                error = refusal(stub.Generate(request(5), timeout=60))
+                assert retry_seconds(error) > 0
+                assert "draining" in error.details()
+                assert (server.health("readiness"), server.health("liveness")) == (DOWN, UP)
+                assert server.process.poll() is None
+                tokens = [t for response in running for t in response.tokens.token_ids]
+                assert server.wait_for_exit() == 0
+            assert heard[:2] == [UP, DOWN]
+            assert "drained" in server.log()
+            assert "Traceback" not in server.log()
+        assert 500 < len(tokens) < 600  # the rest had come before
+        wait_for(lambda: "has left" in drafting.log())
+
+
+@pytest.mark.parametrize("module", ["ssd_target", "ssd_draft"])
+def test_a_signal_before_anything_has_begun_ends_it_too(module: str) -> None:
+    """Python itself needs some time to get as far as a handler."""
+    code = (
+        "import os, signal, sys, threading, runpy\n"
+        "from ssd_engine.serving import command_line\n"
+        "plain = command_line._early_end\n"
+        "def early():\n"
+        "    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        "    return plain()\n"
+        "command_line._early_end = early\n"
+        f"sys.argv = ['{module}', 'serve', 'stories-draft', '--listen', '127.0.0.1:0']\n"
+        f"runpy.run_module('{module}', run_name='__main__')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr.count(b"Traceback")) == (0, 0)
