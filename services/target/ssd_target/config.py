@@ -1,7 +1,9 @@
 """What an operator can set. The command line takes its defaults from here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from ssd_engine.cluster.options import ClusterOptions, read_secret, warn_of_readers
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
@@ -22,6 +24,9 @@ BOUNDS = {
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
     "synthetic_acceptance": (0.01, 1),
+    "nodes": (1, 64),
+    "join_timeout": (1, 86_400),
+    "cluster_timeout": (1, 3600),
 }
 
 
@@ -45,6 +50,27 @@ class TargetConfig(ServiceConfig):
     auto_off: bool = True
     link_timeout: float = 2.0
     synthetic_acceptance: float | None = None
+    nodes: int = 1
+    cluster_listen: str | None = None
+    cluster_secret_file: Path | None = None
+    join_timeout: float = 600.0
+    cluster_timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """Of ``ssd-target join``: a node that computes for a leader."""
+
+    leader: str | None = None
+    node: int | None = None
+    cluster_secret_file: Path | None = None
+    model: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+    kernel_cache: Path | None = None
+    join_timeout: float = 600.0
+    health_listen: str | None = None
+    log_level: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,7 @@ class EngineOptions:
     speculation: SpeculationOptions
     draft_model: ModelConfig | None  # of synchronous speculation
     draft_runner: RunnerOptions | None
+    cluster: ClusterOptions | None  # None: all ranks are on one node
 
 
 def check_config(config: TargetConfig) -> None:
@@ -71,6 +98,28 @@ def check_config(config: TargetConfig) -> None:
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
     speculation_options(config)
+    _check_cluster(config)
+
+
+def _check_cluster(config: TargetConfig) -> None:
+    listen, secret = config.cluster_listen, config.cluster_secret_file
+    if config.nodes == 1:
+        if listen is not None or secret is not None:
+            flag = "--cluster-secret-file" if listen is None else "--cluster-listen"
+            raise ConfigError(f"{flag} needs --nodes, 2 or more")
+        return
+    if config.tp % config.nodes:
+        raise ConfigError(
+            f"--tp {config.tp} must be a multiple of --nodes {config.nodes}: each node runs as "
+            "many ranks"
+        )
+    if listen is None:
+        raise ConfigError(f"--nodes {config.nodes} needs --cluster-listen HOST:PORT")
+    if secret is None:
+        raise ConfigError(f"--nodes {config.nodes} needs --cluster-secret-file FILE")
+    parse_address("--cluster-listen", listen)
+    read_secret(secret)
+    warn_of_readers(secret)
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:

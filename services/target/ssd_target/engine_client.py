@@ -1,6 +1,8 @@
 """The front's side of the engine process: submit, follow, cancel."""
 
 import asyncio
+import contextlib
+from multiprocessing.connection import Connection
 
 from ssd_engine.serving.engine_client import EngineGone, EngineProcess
 from ssd_target.config import EngineOptions
@@ -19,19 +21,22 @@ from ssd_target.records import (
     decode_to_front,
 )
 
+FAREWELL_SECONDS = 5.0
 OUTBOX = 65536  # records; each live request puts two, so this is never reached by honest use
 
 
 class EngineClient(EngineProcess):
     """Use from one event loop."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, farewell: Connection | None = None) -> None:
+        """``farewell``: the way to tell an engine of several nodes to end them, too."""
         super().__init__(enter, options, decode_to_front, OUTBOX, options.trace_events)
         self._streams: dict[int, asyncio.Queue[Delta | EngineGone]] = {}
         self._next_id = 0
         self.stats: Stats | None = None
         self.plane_ability: PlaneAbility | None = None
         self.links: Links | None = None  # where the engine's frames go
+        self._farewell = farewell
 
     def send_vocabulary(self, token_bytes: list[bytes]) -> None:
         self.send(Vocabulary(token_bytes))
@@ -51,6 +56,14 @@ class EngineClient(EngineProcess):
         """Forget a sequence; one that is not finished is cancelled."""
         if self._streams.pop(sequence, None) is not None and not finished:
             self.send(Cancel(sequence))
+
+    async def stop(self) -> None:
+        if self._farewell is not None and not self.gone.done():
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            with contextlib.suppress(OSError):  # it is gone this very moment
+                self._farewell.send_bytes(b"\0")
+            await asyncio.to_thread(self._process.join, FAREWELL_SECONDS)
+        await super().stop()
 
     def abandon(self, reason: str) -> None:
         for stream in self._streams.values():

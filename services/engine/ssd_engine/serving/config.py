@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssd_engine.config import ModelConfig, check_tensor_parallel
 from ssd_engine.errors import ConfigError
@@ -88,7 +89,7 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
         raise ConfigError(f"--kernel-cache: {config.kernel_cache} is a file, not a directory")
 
 
-def check_bounds(config: ServiceConfig, bounds: Bounds) -> None:
+def check_bounds(config: Any, bounds: Bounds) -> None:
     """None, where it is allowed, leaves the choice to the server. NaN is out of every bound."""
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
