@@ -30,6 +30,7 @@ from ssd_engine.step_channel import StepChannel, step_capacity
 log = logging.getLogger(__name__)
 
 PINGS_PER_TIMEOUT = 4
+INTEGER_BYTES = 4
 MAX_AHEAD = 1024  # steps; rank 0 computes them all and cannot be far ahead
 
 
@@ -55,7 +56,8 @@ class Node:
         self._timeout = membership.timeout
         self._tell_ready = ready
         capacity = step_capacity(self._start.options)
-        self._connection.max_frame = max(SMALL_FRAME, 4 * capacity)
+        self._max_step = INTEGER_BYTES * capacity
+        self._connection.max_frame = max(SMALL_FRAME, self._max_step)
         self._channel = StepChannel(capacity, self._start.place.here)
         self._steps: deque[NDArray[np.int32]] = deque()
         self._ranks: list[BaseProcess] = []
@@ -107,7 +109,7 @@ class Node:
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
         match kind:
-            case Kind.STEP if self._ranks and len(self._steps) < MAX_AHEAD:
+            case Kind.STEP if self._is_step(payload):
                 self._steps.append(np.frombuffer(payload, dtype="<i4"))
                 self._pass_on()
             case Kind.PING:
@@ -123,6 +125,10 @@ class Node:
                 self._over = True
             case _:
                 raise LeaderLost(f"the leader says what makes no sense: {kind.name}")
+
+    def _is_step(self, payload: bytes) -> bool:
+        whole = len(payload) % INTEGER_BYTES == 0 and len(payload) <= self._max_step
+        return whole and bool(self._ranks) and len(self._steps) < MAX_AHEAD
 
     def _pass_on(self) -> None:
         if self._steps and self._channel.free:

@@ -5,6 +5,7 @@ Every read and write has a deadline. One thread reads; any thread may write.
 
 import contextlib
 import enum
+import ipaddress
 import select
 import socket
 import struct
@@ -56,7 +57,7 @@ class NodeConnection:
         self._writing = threading.Lock()
         self._buffer = bytearray()
         self.max_frame = SMALL_FRAME
-        self.local_host: str = connected.getsockname()[0]
+        self.local_host = _plain_host(connected.getsockname()[0])
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -173,6 +174,13 @@ class NodeConnection:
         poller = select.poll()
         poller.register(self._socket.fileno(), events)
         return bool(poller.poll(seconds * 1000))
+
+
+def _plain_host(host: str) -> str:
+    """An IPv4 address as such, also where a socket for both kinds writes it as one of IPv6."""
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return host if mapped is None else str(mapped)
 
 
 def as_reason(payload: bytes) -> str:
