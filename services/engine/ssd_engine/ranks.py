@@ -92,8 +92,9 @@ class RankedRunner:
             return
         start = RankStart(config, options, Place(tp_size, 0, here), role, log_level)
         begin = _on_one_node if cluster is None else _on_several_nodes(cluster)
-        self._channel, group = begin(start)
-        self._runner = ModelRunner(config, options, group)
+        with leaving_the_verdict():
+            self._channel, group = begin(start)
+            self._runner = ModelRunner(config, options, group)
 
     @property
     def num_blocks(self) -> int:
@@ -201,16 +202,14 @@ def _on_one_node(start: RankStart) -> tuple[Channel, RankGroup]:
 def _on_several_nodes(cluster: ClusterOptions) -> Callable[[RankStart], tuple[Channel, RankGroup]]:
     def begin(start: RankStart) -> tuple[Channel, RankGroup]:
         leader = Leader(cluster, start)
-        with leaving_the_verdict():
-            start = leader.gather()
+        start = leader.gather()
         others = start.place.here - 1
         channel = StepChannel(step_capacity(start.options), others)
         if others:
             stores = [leader.store_link() for _ in range(others)]
             _watch(start_ranks(start, channel.readers, stores), leader.tell_failure)
-        return NodesChannel(leader, channel), join_group(
-            0, start.place, leader.store, start.options
-        )
+        group = join_group(0, start.place, leader.store, start.options)
+        return NodesChannel(leader, channel), group
 
     return begin
 
