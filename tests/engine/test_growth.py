@@ -158,8 +158,8 @@ class _ThreadGroup:
     """Tensor-parallel ranks that are threads of this process."""
 
     def __init__(self, rank: int, parts: list[torch.Tensor], barrier: threading.Barrier) -> None:
-        self.rank = rank
-        self.size = len(parts)
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(parts)
         self._parts = parts
         self._barrier = barrier
 

@@ -263,6 +263,7 @@ class _SmallestOf:
     """A tensor-parallel group of which another rank has less memory."""
 
     rank, size = 0, 1
+    local_rank, local_size = 0, 1
 
     def __init__(self, other: int) -> None:
         self.other = other

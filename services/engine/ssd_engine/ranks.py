@@ -1,24 +1,21 @@
-"""Tensor-parallel ranks: processes, and the channel on which they get the next forward.
+"""Tensor-parallel ranks: rank 0 lives in the engine process and decides; the others follow.
 
-Rank 0 lives in the engine process and decides; the others follow. A forward travels as raw
-integers through shared memory. A rank that dies takes the whole engine down, with its reason in
-the log: a collective that misses one of its members would wait for ever.
+A forward travels as raw integers: through shared memory on a node, on a connection to other nodes
+(``cluster/``). A rank that dies takes the whole engine down, with its reason in the log: a
+collective that misses one of its members would wait for ever.
 """
 
-import ctypes
 import logging
-import multiprocessing
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing import connection
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,97 +23,78 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.batch import Draw, Part, decode_parts, encode_parts, max_encoded_size
+from ssd_engine.batch import Draw, Part, decode_parts, encode_parts
+from ssd_engine.cluster.interface import interface_of
+from ssd_engine.cluster.leader import Leader
+from ssd_engine.cluster.options import ClusterOptions
+from ssd_engine.cluster.store import NodeStore
+from ssd_engine.cluster.wire import Broken
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
 from ssd_engine.log import setup_logging
 from ssd_engine.processes import exit_with_parent
+from ssd_engine.rank_processes import Place, RankStart, StoreLink, start_ranks
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.scored import Pending, Scored
+from ssd_engine.step_channel import StepChannel, StepReader, step_capacity
 from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-GO = b"\0"
 FORWARD, STEP = 0, 1
 VERDICT_SECONDS = 5.0
-_spawn = multiprocessing.get_context("spawn")
+GLOO_AT_ADDRESS = "gloo_at_address"
 
 
 def _nothing() -> None:
     pass
 
 
-class StepReader:
-    """One rank's end of the channel."""
+class Channel(Protocol):
+    """To all other ranks."""
 
-    def __init__(self, buffer: Any, pipe: Connection) -> None:
-        self._buffer = buffer
-        self._pipe = pipe
-
-    def receive(self) -> NDArray[np.int32]:
-        self._pipe.recv_bytes()
-        array = _as_array(self._buffer)
-        values = array[1 : 1 + array[0]].copy()
-        self._pipe.send_bytes(GO)
-        return values
+    def send(self, values: NDArray[np.int32]) -> None: ...
 
 
-class StepChannel:
-    """One integer buffer in shared memory, written by rank 0, read once by every other rank.
+class NodesChannel:
+    """To the ranks of other nodes, which take longer to reach, and then to those of this one."""
 
-    A byte on a pipe says that the buffer is written; one back, that it was read.
-    """
-
-    def __init__(self, capacity: int, readers: int) -> None:
-        self._buffer = _spawn.RawArray(ctypes.c_int32, capacity + 1)
-        pairs = [_spawn.Pipe() for _ in range(readers)]
-        self._pipes = [ours for ours, _ in pairs]
-        self.readers = [StepReader(self._buffer, theirs) for _, theirs in pairs]
-        self._unread = False
+    def __init__(self, leader: Leader, here: StepChannel) -> None:
+        self._leader = leader
+        self._here = here
 
     def send(self, values: NDArray[np.int32]) -> None:
-        if self._unread:
-            for pipe in self._pipes:
-                pipe.recv_bytes()
-        array = _as_array(self._buffer)
-        array[0] = len(values)
-        array[1 : 1 + len(values)] = values
-        for pipe in self._pipes:
-            pipe.send_bytes(GO)
-        self._unread = True
-
-
-def _as_array(buffer: Any) -> NDArray[np.int32]:
-    return np.frombuffer(memoryview(buffer), dtype=np.int32)
+        self._leader.send_step(values)
+        self._here.send(values)
 
 
 class RankedRunner:
     """Rank 0's runner, and the other ranks at its side."""
 
     def __init__(
-        self, config: ModelConfig, options: RunnerOptions, tp_size: int, role: str, log_level: str
+        self,
+        config: ModelConfig,
+        options: RunnerOptions,
+        tp_size: int,
+        role: str,
+        log_level: str,
+        cluster: ClusterOptions | None = None,
     ) -> None:
-        check_devices(options, tp_size)
-        configure_threads(options, tp_size)
-        self._channel: StepChannel | None = None
+        """``cluster``: the nodes that share the ranks; None: all are on this one."""
+        here = tp_size if cluster is None else tp_size // cluster.nodes
+        check_devices(options, here)
+        configure_threads(options, here)
+        self._channel: Channel | None = None
         if tp_size == 1:
             self._runner = ModelRunner(config, options, SingleRank())
             return
-        store = loopback_store()
-        capacity = 1 + max_encoded_size(
-            max_tokens=options.max_forward_tokens,
-            max_sequences=options.max_num_seqs,
-            max_blocks_per_sequence=-(-options.max_model_len // options.block_size),
-            max_tail=options.max_tail,
-        )
-        self._channel = StepChannel(capacity, tp_size - 1)
-        start = RankStart(config, options, tp_size, store.port, role, log_level)
-        _start_ranks(start, self._channel.readers)
-        group = join_group(0, tp_size, store, options)
-        self._runner = ModelRunner(config, options, group)
+        start = RankStart(config, options, Place(tp_size, 0, here), role, log_level)
+        begin = _on_one_node if cluster is None else _on_several_nodes(cluster)
+        with leaving_the_verdict():
+            self._channel, group = begin(start)
+            self._runner = ModelRunner(config, options, group)
 
     @property
     def num_blocks(self) -> int:
@@ -163,7 +141,7 @@ class RankedRunner:
             self._tell_others(self._channel, STEP, parts)
             return PendingOnRanks(self._runner.step(parts, draws, launched))
 
-    def _tell_others(self, channel: StepChannel, kind: int, parts: Sequence[Part]) -> None:
+    def _tell_others(self, channel: Channel, kind: int, parts: Sequence[Part]) -> None:
         channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
 
 
@@ -184,31 +162,56 @@ class PendingOnRanks:
 
 @contextmanager
 def leaving_the_verdict() -> Iterator[None]:
-    """A collective or a pipe fails the moment a rank dies. The watcher knows which one, says so,
-    and ends this process."""
+    """A collective, a pipe or a connection fails the moment a rank dies. The watcher knows which
+    one, says so, and ends this process."""
     try:
         yield
-    except (RuntimeError, OSError, EOFError):
+    except (RuntimeError, OSError, EOFError, Broken):
         time.sleep(VERDICT_SECONDS)
         raise
 
 
-def check_devices(options: RunnerOptions, tp_size: int) -> None:
+def check_devices(options: RunnerOptions, ranks: int) -> None:
     if options.device != "cuda":
         return
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if visible < tp_size:
-        raise ConfigError(f"--device cuda with --tp {tp_size}: {visible} CUDA devices are visible")
+    if visible < ranks:
+        raise ConfigError(
+            f"--device cuda with {ranks} ranks on this node: {visible} CUDA devices are visible"
+        )
 
 
-def configure_threads(options: RunnerOptions, tp_size: int) -> None:
-    """One core is left to the front process, the others are dealt out to the ranks."""
+def configure_threads(options: RunnerOptions, ranks: int) -> None:
+    """One core is left to the front process, the others are dealt out to the ranks of the node."""
     cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(options.threads or max(1, (cores - 1) // tp_size))
+    torch.set_num_threads(options.threads or max(1, (cores - 1) // ranks))
     if options.device == "cpu" and options.dtype == "float32":
         # oneDNN reorders a weight at every call; plain BLAS does not (measured: 2 to 3 times
         # faster for 16 to 64 rows on Arm, the same on x86, where fp32 goes to BLAS anyway).
         torch.backends.mkldnn.set_flags(False)
+
+
+def _on_one_node(start: RankStart) -> tuple[Channel, RankGroup]:
+    store = loopback_store()
+    others = start.place.size - 1
+    channel = StepChannel(step_capacity(start.options), others)
+    _watch(start_ranks(start, channel.readers, [store.port] * others))
+    return channel, join_group(0, start.place, store, start.options)
+
+
+def _on_several_nodes(cluster: ClusterOptions) -> Callable[[RankStart], tuple[Channel, RankGroup]]:
+    def begin(start: RankStart) -> tuple[Channel, RankGroup]:
+        leader = Leader(cluster, start)
+        start = leader.gather()
+        others = start.place.here - 1
+        channel = StepChannel(step_capacity(start.options), others)
+        if others:
+            stores = [leader.store_link() for _ in range(others)]
+            _watch(start_ranks(start, channel.readers, stores), leader.tell_failure)
+        group = join_group(0, start.place, leader.store, start.options)
+        return NodesChannel(leader, channel), group
+
+    return begin
 
 
 def loopback_store() -> dist.TCPStore:
@@ -225,48 +228,58 @@ def loopback_store() -> dist.TCPStore:
         )
 
 
-def join_group(rank: int, size: int, store: Any, options: RunnerOptions) -> RankGroup:
-    device = rank_device(options.device, rank)
+def join_group(rank: int, place: Place, store: Any, options: RunnerOptions) -> RankGroup:
+    local_rank = rank - place.first
+    device = rank_device(options.device, local_rank)
     if options.device == "cuda":
         torch.cuda.set_device(device)
+        backend = "nccl"
+        if place.host is not None:  # "=" asks for this very name, not for names that begin so
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(place.host)}")
+    elif place.host is not None:
+        backend = _gloo_at(place.host)
     else:
+        backend = "gloo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend = "nccl" if options.device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    return RankGroup(rank, size, device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=place.size)
+    return RankGroup(rank, place.size, device, local_rank, place.here)
 
 
-@dataclass(frozen=True)
-class RankStart:
-    """What a rank's process is started with."""
+def _gloo_at(host: str) -> str:
+    """The name of a backend that listens at this address alone; gloo's own takes an interface."""
 
-    config: ModelConfig
-    options: RunnerOptions
-    size: int
-    port: int
-    role: str
-    log_level: str
+    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        gloo: Any = dist.ProcessGroupGloo  # the stubs do not know its options
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
+        options._timeout = timeout
+        return gloo(store, rank, size, options)
 
-
-def _start_ranks(start: RankStart, readers: Sequence[StepReader]) -> None:
-    workers: list[BaseProcess] = []
-    for rank, reader in enumerate(readers, start=1):
-        worker = _spawn.Process(
-            target=_rank_main, args=(rank, start, reader), name=f"rank {rank}", daemon=True
-        )
-        worker.start()
-        workers.append(worker)
-    threading.Thread(target=_watch_ranks, args=(workers,), daemon=True).start()
+    dist.Backend.register_backend(GLOO_AT_ADDRESS, create, devices=["cpu"])
+    return GLOO_AT_ADDRESS
 
 
-def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
+def rank_main(rank: int, start: RankStart, steps: StepReader, link: StoreLink) -> None:
     setup_logging(start.role, start.log_level, rank)
     exit_with_parent()
-    configure_threads(start.options, start.size)
-    store = dist.TCPStore(LOOPBACK, start.port, is_master=False)
-    group = join_group(rank, start.size, store, start.options)
-    runner = ModelRunner(start.config, start.options, group)
-    log.info("ready")
+    place = start.place
+    check_devices(start.options, place.here)
+    configure_threads(start.options, place.here)
+    store = NodeStore(link) if not isinstance(link, int) else _dial_store(link)
+    with leaving_the_verdict():
+        group = join_group(rank, place, store, start.options)
+        runner = ModelRunner(start.config, start.options, group)
+        log.info("ready")
+        if isinstance(store, NodeStore):
+            store.tell_ready()
+        _follow(runner, steps)
+
+
+def _dial_store(port: int) -> dist.TCPStore:
+    return dist.TCPStore(LOOPBACK, port, is_master=False)
+
+
+def _follow(runner: ModelRunner, steps: StepReader) -> None:
     while True:
         kind, *_ = values = steps.receive()
         parts = decode_parts(values[1:])
@@ -276,12 +289,24 @@ def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
             runner.forward(parts)
 
 
-def _watch_ranks(workers: list[BaseProcess]) -> None:
-    ended = connection.wait([worker.sentinel for worker in workers])
-    for worker in workers:
-        if worker.sentinel in ended:
-            worker.join()
-            log.critical(
-                "%s died with exit code %s; the engine stops", worker.name, worker.exitcode
-            )
+def _tell_nobody(reason: str) -> None:
+    pass
+
+
+def _watch(ranks: list[BaseProcess], tell: Callable[[str], None] = _tell_nobody) -> None:
+    threading.Thread(target=_watch_ranks, args=(ranks, tell), daemon=True).start()
+
+
+def _watch_ranks(ranks: list[BaseProcess], tell: Callable[[str], None]) -> None:
+    reason = first_death(ranks)
+    log.critical("%s; the engine stops", reason)
+    tell(reason)
     os._exit(EXIT_RANK_DIED)
+
+
+def first_death(ranks: list[BaseProcess]) -> str:
+    """Waits until a rank dies, and says which."""
+    ended = connection.wait([rank.sentinel for rank in ranks])
+    dead = next(rank for rank in ranks if rank.sentinel in ended)
+    dead.join()
+    return f"{dead.name} died with exit code {dead.exitcode}"

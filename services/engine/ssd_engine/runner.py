@@ -47,7 +47,7 @@ class ModelRunner:
         self.config = grown
         self.options = options
         self.tp = tp
-        self.device = rank_device(options.device, tp.rank)
+        self.device = rank_device(options.device, tp.local_rank)
         dtype = DTYPES[options.dtype]
         self._tuned = is_tuned(grown, dtype, self.device)
         if self.device.type == "cuda" and not self._tuned:
@@ -137,7 +137,7 @@ class ModelRunner:
         matrices = weights.matrices()
         size = sum(matrix.numel() * matrix.itemsize for matrix in matrices)
         on_cpu = self.device.type == "cpu" and self.options.dtype == "float32"
-        if not on_cpu or size * self.tp.size > SECOND_COPY_SHARE * available_memory():
+        if not on_cpu or size * self.tp.local_size > SECOND_COPY_SHARE * available_memory():
             return plain_linear
         return second_layout(matrices)
 
@@ -180,7 +180,7 @@ class ModelRunner:
         if self.device.type == "cuda":
             self._warm_up()
             return min(blocks_on_device(self.options, size, self.device), useful)
-        budget = CPU_CACHE_SHARE * available_memory() / self.tp.size
+        budget = CPU_CACHE_SHARE * available_memory() / self.tp.local_size
         return max(0, min(int(budget) // size, useful))
 
     def _warm_up(self) -> None:

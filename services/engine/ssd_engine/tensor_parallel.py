@@ -10,6 +10,8 @@ from torch import Tensor
 class TensorParallel(Protocol):
     rank: int
     size: int
+    local_rank: int  # among the ranks of its node, which tells its device
+    local_size: int  # ranks of its node, which share its memory
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, on every rank."""
@@ -29,8 +31,8 @@ def rank_device(kind: str, rank: int) -> torch.device:
 
 
 class SingleRank:
-    rank = 0
-    size = 1
+    rank = local_rank = 0
+    size = local_size = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -45,10 +47,14 @@ class SingleRank:
 class RankGroup:
     """Ranks of ``torch.distributed``'s default group: one process each."""
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device, local_rank: int, local_size: int
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
+        self.local_rank = local_rank
+        self.local_size = local_size
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)

@@ -8,10 +8,12 @@ import click
 
 from ssd_engine.log import setup_logging
 from ssd_engine.serving.command_line import Options, exit_codes, serving_extra
+from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 from ssd_target import __version__
-from ssd_target.config import BACKUPS, MODES, TargetConfig
+from ssd_target.config import BACKUPS, MODES, JoinConfig, TargetConfig
 
 option = Options(TargetConfig, "SSD_TARGET")
+join_option = Options(JoinConfig, "SSD_TARGET")
 
 
 @click.group()
@@ -83,12 +85,44 @@ def main() -> None:
 )
 @option("--limit-prompt-tokens", "Longest prompt of an identity, in tokens.", type=int)
 @option.security()
+@option("--nodes", "Nodes that share the ranks; others come with ssd-target join.", type=int)
+@option("--cluster-listen", "HOST:PORT at which other nodes join; port 0 takes a free one.")
+@option("--cluster-secret-file", "File with the secret that nodes prove to each other.", type=Path)
+@option("--join-timeout", "Seconds until all nodes must have joined.", type=float)
+@option("--cluster-timeout", "Seconds of silence after which a node counts as lost.", type=float)
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""
     setup_logging("target", options["log_level"])
     with exit_codes():
         _serve(TargetConfig(**options), check_config)
+
+
+@main.command()
+@join_option("--leader", "HOST:PORT of the leader's --cluster-listen; a name may be one of DNS.")
+@join_option("--node", "This node's number, from 1 on; the leader is 0.", type=int)
+@join_option("--cluster-secret-file", "File with the leader's secret.", type=Path)
+@join_option("--model", "The model's place here. Default: as it was named at the leader.")
+@join_option("--device", "auto: as the leader.", type=click.Choice(DEVICES))
+@join_option("--threads", "CPU threads per rank. Default: as the leader.", type=int)
+@join_option("--kernel-cache", "As that of serve.", type=Path)
+@join_option("--join-timeout", "Seconds to look for the leader.", type=float)
+@join_option("--health-listen", "HOST:PORT of gRPC health, for probes. Default: none.")
+@join_option("--log-level", "Default: as the leader.", type=click.Choice(LOG_LEVELS))
+@join_option.check_config()
+def join(check_config: bool, **options: Any) -> None:
+    """Join a leader, ssd-target serve --nodes, and compute with it for as long as it serves."""
+    setup_logging(f"target/node{options['node']}", options["log_level"] or "info")
+    with exit_codes():
+        with serving_extra("ssd-target"):
+            from ssd_target.join import check_join, run_join
+
+        config = JoinConfig(**options)
+        checked = check_join(config)
+        if check_config:
+            click.echo(f"ok: node {config.node} of {config.leader}")
+            return
+        run_join(config, checked)
 
 
 def _serve(config: TargetConfig, check_only: bool) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd_engine.cluster.options import ClusterOptions, read_secret, warn_of_readers
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
@@ -28,6 +29,9 @@ BOUNDS = {
     "limit_requests": (1, 1_000_000),
     "limit_tokens_per_minute": (1, 10_000_000_000),
     "limit_prompt_tokens": (1, 10_000_000),
+    "nodes": (1, 64),
+    "join_timeout": (1, 86_400),
+    "cluster_timeout": (1, 3600),
 }
 
 
@@ -57,6 +61,27 @@ class TargetConfig(ServiceConfig):
     limit_requests: int | None = None
     limit_tokens_per_minute: int | None = None
     limit_prompt_tokens: int | None = None
+    nodes: int = 1
+    cluster_listen: str | None = None
+    cluster_secret_file: Path | None = None
+    join_timeout: float = 600.0
+    cluster_timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """Of ``ssd-target join``: a node that computes for a leader."""
+
+    leader: str | None = None
+    node: int | None = None
+    cluster_secret_file: Path | None = None
+    model: str | None = None
+    device: str = "auto"
+    threads: int | None = None
+    kernel_cache: Path | None = None
+    join_timeout: float = 600.0
+    health_listen: str | None = None
+    log_level: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +99,7 @@ class EngineOptions:
     speculation: SpeculationOptions
     draft_model: ModelConfig | None  # of synchronous speculation
     draft_runner: RunnerOptions | None
+    cluster: ClusterOptions | None  # None: all ranks are on one node
 
 
 def check_config(config: TargetConfig) -> None:
@@ -83,6 +109,28 @@ def check_config(config: TargetConfig) -> None:
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
     speculation_options(config)
+    _check_cluster(config)
+
+
+def _check_cluster(config: TargetConfig) -> None:
+    listen, secret = config.cluster_listen, config.cluster_secret_file
+    if config.nodes == 1:
+        if listen is not None or secret is not None:
+            flag = "--cluster-secret-file" if listen is None else "--cluster-listen"
+            raise ConfigError(f"{flag} needs --nodes, 2 or more")
+        return
+    if config.tp % config.nodes:
+        raise ConfigError(
+            f"--tp {config.tp} must be a multiple of --nodes {config.nodes}: each node runs as "
+            "many ranks"
+        )
+    if listen is None:
+        raise ConfigError(f"--nodes {config.nodes} needs --cluster-listen HOST:PORT")
+    if secret is None:
+        raise ConfigError(f"--nodes {config.nodes} needs --cluster-secret-file FILE")
+    parse_address("--cluster-listen", listen)
+    read_secret(secret)
+    warn_of_readers(secret)
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:

@@ -1,6 +1,8 @@
 """The front's side of the engine process: submit, follow, cancel."""
 
 import asyncio
+import contextlib
+from multiprocessing.connection import Connection
 
 from ssd_engine.errors import SSDError
 from ssd_engine.serving.engine_client import EngineGone, EngineProcess
@@ -21,19 +23,22 @@ from ssd_target.records import (
     decode_to_front,
 )
 
+FAREWELL_SECONDS = 5.0
 OUTBOX = 65536  # records; each live request puts two, so this is never reached by honest use
 
 
 class EngineClient(EngineProcess):
     """Use from one event loop."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, farewell: Connection | None = None) -> None:
+        """``farewell``: the way to tell an engine of several nodes to end them, too."""
         super().__init__(enter, options, decode_to_front, OUTBOX, options.trace_events)
         self._streams: dict[int, asyncio.Queue[Delta | SSDError]] = {}
         self._next_id = 0
         self.stats: Stats | None = None
         self.plane_ability: PlaneAbility | None = None
         self.links: Links | None = None  # where the engine's frames go
+        self._farewell = farewell
 
     def send_vocabulary(self, token_bytes: list[bytes]) -> None:
         self.send(Vocabulary(token_bytes))
@@ -57,6 +62,14 @@ class EngineClient(EngineProcess):
     def drain(self) -> None:
         """What runs goes on; what waits comes back."""
         self.send(Drain())
+
+    async def stop(self) -> None:
+        if self._farewell is not None and not self.gone.done():
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            with contextlib.suppress(OSError):  # it is gone this very moment
+                self._farewell.send_bytes(b"\0")
+            await asyncio.to_thread(self._process.join, FAREWELL_SECONDS)
+        await super().stop()
 
     def abandon(self, reason: str) -> None:
         self.end_all(EngineGone(reason))

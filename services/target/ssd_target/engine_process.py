@@ -39,7 +39,12 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     started = time.monotonic()
     drafter = _load_drafter(options)  # first: the target takes what memory is left
     runner = RankedRunner(
-        options.model, options.runner, options.tp, role="target", log_level=options.log_level
+        options.model,
+        options.runner,
+        options.tp,
+        role="target",
+        log_level=options.log_level,
+        cluster=options.cluster,
     )
     warm_up(runner)
     vocabulary = decode_to_engine(pipe.recv_bytes())

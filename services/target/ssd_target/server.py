@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import trace_pb2
+from ssd_engine.cluster.options import ClusterOptions
 from ssd_engine.errors import ConfigError
 from ssd_engine.serving.allowances import Accounts, Allowance
 from ssd_engine.serving.config import StepSizes
@@ -27,6 +29,7 @@ from ssd_target.config import (
 )
 from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.engine_client import EngineClient
+from ssd_target.join import cluster_options
 from ssd_target.links import Identity, Links
 from ssd_target.metrics import Metrics
 from ssd_target.places import PlaceFile, parse_draft
@@ -88,7 +91,11 @@ class TargetServer(ServiceServer):
         self._plans = plan
         self._plan = plan.target
         self._num_blocks = 0
-        self._engine = EngineClient(_engine_options(config, plan))
+        farewell, bidden = Pipe(duplex=False)
+        cluster = cluster_options(config, plan.target, farewell)
+        self._engine = EngineClient(
+            _engine_options(config, plan, cluster), None if cluster is None else bidden
+        )
         self._links = Links(
             config.draft,
             config.allow_draft,
@@ -184,7 +191,9 @@ def _allowance(config: TargetConfig) -> Allowance:
     )
 
 
-def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:
+def _engine_options(
+    config: TargetConfig, plan: TargetPlan, cluster: ClusterOptions | None
+) -> EngineOptions:
     draft = plan.draft
     return EngineOptions(
         model=plan.target.model,
@@ -198,6 +207,7 @@ def _engine_options(config: TargetConfig, plan: TargetPlan) -> EngineOptions:
         speculation=speculation_options(config),
         draft_model=None if draft is None else draft.model,
         draft_runner=None if draft is None else draft.runner,
+        cluster=cluster,
     )
 
 

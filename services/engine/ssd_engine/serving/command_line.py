@@ -12,7 +12,7 @@ import click
 
 from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.runner_options import DTYPE_NAMES
-from ssd_engine.serving.config import DEVICES, LOG_LEVELS, ServiceConfig
+from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 
 EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 Decorator = Callable[[Any], Any]
@@ -21,7 +21,7 @@ Decorator = Callable[[Any], Any]
 class Options:
     """Options whose defaults are a configuration's; --tp has the variable PREFIX_TP."""
 
-    def __init__(self, config: type[ServiceConfig], prefix: str) -> None:
+    def __init__(self, config: type[Any], prefix: str) -> None:
         self._defaults = {f.name: f.default for f in dataclasses.fields(config)}
         self._prefix = prefix
 
@@ -131,12 +131,15 @@ class Options:
                 "Debug: check the engine's books after every step.",
                 is_flag=True,
             ),
-            click.option(
-                "--check-config",
-                is_flag=True,
-                envvar=self.variable("check_config"),
-                help="Validate the options and the model, and exit.",
-            ),
+            self.check_config(),
+        )
+
+    def check_config(self) -> Decorator:
+        return click.option(
+            "--check-config",
+            is_flag=True,
+            envvar=self.variable("check_config"),
+            help="Validate the options and the model, and exit.",
         )
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ssd_engine.config import ModelConfig, check_tensor_parallel
 from ssd_engine.errors import ConfigError
@@ -126,7 +127,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_bounds(config: ServiceConfig, bounds: Bounds) -> None:
+def check_bounds(config: Any, bounds: Bounds) -> None:
     """None, where it is allowed, leaves the choice to the server. NaN is out of every bound."""
     for name, (low, high) in bounds.items():
         value = getattr(config, name)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ssd_engine.errors import EXIT_RANK_DIED, ConfigError, SSDError
+from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDError
 from ssd_engine.processes import terminal_signals_blocked
 from ssd_engine.serving.records import Fatal, Ready, encode
 from ssd_engine.tracing import TraceEvent, TraceRing
@@ -131,6 +131,8 @@ class EngineProcess(ABC):
             reason = self._fatal.message
         elif code == EXIT_RANK_DIED:
             reason = "a tensor-parallel rank died"
+        elif code == EXIT_NODE_LOST:
+            reason = "a node was lost"
         self.abandon(reason)
         self.gone.set_result(reason)
 
