@@ -24,7 +24,7 @@ class Endless:
 
     def __init__(self) -> None:
         links = Links((), (), (), lambda record: None, lambda: 0)
-        self.servicer = TargetServicer(Metrics(lambda: None, lambda: 1, links), SECONDS)
+        self.servicer = TargetServicer(Metrics(lambda: None, lambda: 1, links, 5), SECONDS)
         self.written = 0
         self.error: SSDError | None = None
 

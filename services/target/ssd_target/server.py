@@ -90,7 +90,9 @@ class TargetServer(ServiceServer):
             lambda: self._engine.backlog,
         )
         self._engine.links = self._links
-        metrics = Metrics(lambda: self._engine.stats, lambda: self._num_blocks, self._links)
+        metrics = Metrics(
+            lambda: self._engine.stats, lambda: self._num_blocks, self._links, config.depth
+        )
         self._servicer = TargetServicer(metrics, config.write_timeout)
         self._max_live = config.max_num_seqs + config.max_waiting
         super().__init__(config, self._engine, self._servicer, metrics, self._max_live)

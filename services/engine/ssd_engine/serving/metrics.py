@@ -1,23 +1,35 @@
 """Prometheus metrics of a service: its own, and those that its engine keeps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+from ssd_engine.histogram import cumulative
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to read the books)
 
 
 class ServiceMetrics:
-    def __init__(self, books: Callable[[], Any]) -> None:
+    def __init__(self, role: str, books: Callable[[], Any]) -> None:
         """``books`` gives the engine's latest ones, None before the first."""
         self.registry = CollectorRegistry()
         self._books = books
+        self.ready = self.gauge(
+            "ssd_ready", "1 while the service takes new work, 0 while it loads or drains.", ["role"]
+        ).labels(role)
 
     def counter(self, name: str, text: str, labels: Any = ()) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
+
+    def counter_by(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        """One whose label takes these values, each shown from the start."""
+        counter = self.counter(name, text, [label])
+        for value in values:
+            counter.labels(value)
+        return counter
 
     def gauge(self, name: str, text: str, labels: Any = ()) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
@@ -53,6 +65,13 @@ class _EngineCounters:
         books = self._books()
         for name, (text, read) in self._counters.items():
             yield CounterMetricFamily(name, text, value=_value(books, read))
+
+
+def histogram_family(
+    name: str, text: str, counts: list[int], seconds: float, at_once: int = 0
+) -> HistogramMetricFamily:
+    """Of times that an engine has counted; the arguments are those of ``cumulative``."""
+    return HistogramMetricFamily(name, text, buckets=cumulative(counts, at_once), sum_value=seconds)
 
 
 def _value(books: Any, read: Callable[[Any], float]) -> float:

@@ -207,6 +207,8 @@ class ServiceServer(ABC):
     async def _set_health(self, name: str, status: int) -> None:
         """Readiness is also the answer for the service by name and for the server as a whole."""
         names = (READINESS, self.service, "") if name == READINESS else (name,)
+        if name == READINESS:
+            self._service_metrics.ready.set(status == UP)
         for each in names:
             await self._health.set(each, status)
 

@@ -93,7 +93,7 @@ def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> p
 
 
 def speculation_message(stats: SpeculationStats) -> pb.SpeculationStats:
-    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    counts = {name: getattr(stats, name) for name in stats.__struct_fields__ if name != "waits"}
     return pb.SpeculationStats(
         drafted_per_position=per_position(counts.pop("drafted_lengths")),
         accepted_per_position=per_position(counts.pop("accepted_lengths")),
