@@ -60,6 +60,7 @@ class DraftEngineOptions:
     block_size: int
     listen_host: str  # where a tensor plane is offered, too
     log_level: str
+    log_format: str
     check_integrity: bool
     trace_events: int
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from ssd_engine.batch import Draw, Part, decode_parts, encode_parts, max_encoded_size
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
-from ssd_engine.log import setup_logging
+from ssd_engine.log import setup_logging, uncaught_logged
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
@@ -97,7 +97,13 @@ class RankedRunner:
     """Rank 0's runner, and the other ranks at its side."""
 
     def __init__(
-        self, config: ModelConfig, options: RunnerOptions, tp_size: int, role: str, log_level: str
+        self,
+        config: ModelConfig,
+        options: RunnerOptions,
+        tp_size: int,
+        role: str,
+        log_level: str,
+        log_format: str = "text",
     ) -> None:
         check_devices(options, tp_size)
         configure_threads(options, tp_size)
@@ -113,7 +119,7 @@ class RankedRunner:
             max_tail=options.max_tail,
         )
         self._channel = StepChannel(capacity, tp_size - 1)
-        start = RankStart(config, options, tp_size, store.port, role, log_level)
+        start = RankStart(config, options, tp_size, store.port, role, log_level, log_format)
         _start_ranks(start, self._channel.readers)
         group = join_group(0, tp_size, store, options)
         self._runner = ModelRunner(config, options, group)
@@ -246,6 +252,7 @@ class RankStart:
     port: int
     role: str
     log_level: str
+    log_format: str
 
 
 def _start_ranks(start: RankStart, readers: Sequence[StepReader]) -> None:
@@ -260,8 +267,13 @@ def _start_ranks(start: RankStart, readers: Sequence[StepReader]) -> None:
 
 
 def _rank_main(rank: int, start: RankStart, steps: StepReader) -> None:
-    setup_logging(start.role, start.log_level, rank)
+    setup_logging(start.role, start.log_level, rank, start.log_format)
     exit_with_parent()
+    with uncaught_logged():
+        _follow_steps(rank, start, steps)
+
+
+def _follow_steps(rank: int, start: RankStart, steps: StepReader) -> None:
     configure_threads(start.options, start.size)
     store = dist.TCPStore(LOOPBACK, start.port, is_master=False)
     group = join_group(rank, start.size, store, start.options)

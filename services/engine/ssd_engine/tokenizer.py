@@ -48,6 +48,10 @@ class Tokenizer:
         ids: list[int] = self._inner.encode(text)
         return ids
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """For people: what is no UTF-8 is replaced."""
+        return b"".join(self.token_bytes[token] for token in tokens).decode(errors="replace")
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Messages through the model's chat template, ready for the assistant's turn."""
         if not self.has_chat_template:

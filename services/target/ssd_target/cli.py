@@ -60,7 +60,7 @@ def main() -> None:
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""
-    setup_logging("target", options["log_level"])
+    setup_logging("target", options["log_level"], log_format=options["log_format"])
     with exit_codes():
         _serve(TargetConfig(**options), check_config)
 

@@ -56,6 +56,7 @@ class EngineOptions:
     tp: int
     prefill_chunk: int
     log_level: str
+    log_format: str
     check_integrity: bool
     trace_events: int
     synthetic_acceptance: float | None

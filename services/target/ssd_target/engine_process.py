@@ -31,14 +31,19 @@ from ssd_target.speculation.synthetic import SyntheticAcceptance
 
 
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
-    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options))
+    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options), options.log_format)
 
 
 def _serve(pipe: Connection, options: EngineOptions) -> None:
     started = time.monotonic()
     drafter = _load_drafter(options)  # first: the target takes what memory is left
     runner = RankedRunner(
-        options.model, options.runner, options.tp, role="target", log_level=options.log_level
+        options.model,
+        options.runner,
+        options.tp,
+        role="target",
+        log_level=options.log_level,
+        log_format=options.log_format,
     )
     warm_up(runner)
     vocabulary = decode_to_engine(pipe.recv_bytes())

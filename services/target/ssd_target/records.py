@@ -92,6 +92,7 @@ class Delta(Record, frozen=True):
     speculation: SpeculationStats | None = None  # with the last tokens
     source: int = 0  # of the speculated tokens among them, a Source; 0: there are none
     accepted: int = 0  # so many, the first ones
+    begun_at: float | None = None  # the first alone: when its prefill began, by the host's clock
 
 
 class PlaneAbility(Record, frozen=True):

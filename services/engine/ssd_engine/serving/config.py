@@ -9,6 +9,7 @@ from ssd_engine.config import ModelConfig, check_tensor_parallel
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config, parse_shape
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
+from ssd_engine.serving.telemetry import check_otlp_endpoint
 
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -57,6 +58,9 @@ class ServiceConfig:
     metrics_listen: str | None = None
     trace_events: int = 0
     log_level: str = "info"
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_endpoint: str | None = None
     check_integrity: bool = False
 
 
@@ -73,6 +77,8 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
     parse_address("--listen", config.listen)
     if config.metrics_listen is not None:
         parse_address("--metrics-listen", config.metrics_listen)
+    if config.otlp_endpoint is not None:
+        check_otlp_endpoint(config.otlp_endpoint)
     check_bounds(config, {**BOUNDS, **own_bounds})
     if config.prefill_chunk % config.block_size:
         raise ConfigError(

@@ -17,6 +17,7 @@ from ssd_engine.serving.config import ServiceConfig, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.records import Ready
+from ssd_engine.serving.telemetry import Spans
 from ssd_engine.serving.trace_service import SERVICE as TRACES
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tracing import TraceRing
@@ -50,8 +51,10 @@ class ServiceServer(ABC):
         servicer: Servicer,
         metrics: ServiceMetrics,
         max_calls: int,
+        spans: Spans,
     ) -> None:
         """``max_calls``: live calls that the service has a use for."""
+        self._spans = spans
         self._service_config = config
         self._engine_process = engine
         self._service_calls = servicer
@@ -105,6 +108,7 @@ class ServiceServer(ABC):
             _remove_port(self._service_config.port_file)
             await server.stop(grace=0.5)
             await self._engine_process.stop()
+            await asyncio.to_thread(self._spans.stop)
 
     def _interrupt(self) -> None:
         """Ctrl-C drains; a second one does not wait for that."""

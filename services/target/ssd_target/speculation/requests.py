@@ -21,7 +21,7 @@ class Terms:
     depth: int
     link_of: Callable[[str], int]  # dials what is allowed; InputError for what is not
 
-    def settle(self, options: pb.SpeculationOptions) -> SpeculationRequest:
+    def settle(self, options: pb.SpeculationOptions, trace_context: str = "") -> SpeculationRequest:
         """Raises InputError; what it names is dialled from here on."""
         mode = self._mode(options)
         if options.depth > self.depth:
@@ -37,6 +37,7 @@ class Terms:
             depth=options.depth or self.depth,
             links=self._links(options.endpoints) if mode is Mode.SSD else None,
             down_weight=weight,
+            trace_context=trace_context,
         )
 
     def _mode(self, options: pb.SpeculationOptions) -> Mode:

@@ -353,6 +353,7 @@ class Speculator:
                 speculated.request.down_weight,
                 speculated.told_depth,
                 self._pacing.verify_micros(self._width),
+                speculated.request.trace_context,
             ),
             self._now(),
         )
