@@ -16,7 +16,7 @@ from ssd_client.events import Event, Finished, Moved, Started, Tokens
 from ssd_client.stream import Metadata
 
 _EXPORT_S = 5.0  # for one batch, tries again included
-_LAST_S = 3.0  # for what is left at the end
+_LAST_S = 2.0  # for what is left at the end
 _NEEDS_EXTRA = '--otlp-endpoint needs the otel extra: pip install "ssd-serve[otel]"'
 _SERVICE = "ssd-client"
 

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 from ssd_engine.histogram import cumulative
@@ -15,6 +22,7 @@ Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to 
 class ServiceMetrics:
     def __init__(self, role: str, books: Callable[[], Any]) -> None:
         """``books`` gives the engine's latest ones, None before the first."""
+        disable_created_metrics()  # a series beside every counter, which nobody asks for
         self.registry = CollectorRegistry()
         self._books = books
         self.ready = self.gauge(

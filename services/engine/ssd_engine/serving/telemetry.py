@@ -14,7 +14,7 @@ from ssd_engine.errors import ConfigError
 QUEUE = 2048  # spans that wait; more are dropped
 EXPORT_SECONDS = 5.0  # for one batch, tries again included
 DELAY_SECONDS = 0.5  # in which spans gather to a batch
-LAST_SECONDS = 3.0  # for what is left when the service stops
+LAST_SECONDS = 2.0  # for what is left when the service stops
 NEEDS_EXTRA = '--otlp-endpoint needs the otel extra: pip install "ssd-serve[otel]"'
 
 
