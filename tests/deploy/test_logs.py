@@ -29,6 +29,8 @@ def of_request(pair: Pair, request_id: str) -> list[dict[str, Any]]:
 
 def test_every_line_of_every_process_is_an_object(watched: Pair) -> None:
     watched.generate()
+    with pytest.raises(grpc.RpcError):
+        watched.generate("Once " * 3000)  # of which the tokenizer has something to say, too
     for role, log in zip(("target", "draft"), watched.logs(), strict=True):
         found = lines(log)
         for line in found:

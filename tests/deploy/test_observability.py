@@ -1,6 +1,7 @@
 """Metrics of running services, and what is made of them: the dashboard and the alerts."""
 
 import json
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from tests.tools import needs_tool
 pytestmark = pytest.mark.services
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/observability"
+PAGE = FOLDER.parents[1] / "docs/observability.md"
 ALERTS = yaml.safe_load((FOLDER / "alerts.yaml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 UNIT_TESTS = yaml.safe_load((FOLDER / "alerts.test.yaml").read_text())
@@ -230,6 +232,13 @@ NOT_SHOWN = {
     "ssd_draft_frames_sent_total",
     "ssd_draft_engine_frames_dropped_total",
 }
+
+
+def test_the_page_tells_of_all_of_it(exported: tuple[Series, Series]) -> None:
+    page = PAGE.read_text()
+    said = set(re.findall(r"`(ssd_\w+)", page))
+    assert said == {stem(name) for series in exported for name in series}
+    assert set(re.findall(r"`(SSD\w+)`", page)) == {rule["alert"] for rule in RULES}
 
 
 # Alerts fire

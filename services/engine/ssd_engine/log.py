@@ -22,6 +22,8 @@ def setup_logging(
 ) -> None:
     """One line per record on stderr, e.g. ``12:00:01.123 INFO target/1 loaded 8.9M parameters``,
     or one JSON object. Warnings and uncaught exceptions are records, too."""
+    if log_format == "json":  # before gRPC is imported, whose core writes lines of its own
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(role, rank) if log_format == "json" else _text(role, rank))
     root = logging.getLogger()

@@ -120,6 +120,10 @@ def _tokenizer_class(directory: Path, architecture: str) -> Any:
     """
     import transformers
 
+    own_log = transformers.utils.logging  # else it has a handler, and a format, of its own
+    own_log.disable_default_handler()
+    own_log.enable_propagation()
+
     settings = directory / "tokenizer_config.json"
     named = json.loads(settings.read_text()).get("tokenizer_class") if settings.exists() else None
     generic = named in GENERIC and architecture != "qwen2"
