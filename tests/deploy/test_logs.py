@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.deploy.conftest import PROMPT, Bereft, Pair
-from tests.processes import collect, pb, wait_until_idle
+from ssd.v1 import target_pb2 as pb
+from tests.deploy.watched import PROMPT, Bereft, Pair
+from tests.processes import collect, wait_until_idle
 from tests.scale import FULL
 
 pytestmark = pytest.mark.services

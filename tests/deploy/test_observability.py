@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ssd_target.link_state import LinkState
 from ssd_target.speculation.stats import FALLBACKS, LookUp
-from tests.deploy.conftest import Bereft, Pair
 from tests.deploy.promql import Samples, evaluate, expand, firing, parse_series
+from tests.deploy.watched import Bereft, Pair
 from tests.processes import wait_until_idle
 from tests.tools import needs_tool
 

@@ -6,9 +6,9 @@ import sys
 import grpc
 import pytest
 
+from ssd.v1 import target_pb2 as pb
 from tests.deploy.collector import Received
-from tests.deploy.conftest import PROMPT, Bereft, Pair, run_client
-from tests.processes import pb
+from tests.deploy.watched import PROMPT, Bereft, Pair, run_client
 
 pytestmark = pytest.mark.services
 
