@@ -61,14 +61,19 @@ class ServiceProcess:
         return self.process.wait(timeout=seconds)
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name and labels, from the metrics port that the log names."""
-        found = re.search(r"metrics on (http://\S+)", self.log())
+        """Samples by name and labels."""
+        lines = self.exposition().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
+        return {name: float(value) for name, value in pairs}
+
+    def exposition(self) -> str:
+        """From the metrics port that the log names."""
+        found = re.search(r"metrics on (http://[^\s\"]+)", self.log())
         if found is None:
             raise RuntimeError("this service was started without --metrics-listen")
         with urllib.request.urlopen(found[1], timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
-        return {name: float(value) for name, value in pairs}
+            text: str = response.read().decode()
+        return text
 
 
 class TargetProcess(ServiceProcess):

@@ -151,7 +151,7 @@ def wait_for_links(draft: str, count: int) -> None:
 
 def hit_rate(done: list[Generated]) -> float:
     stats = [each.stats for each in done]
-    look_ups = sum(s.hits + s.late + s.length_misses + s.token_misses for s in stats)
+    look_ups = sum(s.hits + s.late + s.stale + s.length_misses + s.token_misses for s in stats)
     return sum(s.hits for s in stats) / max(1, look_ups)
 
 

@@ -7,7 +7,7 @@ import importlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
@@ -33,6 +33,9 @@ from ssd_client.result import GenerationResult, Timing
 from ssd_client.security import Security
 from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
+
+if TYPE_CHECKING:
+    from ssd_client.telemetry import RootSpan
 
 INTERRUPTED = 130
 
@@ -124,6 +127,12 @@ def cli(context: click.Context) -> None:
 @output_options
 @serving_options
 @security_options
+@click.option(
+    "--otlp-endpoint",
+    type=params.Utf8(),
+    metavar="URL",
+    help="OpenTelemetry collector (OTLP over gRPC), such as http://127.0.0.1:4317, for a trace.",
+)
 @local_options
 def generate(**flags: Any) -> None:
     """Continues PROMPT and streams the text to stdout.
@@ -138,15 +147,19 @@ def generate(**flags: Any) -> None:
     request = build_request(read_prompt(pick(PromptFlags, flags)), pick(GenerateOptions, flags))
     notes = Console(stderr=True)
     output = _output(notes, flags)
-    with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
+    with (
+        serving(notes, flags["target"], plan, flags["security"]) as endpoints,
+        _traced(flags) as span,
+    ):
         events = stream.generate(
             endpoints,
             request,
             timeout_s=flags["timeout"],
             policy=RetryPolicy(retries=flags["retries"]),
+            metadata=span.metadata if span else (),
         )
         with contextlib.closing(events):
-            _show(events, output)
+            _show(span.see(events) if span else events, output)
 
 
 @cli.command()
@@ -163,6 +176,14 @@ def info(target: str, timeout: float, as_json: bool, security: Security) -> None
         render.write_json(rows)
     else:
         render.show_model_info(rows)
+
+
+def _traced(flags: dict[str, Any]) -> contextlib.AbstractContextManager[RootSpan | None]:
+    if flags["otlp_endpoint"] is None:
+        return contextlib.nullcontext()
+    from ssd_client.telemetry import root_span
+
+    return root_span(flags["otlp_endpoint"])
 
 
 def _show(events: Iterator[Any], output: render.Output) -> None:
@@ -188,6 +209,10 @@ def _check_generate(flags: dict[str, Any]) -> None:
     if (flags["logprobs"] or flags["top_logprobs"]) and not flags["as_json"]:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
     flags["logit_bias"] = bias_of(flags["logit_bias"])
+    if flags["otlp_endpoint"] is not None:
+        from ssd_client.telemetry import check_otlp_endpoint  # an extra, which nothing else needs
+
+        check_otlp_endpoint(flags["otlp_endpoint"])
 
 
 def _output(notes: Console, flags: dict[str, Any]) -> render.Output:

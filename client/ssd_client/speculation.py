@@ -46,6 +46,8 @@ class SpeculationStats:
     rejection_rounds: int = 0
     cache_round_micros: int = 0
     other_round_micros: int = 0
+    stale: int = 0
+    disconnected: int = 0
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     synthetic_acceptance: float = 0.0
@@ -70,7 +72,7 @@ class SpeculationStats:
     @property
     def hit_rate(self) -> float | None:
         """The share of look-ups that gave a speculation; None where nothing was looked up."""
-        return _share(self.cache_rounds, self.hits + self.late + self.missed)
+        return _share(self.cache_rounds, self.hits + self.late + self.stale + self.missed)
 
     @property
     def acceptance(self) -> float | None:

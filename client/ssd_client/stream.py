@@ -30,6 +30,7 @@ from ssd_client.request import resume_request
 from ssd_client.responses import Responses
 
 _END_OF_CALL_S = 0.2
+Metadata = tuple[tuple[str, str], ...]  # keys and values
 
 
 def generate(
@@ -38,18 +39,20 @@ def generate(
     *,
     timeout_s: float | None = None,
     policy: RetryPolicy | None = None,
+    metadata: Metadata = (),
 ) -> Generator[Event, None, None]:
     """Yields the events of `request` up to its `Finished`, or raises a ClientError.
 
-    `timeout_s` covers everything, waits and resumes included. Closing the iterator cancels the
-    call: wrap it in `contextlib.closing` where the loop may be left early.
+    `timeout_s` covers everything, waits and resumes included; `metadata` goes with every call.
+    Closing the iterator cancels the call: wrap it in `contextlib.closing` where the loop may be
+    left early.
     """
     deadline = _Deadline(timeout_s)
     progress = _Progress(request)
     rota = Rota(len(endpoints), policy or RetryPolicy())
     index, _ = rota.best()
     while True:
-        failure = yield from _attempt(endpoints[index], progress, deadline)
+        failure = yield from _attempt(endpoints[index], progress, deadline, metadata)
         if failure is None:
             return
         if isinstance(endpoints, Endpoints) and rota.hopeless(index, failure):
@@ -103,11 +106,12 @@ class _Progress:
 
 
 def _attempt(
-    endpoint: Endpoint, progress: _Progress, deadline: _Deadline
+    endpoint: Endpoint, progress: _Progress, deadline: _Deadline, metadata: Metadata
 ) -> Generator[Event, None, ClientError | None]:
     """Serves the request from one endpoint; returns why that failed, None if it did not."""
     generation = endpoint.generation
-    call = endpoint.target.Generate(progress.request(), timeout=deadline.left_s())
+    left_s = deadline.left_s()
+    call = endpoint.target.Generate(progress.request(), timeout=left_s, metadata=metadata)
     admitted = False
     with contextlib.closing(Responses(call)) as responses:
         try:

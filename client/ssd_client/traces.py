@@ -36,7 +36,7 @@ class TraceEvent:
     tokens: int
     accepted: int
     origin: str  # "cache", "just_in_time", "ngram", "sync", "target" or ""
-    look_up: str  # "hit", "late", "miss_length", "miss_token" or ""
+    look_up: str  # "hit", "late", "miss_length", "miss_token", "stale" or ""
 
     @property
     def end(self) -> float:

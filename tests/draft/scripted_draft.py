@@ -85,7 +85,7 @@ class ScriptedEngine(DraftEngine):
         return sum(len(record.frames) for record in records)
 
     def output(self, link: int, *said: DraftFrame, consumed: int = 0) -> None:
-        stats = Stats(1, 2, *[0] * 11)
+        stats = Stats(1, 2, *[0] * 11, [], 0)
         self.dispatch(
             DraftOutput([LinkOutput(link, list(said), consumed)], Load(1, 2, 3), stats, [])
         )

@@ -101,11 +101,11 @@ def test_a_link_gets_branches_and_its_sequences_go_with_it(
         seen.add(frame.sequence)
         if seen == {1, 2}:
             break
-    wait_for(server, "ssd_draft_sequences", 2)
+    wait_for(server, "ssd_sequences_active", 2)
     assert server.metrics()['ssd_draft_links{state="up"}'] == 1
     target.leave()
     assert target.end() == grpc.StatusCode.OK
-    wait_for(server, "ssd_draft_sequences", 0)
+    wait_for(server, "ssd_sequences_active", 0)
     wait_for(server, "ssd_draft_kv_cache_usage_ratio", 0)
     assert server.metrics()['ssd_draft_links{state="up"}'] == 0
 

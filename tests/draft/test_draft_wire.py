@@ -47,6 +47,7 @@ def sound() -> pb.TargetFrames:
         down_weight=0.5,
         depth=8,
         verify_micros=12_000,
+        trace_context="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
     launch = pb.Launch(
         speculation=[8], source=pb.SPECULATION_SOURCE_CACHE, depth=3, verify_micros=7
@@ -80,6 +81,7 @@ def test_every_field_arrives() -> None:
             down_weight=0.5,
             depth=8,
             verify_micros=12_000,
+            trace_context="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         ),
         Outcome(sequence=1, round=7, accepted=2, token=999),
         Launch(sequence=1, round=8, speculation=[8], source=Source.CACHE, depth=3, verify_micros=7),
@@ -124,6 +126,7 @@ WRONG: dict[str, tuple[str, Change]] = {
     "down_weight": ("[0].open.down_weight", lambda f: setattr(f[0].open, "down_weight", 1.01)),
     "nan weight": ("[0].open.down_weight", lambda f: setattr(f[0].open, "down_weight", math.nan)),
     "open depth": ("[0].open.depth", lambda f: setattr(f[0].open, "depth", 9)),
+    "trace": ("[0].open.trace_context", lambda f: setattr(f[0].open, "trace_context", "0" * 257)),
     "accepted": ("[1].outcome.accepted", lambda f: setattr(f[1].outcome, "accepted", 9)),
     "token": ("[1].outcome.token", lambda f: setattr(f[1].outcome, "token", 1000)),
     "launched": ("[2].launch.speculation[0]", lambda f: f[2].launch.speculation.insert(0, 4000)),

@@ -153,8 +153,8 @@ def draft_info(server: DraftProcess) -> speculation_pb2.GetDraftInfoResponse:
 def is_empty(server: DraftProcess) -> bool:
     """No sequence, no block held, none promised."""
     metrics = server.metrics()
-    names = ("sequences", "kv_cache_usage_ratio", "kv_cache_reserved_blocks")
-    return all(metrics[f"ssd_draft_{name}"] == 0 for name in names)
+    names = ("sequences_active", "draft_kv_cache_usage_ratio", "draft_kv_cache_reserved_blocks")
+    return all(metrics[f"ssd_{name}"] == 0 for name in names)
 
 
 def family(pid: int) -> list[int]:

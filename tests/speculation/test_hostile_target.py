@@ -279,7 +279,7 @@ class TestWhatItGetsToHear:
             notices = (frame for frame in target.heard() if frame.HasField("notice"))
             lost = next(notices)
             assert (lost.sequence, lost.notice.kind) == (1, pb.NOTICE_KIND_LOST)
-            wait_for(lambda: pair.draft.process.metrics()["ssd_draft_sequences"] == 1)
+            wait_for(lambda: pair.draft.process.metrics()["ssd_sequences_active"] == 1)
 
     def test_beyond_its_share_it_is_told_that_there_is_no_room(self, pair: Pair) -> None:
         with RawTarget(pair.draft.process) as target:
@@ -320,7 +320,7 @@ def test_one_that_opens_and_says_no_more_is_no_burden(pair: Pair) -> None:
     hostile = RawTarget(pair.draft.process)
     try:
         hostile.send(*(opening(name) for name in range(8)))
-        wait_for(lambda: pair.draft.process.metrics()["ssd_draft_sequences"] == 8)
+        wait_for(lambda: pair.draft.process.metrics()["ssd_sequences_active"] == 8)
         with Generations(pair.target, messages) as running:
             pass
         assert running.texts() == pair.plain.of(messages)

@@ -26,7 +26,7 @@ class Endless:
 
     def __init__(self) -> None:
         links = Links((), (), (), lambda record: None, lambda: 0)
-        metrics = Metrics(lambda: None, lambda: 1, links)
+        metrics = Metrics(lambda: None, lambda: 1, links, 5)
         self.servicer = TargetServicer(metrics, SECONDS, Access(), Accounts(Allowance()))
         self.written = 0
         self.error: SSDError | None = None

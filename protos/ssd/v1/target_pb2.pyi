@@ -219,7 +219,7 @@ class GenerateFinish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "synthetic_acceptance", "fallbacks")
+    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "synthetic_acceptance", "stale", "disconnected", "fallbacks")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,8 @@ class SpeculationStats(_message.Message):
     DRAFTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECTED_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     verification: VerificationMode
@@ -276,8 +278,10 @@ class SpeculationStats(_message.Message):
     drafted_per_position: _containers.RepeatedScalarFieldContainer[int]
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     synthetic_acceptance: float
+    stale: int
+    disconnected: int
     fallbacks: _containers.ScalarMap[str, int]
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., synthetic_acceptance: _Optional[float] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., synthetic_acceptance: _Optional[float] = ..., stale: _Optional[int] = ..., disconnected: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ssd.v1 import target_pb2 as ssd_dot_v1_dot_target__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/trace.proto\x12\x06ssd.v1\x1a\x13ssd/v1/target.proto\":\n\x0fGetTraceRequest\x12\x13\n\x0b\x66irst_event\x18\x01 \x01(\x04\x12\x12\n\nmax_events\x18\x02 \x01(\r\"{\n\x10GetTraceResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x12.ssd.v1.TraceEvent\x12\x12\n\nnext_event\x18\x04 \x01(\x04\x12\x13\n\x0blost_events\x18\x05 \x01(\x04\"\xfc\x01\n\nTraceEvent\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.ssd.v1.TraceEventKind\x12\x13\n\x0b\x62\x65gin_nanos\x18\x02 \x01(\x03\x12\x16\n\x0e\x64uration_nanos\x18\x03 \x01(\x03\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0c\n\x04rows\x18\x06 \x01(\r\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\r\x12#\n\x06origin\x18\t \x01(\x0e\x32\x13.ssd.v1.TokenOrigin\x12%\n\x07look_up\x18\n \x01(\x0e\x32\x14.ssd.v1.LookUpResult\"\x11\n\x0fGetClockRequest\"\'\n\x10GetClockResponse\x12\x13\n\x0b\x63lock_nanos\x18\x01 \x01(\x03*\x97\x02\n\x0eTraceEventKind\x12 \n\x1cTRACE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRACE_EVENT_KIND_FORWARD\x10\x01\x12\x1c\n\x18TRACE_EVENT_KIND_PREFILL\x10\x02\x12\x1a\n\x16TRACE_EVENT_KIND_ROUND\x10\x03\x12\x19\n\x15TRACE_EVENT_KIND_WAIT\x10\x04\x12\x1a\n\x16TRACE_EVENT_KIND_DRAFT\x10\x05\x12\x19\n\x15TRACE_EVENT_KIND_PUSH\x10\x06\x12\x1b\n\x17TRACE_EVENT_KIND_LAUNCH\x10\x07\x12\x1c\n\x18TRACE_EVENT_KIND_OUTCOME\x10\x08*\x9e\x01\n\x0cLookUpResult\x12\x1e\n\x1aLOOK_UP_RESULT_UNSPECIFIED\x10\x00\x12\x16\n\x12LOOK_UP_RESULT_HIT\x10\x01\x12\x17\n\x13LOOK_UP_RESULT_LATE\x10\x02\x12\x1e\n\x1aLOOK_UP_RESULT_MISS_LENGTH\x10\x03\x12\x1d\n\x19LOOK_UP_RESULT_MISS_TOKEN\x10\x04\x32\x8c\x01\n\x0cTraceService\x12=\n\x08GetTrace\x12\x17.ssd.v1.GetTraceRequest\x1a\x18.ssd.v1.GetTraceResponse\x12=\n\x08GetClock\x12\x17.ssd.v1.GetClockRequest\x1a\x18.ssd.v1.GetClockResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/trace.proto\x12\x06ssd.v1\x1a\x13ssd/v1/target.proto\":\n\x0fGetTraceRequest\x12\x13\n\x0b\x66irst_event\x18\x01 \x01(\x04\x12\x12\n\nmax_events\x18\x02 \x01(\r\"{\n\x10GetTraceResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x12.ssd.v1.TraceEvent\x12\x12\n\nnext_event\x18\x04 \x01(\x04\x12\x13\n\x0blost_events\x18\x05 \x01(\x04\"\xfc\x01\n\nTraceEvent\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.ssd.v1.TraceEventKind\x12\x13\n\x0b\x62\x65gin_nanos\x18\x02 \x01(\x03\x12\x16\n\x0e\x64uration_nanos\x18\x03 \x01(\x03\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0c\n\x04rows\x18\x06 \x01(\r\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\r\x12#\n\x06origin\x18\t \x01(\x0e\x32\x13.ssd.v1.TokenOrigin\x12%\n\x07look_up\x18\n \x01(\x0e\x32\x14.ssd.v1.LookUpResult\"\x11\n\x0fGetClockRequest\"\'\n\x10GetClockResponse\x12\x13\n\x0b\x63lock_nanos\x18\x01 \x01(\x03*\x97\x02\n\x0eTraceEventKind\x12 \n\x1cTRACE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRACE_EVENT_KIND_FORWARD\x10\x01\x12\x1c\n\x18TRACE_EVENT_KIND_PREFILL\x10\x02\x12\x1a\n\x16TRACE_EVENT_KIND_ROUND\x10\x03\x12\x19\n\x15TRACE_EVENT_KIND_WAIT\x10\x04\x12\x1a\n\x16TRACE_EVENT_KIND_DRAFT\x10\x05\x12\x19\n\x15TRACE_EVENT_KIND_PUSH\x10\x06\x12\x1b\n\x17TRACE_EVENT_KIND_LAUNCH\x10\x07\x12\x1c\n\x18TRACE_EVENT_KIND_OUTCOME\x10\x08*\xb8\x01\n\x0cLookUpResult\x12\x1e\n\x1aLOOK_UP_RESULT_UNSPECIFIED\x10\x00\x12\x16\n\x12LOOK_UP_RESULT_HIT\x10\x01\x12\x17\n\x13LOOK_UP_RESULT_LATE\x10\x02\x12\x1e\n\x1aLOOK_UP_RESULT_MISS_LENGTH\x10\x03\x12\x1d\n\x19LOOK_UP_RESULT_MISS_TOKEN\x10\x04\x12\x18\n\x14LOOK_UP_RESULT_STALE\x10\x05\x32\x8c\x01\n\x0cTraceService\x12=\n\x08GetTrace\x12\x17.ssd.v1.GetTraceRequest\x1a\x18.ssd.v1.GetTraceResponse\x12=\n\x08GetClock\x12\x17.ssd.v1.GetClockRequest\x1a\x18.ssd.v1.GetClockResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRACEEVENTKIND']._serialized_start=552
   _globals['_TRACEEVENTKIND']._serialized_end=831
   _globals['_LOOKUPRESULT']._serialized_start=834
-  _globals['_LOOKUPRESULT']._serialized_end=992
+  _globals['_LOOKUPRESULT']._serialized_end=1018
   _globals['_GETTRACEREQUEST']._serialized_start=51
   _globals['_GETTRACEREQUEST']._serialized_end=109
   _globals['_GETTRACERESPONSE']._serialized_start=111
@@ -46,6 +46,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCLOCKREQUEST']._serialized_end=508
   _globals['_GETCLOCKRESPONSE']._serialized_start=510
   _globals['_GETCLOCKRESPONSE']._serialized_end=549
-  _globals['_TRACESERVICE']._serialized_start=995
-  _globals['_TRACESERVICE']._serialized_end=1135
+  _globals['_TRACESERVICE']._serialized_start=1021
+  _globals['_TRACESERVICE']._serialized_end=1161
 # @@protoc_insertion_point(module_scope)

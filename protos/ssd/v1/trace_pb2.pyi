@@ -27,6 +27,7 @@ class LookUpResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOOK_UP_RESULT_LATE: _ClassVar[LookUpResult]
     LOOK_UP_RESULT_MISS_LENGTH: _ClassVar[LookUpResult]
     LOOK_UP_RESULT_MISS_TOKEN: _ClassVar[LookUpResult]
+    LOOK_UP_RESULT_STALE: _ClassVar[LookUpResult]
 TRACE_EVENT_KIND_UNSPECIFIED: TraceEventKind
 TRACE_EVENT_KIND_FORWARD: TraceEventKind
 TRACE_EVENT_KIND_PREFILL: TraceEventKind
@@ -41,6 +42,7 @@ LOOK_UP_RESULT_HIT: LookUpResult
 LOOK_UP_RESULT_LATE: LookUpResult
 LOOK_UP_RESULT_MISS_LENGTH: LookUpResult
 LOOK_UP_RESULT_MISS_TOKEN: LookUpResult
+LOOK_UP_RESULT_STALE: LookUpResult
 
 class GetTraceRequest(_message.Message):
     __slots__ = ("first_event", "max_events")

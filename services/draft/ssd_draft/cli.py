@@ -53,7 +53,7 @@ def main() -> None:
 @option.operation(drained="linked targets")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve speculations of MODEL: a Hugging Face directory, a shipped model, or a hub id."""
-    setup_logging("draft", options["log_level"])
+    setup_logging("draft", options["log_level"], log_format=options["log_format"])
     with exit_codes():
         _serve(DraftConfig(**options), check_config)
 

@@ -64,6 +64,7 @@ class DraftEngineOptions:
     listen_host: str  # where a tensor plane is offered, too
     plane_ports: range | None  # of tensor planes; None: any
     log_level: str
+    log_format: str
     check_integrity: bool
     trace_events: int
 

@@ -40,6 +40,7 @@ from ssd_engine.frames import (
     TargetFrame,
     Verification,
 )
+from ssd_engine.histogram import count_seconds, new_counts
 from ssd_engine.pace import Average, StepClock
 from ssd_engine.tensor_plane import RowsKey, Sender
 from ssd_engine.tracing import Kind, NoTrace, Trace, make_trace
@@ -72,6 +73,12 @@ class Counters:
     def __init__(self) -> None:
         self.steps = self.rows = self.branches = self.branch_tokens = self.rounds = 0
         self.evictions = self.refusals = self.dropped_frames = 0
+        self.builds, self.build_micros = new_counts(), 0
+
+    def built(self, seconds: float) -> None:
+        """A tree is complete, so long after the launch of its round."""
+        count_seconds(self.builds, seconds)
+        self.build_micros += int(seconds * 1e6)
 
 
 class DraftCore:
@@ -363,6 +370,8 @@ class DraftCore:
         for sequence, tokens in zip(chosen, before, strict=True):
             if sequence.phase is Phase.DECIDED and not tokens and _num_tokens(sequence):
                 self._just_in_time.observe(now - sequence.changed_at)
+            if sequence.completes_tree():
+                self.counters.built(now - sequence.changed_at)
 
     def _trace_step(self, chosen: list[DraftSequence], begin: float, end: float, rows: int) -> None:
         first = chosen[0]
@@ -455,6 +464,8 @@ class DraftCore:
             evictions=counters.evictions,
             refusals=counters.refusals,
             dropped_frames=counters.dropped_frames,
+            builds=counters.builds,
+            build_micros=counters.build_micros,
         )
 
     def check_integrity(self) -> None:

@@ -12,7 +12,7 @@ from ssd_engine.serving.records import Ready, encode
 
 
 def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
-    run_engine(pipe, "draft", options.log_level, lambda: _serve(pipe, options))
+    run_engine(pipe, "draft", options.log_level, lambda: _serve(pipe, options), options.log_format)
 
 
 def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
@@ -29,7 +29,12 @@ def _load(options: DraftEngineOptions) -> RankedRunner | None:
     if options.model is None or options.runner is None:
         return None
     runner = RankedRunner(
-        options.model, options.runner, options.tp, role="draft", log_level=options.log_level
+        options.model,
+        options.runner,
+        options.tp,
+        role="draft",
+        log_level=options.log_level,
+        log_format=options.log_format,
     )
     warm_up(runner)
     return runner

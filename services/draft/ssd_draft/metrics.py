@@ -1,11 +1,13 @@
-"""Prometheus metrics of a draft, prefix ``ssd_draft_``."""
+"""Prometheus metrics of a draft, prefix ``ssd_draft_`` but for what a target has, too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from ssd_draft.link import LinkState
 from ssd_draft.records import Stats
-from ssd_engine.serving.metrics import Reads, ServiceMetrics
+from ssd_engine.serving.metrics import Reads, ServiceMetrics, histogram_family
 
 LIVE = (LinkState.GREETING, LinkState.UP, LinkState.LEAVING)
 
@@ -17,7 +19,7 @@ class Metrics(ServiceMetrics):
         num_blocks: Callable[[], int],
         num_links: Callable[[LinkState], int],
     ) -> None:
-        super().__init__(stats)
+        super().__init__("draft", stats)
         links = self.gauge("ssd_draft_links", "Links by state.", ["state"])
         for state in LIVE:
             links.labels(state.value).set_function(_reader(num_links, state))
@@ -36,6 +38,23 @@ class Metrics(ServiceMetrics):
         )
         self.engine_gauges(_gauges(num_blocks))
         self.engine_counters(COUNTERS)
+        self.registry.register(BuildCollector(stats))
+
+
+class BuildCollector:
+    """How long trees take, as the engine counts it."""
+
+    def __init__(self, stats: Callable[[], Stats | None]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        yield histogram_family(
+            "ssd_draft_build_seconds",
+            "From the launch of a round to its tree being complete, where it came to that.",
+            [] if stats is None else stats.builds,
+            0.0 if stats is None else stats.build_micros / 1e6,
+        )
 
 
 def _reader(num_links: Callable[[LinkState], int], state: LinkState) -> Callable[[], float]:
@@ -44,7 +63,7 @@ def _reader(num_links: Callable[[LinkState], int], state: LinkState) -> Callable
 
 def _gauges(num_blocks: Callable[[], int]) -> Reads:
     return {
-        "ssd_draft_sequences": ("Sequences that are open.", lambda s: s.sequences),
+        "ssd_sequences_active": ("Sequences that are open.", lambda s: s.sequences),
         "ssd_draft_kv_cache_usage_ratio": (
             "KV blocks in use, of all.",
             lambda s: s.used_blocks / max(1, num_blocks()),

@@ -62,6 +62,8 @@ class Stats(Record, frozen=True):
     evictions: int
     refusals: int
     dropped_frames: int  # stale, unknown or malformed
+    builds: list[int]  # trees by their time: a count for each of histogram.EDGES, one beyond
+    build_micros: int
 
 
 class DraftOutput(Record, frozen=True):

@@ -79,6 +79,7 @@ class DraftSequence:
         self.changed_at = self.pushed_at = now
         self.ready = False  # all offers are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
+        self.built = False  # the tree of this phase was complete once
         self.answered = False  # something was pushed in this phase
         self.plan: Any = None  # of this phase, once it is made
         self.planned = 0  # depth of the last round's tree
@@ -130,8 +131,14 @@ class DraftSequence:
 
     def _moved(self, now: float) -> None:
         self.changed_at = self.pushed_at = now
-        self.ready = self.complete = self.answered = False
+        self.ready = self.complete = self.built = self.answered = False
         self.plan = None
+
+    def completes_tree(self) -> bool:
+        """Whether all that is of use after this round is there now, and was not before."""
+        ready = self.phase is Phase.VERIFYING and (self.ready or self.complete)
+        completes, self.built = ready and not self.built, ready
+        return completes
 
     def close(self) -> None:
         self.phase = transition(self.phase, Event.CLOSE) or self.phase

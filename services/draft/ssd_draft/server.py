@@ -18,6 +18,7 @@ from ssd_draft.engine_client import DraftEngine
 from ssd_draft.handshake import Endpoint
 from ssd_draft.metrics import Metrics
 from ssd_draft.plan import RANKS
+from ssd_draft.sequence_watch import TextOf, make_watch
 from ssd_draft.service import SERVICE, DraftServicer, Serving
 from ssd_engine.frames import PROTOCOL_VERSION
 from ssd_engine.serving.config import StepSizes, parse_address
@@ -26,6 +27,7 @@ from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import check_security, make_access
 from ssd_engine.serving.server import ServiceServer
 from ssd_engine.serving.status import NotServing
+from ssd_engine.serving.telemetry import make_spans
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
 from ssd_engine.tracing import TraceRing
@@ -79,7 +81,10 @@ class DraftServer(ServiceServer):
         )
         access = make_access(config, metrics)
         self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout, access)
-        super().__init__(config, self._engine, self._servicer, metrics, access, config.max_links)
+        self._spans = make_spans(config.otlp_endpoint, "ssd-draft", __version__)
+        super().__init__(
+            config, self._engine, self._servicer, metrics, access, config.max_links, self._spans
+        )
 
     async def prepare(self) -> None:
         if self._plan is not None:
@@ -87,6 +92,7 @@ class DraftServer(ServiceServer):
 
     def open(self, ready: Ready) -> str:
         self._num_blocks = ready.num_blocks
+        self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
         self._servicer.serving = Serving(
             engine=self._engine,
@@ -98,6 +104,12 @@ class DraftServer(ServiceServer):
         if self._plan is None:
             return endpoint.name
         return self._plan.describe(ready.num_blocks)
+
+    def _text_of(self) -> TextOf | None:
+        """How prompts are logged; without a tokenizer, as the numbers that came."""
+        if not self._config.log_prompts:
+            return None
+        return str if self._tokenizer is None else self._tokenizer.text_of
 
     def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
         name = self._plan.name if self._plan is not None else self._config.speculator
@@ -140,6 +152,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
         log_level=config.log_level,
+        log_format=config.log_format,
         check_integrity=config.check_integrity,
         trace_events=config.trace_events,
     )

@@ -18,6 +18,7 @@ from ssd_draft.handshake import (
 )
 from ssd_draft.link import Link, LinkState
 from ssd_draft.metrics import Metrics
+from ssd_draft.sequence_watch import Unwatched
 from ssd_draft.wire import Limits, decode_target_frames, encode_draft_frames
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.frames import TargetFrame
@@ -76,6 +77,7 @@ class DraftServicer:
         self._access = access
         self._metrics = metrics
         self._write_timeout = write_timeout
+        self.watch = Unwatched()
         self.serving: Serving | None = None
         self.draining = False
 
@@ -126,11 +128,12 @@ class DraftServicer:
             raise
         except SSDError as error:
             self._count_end(link, _reason(error))
-            log.info("link %d ends: %s", link.id, error)
+            log.info("link %d ends: %s", link.id, error, extra={"link": link.id})
             self._engine.end(link)
             await abort(context, error)
         finally:
             self._engine.end(link)
+            self.watch.ended(link.id)
 
     def _count_end(self, link: Link, how: str) -> None:
         metrics = self._metrics
@@ -176,7 +179,8 @@ class DraftServicer:
         self._engine.welcome(link, link_up(link.id, hello, limits, interface))
         welcome = pb.SpeculateResponse(welcome=make_welcome(hello, serving.endpoint))
         await self._write(context, welcome)
-        log.info("link %d is up: target %r, epoch %d", link.id, greeted.name, greeted.epoch)
+        words = (link.id, greeted.name, greeted.epoch)
+        log.info("link %d is up: target %r, epoch %d", *words, extra={"link": link.id})
         return greeted
 
     # Frames
@@ -207,9 +211,11 @@ class DraftServicer:
             await link.window.room()
             data = await context.read()
             if data is grpc.aio.EOF:
-                log.info("link %d: target %r has left", link.id, greeted.name)
+                words = (link.id, greeted.name)
+                log.info("link %d: target %r has left", *words, extra={"link": link.id})
                 return
             frames = await self._decode(data, greeted)
+            self.watch.received(link.id, frames)
             self._engine.forward(link, frames, len(data))
 
     async def _decode(self, data: bytes, greeted: Greeted) -> list[TargetFrame]:
@@ -229,6 +235,7 @@ class DraftServicer:
                 context, encode_draft_frames(greeted.epoch, frames, self._engine.load)
             )
             self._metrics.frames_sent.inc(len(frames))
+            self.watch.sent(greeted.link.id, frames)
 
     async def _write(
         self, context: grpc.aio.ServicerContext, response: pb.SpeculateResponse

@@ -24,6 +24,7 @@ from ssd_engine.sampling_params import SamplingParams, check_sampling
 from ssd_engine.serving.messages import check_tokens, not_in_vocabulary, parse_sampling
 
 MAX_FRAMES = 1024  # of one message
+MAX_TRACE_CONTEXT = 256  # characters; a traceparent has 55
 MAX_ROUND = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
 ON_THE_WIRE = (Source.NONE, Source.CACHE, Source.JUST_IN_TIME, Source.NGRAM)
@@ -77,7 +78,15 @@ def _open(at: str, frame: pb.TargetFrame, limits: Limits) -> Open:
         down_weight=body.down_weight,
         depth=body.depth,
         verify_micros=body.verify_micros,
+        trace_context=_trace_context(f"{at}.trace_context", body.trace_context),
     )
+
+
+def _trace_context(field: str, value: str) -> str:
+    """Whoever traces ignores what it cannot read; here it is only kept short."""
+    if len(value) > MAX_TRACE_CONTEXT:
+        raise InputError(field, f"at most {MAX_TRACE_CONTEXT} characters, got {len(value)}")
+    return value
 
 
 def _outcome(at: str, frame: pb.TargetFrame, limits: Limits) -> Outcome:

@@ -50,6 +50,7 @@ class Open(Frame, frozen=True):
     down_weight: float
     depth: int  # of the longest branch that is of use
     verify_micros: int  # 0: not known
+    trace_context: str = ""  # of a request that is traced
 
 
 class Outcome(Frame, frozen=True):

@@ -37,6 +37,7 @@ class RankStart:
     place: Place
     role: str
     log_level: str
+    log_format: str = "text"
 
 
 # Where ranks find each other: the port of a store on loopback, or a pipe to the node's process.

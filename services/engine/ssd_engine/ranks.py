@@ -31,7 +31,7 @@ from ssd_engine.cluster.store import NodeStore
 from ssd_engine.cluster.wire import Broken
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
-from ssd_engine.log import setup_logging
+from ssd_engine.log import setup_logging, uncaught_logged
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.rank_processes import Place, RankStart, StoreLink, start_ranks
 from ssd_engine.runner import ModelRunner
@@ -80,6 +80,7 @@ class RankedRunner:
         tp_size: int,
         role: str,
         log_level: str,
+        log_format: str = "text",
         cluster: ClusterOptions | None = None,
     ) -> None:
         """``cluster``: the nodes that share the ranks; None: all are on this one."""
@@ -90,7 +91,7 @@ class RankedRunner:
         if tp_size == 1:
             self._runner = ModelRunner(config, options, SingleRank())
             return
-        start = RankStart(config, options, Place(tp_size, 0, here), role, log_level)
+        start = RankStart(config, options, Place(tp_size, 0, here), role, log_level, log_format)
         begin = _on_one_node if cluster is None else _on_several_nodes(cluster)
         with leaving_the_verdict():
             self._channel, group = begin(start)
@@ -260,8 +261,13 @@ def _gloo_at(host: str) -> str:
 
 
 def rank_main(rank: int, start: RankStart, steps: StepReader, link: StoreLink) -> None:
-    setup_logging(start.role, start.log_level, rank)
+    setup_logging(start.role, start.log_level, rank, start.log_format)
     exit_with_parent()
+    with uncaught_logged():
+        _serve_rank(rank, start, steps, link)
+
+
+def _serve_rank(rank: int, start: RankStart, steps: StepReader, link: StoreLink) -> None:
     place = start.place
     check_devices(start.options, place.here)
     configure_threads(start.options, place.here)

@@ -48,6 +48,10 @@ class Tokenizer:
         ids: list[int] = self._inner.encode(text)
         return ids
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """For people: what is no UTF-8 is replaced."""
+        return b"".join(self.token_bytes[token] for token in tokens).decode(errors="replace")
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Messages through the model's chat template, ready for the assistant's turn."""
         if not self.has_chat_template:
@@ -115,6 +119,10 @@ def _tokenizer_class(directory: Path, architecture: str) -> Any:
     For Qwen2, transformers takes another class whatever is named.
     """
     import transformers
+
+    own_log = transformers.utils.logging  # else it has a handler, and a format, of its own
+    own_log.disable_default_handler()
+    own_log.enable_propagation()
 
     settings = directory / "tokenizer_config.json"
     named = json.loads(settings.read_text()).get("tokenizer_class") if settings.exists() else None

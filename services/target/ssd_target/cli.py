@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ssd_engine.log import setup_logging
+from ssd_engine.log import FORMATS, setup_logging
 from ssd_engine.serving.command_line import Options, exit_codes, serving_extra
 from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 from ssd_target import __version__
@@ -93,7 +93,7 @@ def main() -> None:
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""
-    setup_logging("target", options["log_level"])
+    setup_logging("target", options["log_level"], log_format=options["log_format"])
     with exit_codes():
         _serve(TargetConfig(**options), check_config)
 
@@ -109,10 +109,12 @@ def serve(check_config: bool, **options: Any) -> None:
 @join_option("--join-timeout", "Seconds to look for the leader.", type=float)
 @join_option("--health-listen", "HOST:PORT of gRPC health, for probes. Default: none.")
 @join_option("--log-level", "Default: as the leader.", type=click.Choice(LOG_LEVELS))
+@join_option("--log-format", "Lines of text, or JSON objects.", type=click.Choice(FORMATS))
 @join_option.check_config()
 def join(check_config: bool, **options: Any) -> None:
     """Join a leader, ssd-target serve --nodes, and compute with it for as long as it serves."""
-    setup_logging(f"target/node{options['node']}", options["log_level"] or "info")
+    name = f"target/node{options['node']}"
+    setup_logging(name, options["log_level"] or "info", log_format=options["log_format"])
     with exit_codes():
         with serving_extra("ssd-target"):
             from ssd_target.join import check_join, run_join

@@ -7,7 +7,7 @@ from ssd_engine.cluster.options import ClusterOptions, read_secret, warn_of_read
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.serving.config import ServiceConfig, check_service_config
+from ssd_engine.serving.config import ServiceConfig, check_service_config, parse_address
 from ssd_target.places import parse_draft
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
 
@@ -82,6 +82,7 @@ class JoinConfig:
     join_timeout: float = 600.0
     health_listen: str | None = None
     log_level: str | None = None
+    log_format: str = "text"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class EngineOptions:
     tp: int
     prefill_chunk: int
     log_level: str
+    log_format: str
     check_integrity: bool
     trace_events: int
     synthetic_acceptance: float | None

@@ -4,6 +4,7 @@ On a device that computes by itself a round is launched at the end of a step and
 beginning of the next: what a round has to say to others is said while the next one is computed.
 """
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -214,6 +215,7 @@ class EngineCore:
     def _begin(self, sequence: Sequence) -> None:
         request = self._requests.pop(sequence.id, None)
         if request is not None:
+            sequence.begun_at = time.monotonic()
             self.speculator.begin(sequence, request)
 
     def _launch(self, works: list[Work]) -> None:
@@ -313,6 +315,7 @@ class EngineCore:
         source = self.speculator.ended(sequence, outcome.accepted, outcome.tokens[-1], len(tokens))
         logprobs = None if outcome.logprobs is None else outcome.logprobs[: len(tokens)]
         stats = self.speculator.end(sequence.id) if sequence.finished else None
+        begun_at, sequence.begun_at = sequence.begun_at, None  # is said once
         return Delta(
             sequence.id,
             tokens,
@@ -322,6 +325,7 @@ class EngineCore:
             speculation=stats,
             source=source,
             accepted=min(outcome.accepted, len(tokens)),
+            begun_at=begun_at,
         )
 
     def _forget(self, sequence_id: int) -> None:

@@ -32,7 +32,7 @@ from ssd_target.speculation.synthetic import SyntheticAcceptance
 
 
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
-    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options))
+    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options), options.log_format)
 
 
 def _serve(pipe: Connection, options: EngineOptions) -> None:
@@ -44,6 +44,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         options.tp,
         role="target",
         log_level=options.log_level,
+        log_format=options.log_format,
         cluster=options.cluster,
     )
     warm_up(runner)

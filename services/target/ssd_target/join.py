@@ -80,6 +80,7 @@ def check_join(config: JoinConfig) -> MemberOptions:
         config.threads,
         config.kernel_cache,
         config.log_level,
+        config.log_format,
     )
 
 
@@ -90,7 +91,8 @@ def run_join(config: JoinConfig, options: MemberOptions) -> None:
     probe = None if config.health_listen is None else Probe("--health-listen", config.health_listen)
     try:
         membership = join_leader(options)
-        setup_logging(f"target/node{options.node}", membership.start.log_level)
+        start = membership.start
+        setup_logging(f"target/node{options.node}", start.log_level, log_format=start.log_format)
         Node(membership, _nothing if probe is None else probe.ready).run()
     finally:
         if probe is not None:

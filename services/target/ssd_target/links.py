@@ -274,7 +274,8 @@ class Link:
 
     def _say_up(self) -> None:
         self._said_up = True
-        log.info("link to %s (%s) is up", self.address, self.draft_name)
+        about = {"link": self.number}
+        log.info("link to %s (%s) is up", self.address, self.draft_name, extra=about)
 
     async def _first_end(self, call: Any) -> None:
         """Read and write until one of them ends or the epoch is broken off.
@@ -336,7 +337,8 @@ class Link:
         self.failures[reason] += 1
         self._said_up = False
         if self.reason not in self._logged and len(self._logged) < MAX_LOGGED:
-            log.warning("link to %s is down: %s", self.address, self.reason)
+            about = {"link": self.number}
+            log.warning("link to %s is down: %s", self.address, self.reason, extra=about)
             self._logged.add(self.reason)
         self._on_failure(self)
 

@@ -7,20 +7,27 @@ from dataclasses import fields
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ssd_engine.serving.allowances import Allowance
-from ssd_engine.serving.metrics import ServiceMetrics
+from ssd_engine.serving.metrics import ServiceMetrics, histogram_family
 from ssd_target.link_state import LinkState
 from ssd_target.links import Links
 from ssd_target.records import Stats
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_target.speculation.stats import FALLBACKS, LOOK_UPS, SpeculationStats, per_position
+
+OUTCOMES = ("stop", "length", "cancelled", "refused", "error")
 
 
 class Metrics(ServiceMetrics):
     def __init__(
-        self, stats: Callable[[], Stats | None], num_blocks: Callable[[], int], links: Links
+        self,
+        stats: Callable[[], Stats | None],
+        num_blocks: Callable[[], int],
+        links: Links,
+        depth: int,
     ) -> None:
-        super().__init__(stats)
-        self.requests = self.counter(
-            "ssd_requests", "Requests that ended, by how they ended.", ["outcome"]
+        """``depth``: of the longest speculation."""
+        super().__init__("target", stats)
+        self.requests = self.counter_by(
+            "ssd_requests", "Requests that ended, by how they ended.", "outcome", OUTCOMES
         )
         self.limited_requests = self.counter(
             "ssd_limited_requests", "Requests beyond what their identity may use.", ["limit"]
@@ -39,10 +46,14 @@ class Metrics(ServiceMetrics):
             "ssd_e2e_request_latency_seconds", "From arrival of a request to its finish."
         )
         self._engine_books(num_blocks)
-        self.registry.register(SpeculationCollector(stats, links))
+        self.registry.register(SpeculationCollector(stats, links, depth))
 
     def _engine_books(self, num_blocks: Callable[[], int]) -> None:
         gauges: dict[str, tuple[str, Callable[[Stats], float]]] = {
+            "ssd_sequences_active": (
+                "Sequences that the engine holds, running or waiting.",
+                lambda s: s.running + s.waiting,
+            ),
             "ssd_num_requests_running": ("Sequences that hold blocks.", lambda s: s.running),
             "ssd_num_requests_waiting": ("Sequences not yet admitted.", lambda s: s.waiting),
             "ssd_kv_cache_usage_ratio": (
@@ -80,11 +91,12 @@ class Metrics(ServiceMetrics):
 
 
 class SpeculationCollector:
-    """Speculation as the engine and the links count it."""
+    """Speculation as the engine and the links count it; a request counts when it has ended."""
 
-    def __init__(self, stats: Callable[[], Stats | None], links: Links) -> None:
+    def __init__(self, stats: Callable[[], Stats | None], links: Links, depth: int) -> None:
         self._stats = stats
         self._links = links
+        self._depth = depth
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
@@ -110,26 +122,25 @@ class SpeculationCollector:
                 "Of these, the ones that came from the speculation cache.",
                 totals.cache_tokens,
             ),
-            "ssd_round_wait_seconds": (
-                "Time that forwards were held back for branches.",
-                totals.wait_micros / 1e6,
-            ),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value=value)
+        yield histogram_family(
+            "ssd_round_wait_seconds",
+            "Time for which the forward of a round was held back for a branch.",
+            totals.waits,
+            totals.wait_micros / 1e6,
+            at_once=totals.rounds - sum(totals.waits),
+        )
 
     def _labelled(self, totals: SpeculationStats) -> Iterator[Metric]:
         look_ups = CounterMetricFamily(
             "ssd_cache_lookups", "Look-ups in the speculation cache.", labels=["result"]
         )
-        for result, value in (
-            ("hit", totals.hits),
-            ("late", totals.late),
-            ("miss_length", totals.length_misses),
-            ("miss_token", totals.token_misses),
-        ):
-            look_ups.add_metric([result], value)
+        for result, name in LOOK_UPS.items():
+            look_ups.add_metric([result.value], getattr(totals, name))
         yield look_ups
+        yield self._per_position(totals)
         rounds = CounterMetricFamily(
             "ssd_rounds", "Rounds, by where their speculation came from.", labels=["source"]
         )
@@ -141,12 +152,27 @@ class SpeculationCollector:
             "Rounds without the speculation that was asked for.",
             labels=["reason"],
         )
-        for reason, value in totals.fallbacks.items():
-            fallbacks.add_metric([reason], value)
+        for reason in FALLBACKS:
+            fallbacks.add_metric([reason], totals.fallbacks.get(reason, 0))
         yield fallbacks
 
+    def _per_position(self, totals: SpeculationStats) -> Metric:
+        """Positions count from 0, as elsewhere in the field."""
+        metric = CounterMetricFamily(
+            "ssd_spec_decode_accepted_tokens_per_pos",
+            "Speculated tokens that were right, by their place in the speculation.",
+            labels=["position"],
+        )
+        accepted = per_position(totals.accepted_lengths)
+        for position in range(self._depth):
+            count = accepted[position] if position < len(accepted) else 0
+            metric.add_metric([str(position)], count)
+        return metric
+
     def _link_states(self) -> Iterator[Metric]:
-        states = GaugeMetricFamily("ssd_links", "Links to endpoints.", labels=["state"])
+        states = GaugeMetricFamily(
+            "ssd_link_state", "Links to endpoints, by their state.", labels=["state"]
+        )
         for state in LinkState:
             count = sum(link.state is state for link in self._links.links.values())
             states.add_metric([state.value], count)

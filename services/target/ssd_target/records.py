@@ -97,6 +97,7 @@ class Delta(Record, frozen=True):
     source: int = 0  # of the speculated tokens among them, a Source; 0: there are none
     accepted: int = 0  # so many, the first ones
     returned: bool = False  # it was not begun
+    begun_at: float | None = None  # the first alone: when its prefill began, by the host's clock
 
 
 class PlaneAbility(Record, frozen=True):

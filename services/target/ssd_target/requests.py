@@ -14,6 +14,7 @@ from ssd_engine.tokenizer import Tokenizer
 from ssd_target.records import Submit
 from ssd_target.speculation.options import SpeculationRequest
 
+INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
 MAX_REQUEST_ID_BYTES = 256
 MAX_STOP_STRINGS = 128
 MAX_STOP_STRING_BYTES = 1024

@@ -59,6 +59,7 @@ class Sequence:
         self.lease: BlockLease | None = None
         self.num_written = 0  # tokens whose KV is in the cache
         self.num_cached_tokens = 0  # of these, how many were found there at admission
+        self.begun_at: float | None = None  # its prefill; until its first tokens are out
         self.completion = Completion(rules, token_bytes, wants_text=False)
         for token in generated:
             self.commit(token)

@@ -16,6 +16,7 @@ from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import check_security, make_access
 from ssd_engine.serving.server import ServiceServer
 from ssd_engine.serving.status import HandedOver
+from ssd_engine.serving.telemetry import make_spans
 from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tokenizer import Tokenizer
 from ssd_engine.tracing import TraceRing
@@ -106,14 +107,21 @@ class TargetServer(ServiceServer):
             config.discover_seconds,
         )
         self._engine.links = self._links
-        metrics = Metrics(lambda: self._engine.stats, lambda: self._num_blocks, self._links)
+        metrics = Metrics(
+            lambda: self._engine.stats, lambda: self._num_blocks, self._links, config.depth
+        )
         access = make_access(config, metrics)
         accounts = Accounts(
             _allowance(config), lambda limit: metrics.limited_requests.labels(limit).inc()
         )
-        self._servicer = TargetServicer(metrics, config.write_timeout, access, accounts)
+        spans = make_spans(config.otlp_endpoint, "ssd-target", __version__)
+        self._servicer = TargetServicer(
+            metrics, config.write_timeout, access, accounts, spans, config.log_prompts
+        )
         self._max_live = config.max_num_seqs + config.max_waiting
-        super().__init__(config, self._engine, self._servicer, metrics, access, self._max_live)
+        super().__init__(
+            config, self._engine, self._servicer, metrics, access, self._max_live, spans
+        )
 
     async def prepare(self) -> None:
         if self._config.synthetic_acceptance is not None:
@@ -201,6 +209,7 @@ def _engine_options(
         tp=config.tp,
         prefill_chunk=config.prefill_chunk,
         log_level=config.log_level,
+        log_format=config.log_format,
         check_integrity=config.check_integrity,
         trace_events=config.trace_events,
         synthetic_acceptance=config.synthetic_acceptance,

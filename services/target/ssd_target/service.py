@@ -1,7 +1,6 @@
 """TargetService: the gRPC edge. Translates, follows a sequence, never computes."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -23,20 +22,25 @@ from ssd_engine.serving.status import (
     abort,
 )
 from ssd_engine.serving.streams import write_in_time
+from ssd_engine.serving.telemetry import Spans
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Links
-from ssd_target.metrics import Metrics, RequestTimer
+from ssd_target.metrics import Metrics
 from ssd_target.records import Delta, Stats
-from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
+from ssd_target.request_watch import RequestWatch, make_watches
+from ssd_target.requests import (
+    INLINE_BYTES,
+    Limits,
+    ParsedRequest,
+    parse_message,
+    parse_request,
+)
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.requests import Terms, speculation_message, speculation_stats
 from ssd_target.speculation.stats import SpeculationStats
 
-log = logging.getLogger(__name__)
-
 SERVICE = "ssd.v1.TargetService"
-INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
 MAX_GATHERED = 256  # deltas in one message
 RETRY_BOUNDS = (0.1, 30.0)
 LOADING_SECONDS = 2.0  # after which it is worth asking again
@@ -62,9 +66,15 @@ class Serving:
 
 class TargetServicer:
     def __init__(
-        self, metrics: Metrics, write_timeout: float, access: Access, accounts: Accounts
+        self,
+        metrics: Metrics,
+        write_timeout: float,
+        access: Access,
+        accounts: Accounts,
+        spans: Spans | None = None,
+        log_prompts: bool = False,
     ) -> None:
-        self._metrics = metrics
+        self._watches = make_watches(metrics, spans, log_prompts)
         self._access = access
         self._accounts = accounts
         self._write_timeout = write_timeout
@@ -99,19 +109,22 @@ class TargetServicer:
             await abort(context, error)
 
     async def generate(self, data: bytes, context: grpc.aio.ServicerContext) -> None:
-        timer = RequestTimer(self._metrics)
-        outcome = "cancelled"
+        watch, outcome, problem = self._watches.begin(context), "cancelled", None
         self._enter(context)
         try:
             serving = self._admit()
-            with self._accounts.request(self._access.identity(context)) as account:
-                response = await self._serve(serving, data, account, timer, context)
+            identity = self._access.identity(context)
+            watch.known_as(identity=identity.name)
+            with self._accounts.request(identity) as account:
+                response = await self._serve(serving, data, account, watch, context)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
+            problem = error
+            watch.refused(data)
             outcome = _outcome(error)
             await abort(context, error)
         finally:
-            elapsed = timer.end(outcome)
+            elapsed = watch.end(outcome, problem)
             if outcome in ("stop", "length"):
                 self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
 
@@ -120,16 +133,17 @@ class TargetServicer:
         serving: Serving,
         data: bytes,
         account: Account,
-        timer: RequestTimer,
+        watch: RequestWatch,
         context: grpc.aio.ServicerContext,
     ) -> pb.GenerateResponse:
         """Returns the last response."""
         request = await _parse(data, serving)
+        watch.known_as(request_id=request.request_id)
         self._refuse_while_draining()  # which may have begun meanwhile
-        speculation = serving.terms.settle(request.speculation)
+        speculation = serving.terms.settle(request.speculation, watch.trace_context)
         self._accounts.check_prompt(account, "prompt", len(request.prompt))
         self._accounts.spend(account, len(request.prompt))
-        async for response in self._stream(serving, request, speculation, timer, context):
+        async for response in self._stream(serving, request, speculation, watch, context):
             self._accounts.spend(account, len(response.tokens.token_ids))
             await self._write(context, response)
         return response
@@ -177,7 +191,7 @@ class TargetServicer:
         serving: Serving,
         request: ParsedRequest,
         speculation: SpeculationRequest,
-        timer: RequestTimer,
+        watch: RequestWatch,
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.GenerateResponse]:
         completion, cached, stats = request.completion, 0, SpeculationStats()
@@ -188,14 +202,15 @@ class TargetServicer:
         )
         if completion.finish is None:
             serving.engine.submit(request.submit(sequence, speculation))
-        self._metrics.prompt_tokens.inc(len(request.prompt))
-        log.debug("request %r is sequence %d", request.request_id, sequence)
+        watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
         yield _started(request, serving)
         while completion.finish is None:
             batch = await _next(deltas)
-            timer.tokens(sum(len(delta.tokens) for delta in batch))
+            watch.deltas(batch)
             cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
-            yield _tokens(batch, completion)
+            response = _tokens(batch, completion)
+            watch.text(response.tokens.text)
+            yield response
         said = speculation_stats(speculation, stats)
         said.synthetic_acceptance = serving.info.synthetic_acceptance
         yield _finish(request, completion, cached, said)

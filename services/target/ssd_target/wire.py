@@ -51,6 +51,8 @@ def _open(wire: pb.TargetFrame, frame: Open) -> None:
     body.verification = int(frame.verification)  # type: ignore[assignment]
     body.down_weight, body.depth = frame.down_weight, frame.depth
     body.verify_micros = frame.verify_micros
+    if frame.trace_context:
+        body.trace_context = frame.trace_context
 
 
 def sampling_options(params: SamplingParams) -> target_pb2.SamplingOptions:

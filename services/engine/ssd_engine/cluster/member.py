@@ -46,6 +46,7 @@ class MemberOptions:
     threads: int | None = None
     kernel_cache: Path | None = None
     log_level: str | None = None
+    log_format: str = "text"
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def _fit(setup: Setup, options: MemberOptions, host: str) -> RankStart:
         Place(setup.tp, options.node * here, here, host),
         setup.role,
         options.log_level or setup.log_level,
+        options.log_format,
     )
 
 

@@ -1,6 +1,7 @@
 """What the command lines of the services share: options, their variables, exit codes."""
 
 import dataclasses
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,8 +12,11 @@ from typing import Any
 import click
 
 from ssd_engine.errors import ConfigError, ModelError, SSDError
+from ssd_engine.log import FORMATS, is_structured
 from ssd_engine.runner_options import DTYPE_NAMES
 from ssd_engine.serving.config import DEVICES, LOG_LEVELS
+
+log = logging.getLogger(__name__)
 
 EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 Decorator = Callable[[Any], Any]
@@ -127,6 +131,18 @@ class Options:
             ),
             self("--log-level", "How much to log.", type=click.Choice(LOG_LEVELS)),
             self(
+                "--log-format",
+                "Lines for people, or one JSON object a line.",
+                type=click.Choice(FORMATS),
+            ),
+            self("--log-prompts", "Log what is asked and what is answered, too.", is_flag=True),
+            self(
+                "--otlp-endpoint",
+                "URL of an OpenTelemetry collector (OTLP over gRPC), such as "
+                "http://127.0.0.1:4317, for traces of requests. Default: none.",
+                metavar="URL",
+            ),
+            self(
                 "--check-integrity",
                 "Debug: check the engine's books after every step.",
                 is_flag=True,
@@ -181,7 +197,10 @@ def _early_end() -> Iterator[None]:
 
 
 def _exit(code: int, error: Exception) -> None:
-    click.echo(f"error: {error}", err=True)
+    if is_structured():
+        log.critical("%s", error)
+    else:
+        click.echo(f"error: {error}", err=True)
     raise SystemExit(code)
 
 

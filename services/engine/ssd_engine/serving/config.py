@@ -11,6 +11,7 @@ from ssd_engine.config import ModelConfig, check_tensor_parallel
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config, parse_shape
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
+from ssd_engine.serving.telemetry import check_otlp_endpoint
 
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -65,6 +66,9 @@ class ServiceConfig:
     metrics_listen: str | None = None
     trace_events: int = 0
     log_level: str = "info"
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_endpoint: str | None = None
     check_integrity: bool = False
 
 
@@ -79,6 +83,8 @@ def parse_address(option: str, value: str) -> tuple[str, int]:
 def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
     """Everything that can be judged without looking at the model."""
     _check_listening(config)
+    if config.otlp_endpoint is not None:
+        check_otlp_endpoint(config.otlp_endpoint)
     check_bounds(config, {**BOUNDS, **own_bounds})
     if config.prefill_chunk % config.block_size:
         raise ConfigError(

@@ -33,9 +33,15 @@ class Core(Protocol):
     def step(self) -> Any: ...
 
 
-def run_engine(pipe: Connection, role: str, log_level: str, serve: Callable[[], None]) -> None:
+def run_engine(
+    pipe: Connection,
+    role: str,
+    log_level: str,
+    serve: Callable[[], None],
+    log_format: str = "text",
+) -> None:
     """Whatever ends ``serve`` is told to the front."""
-    setup_logging(role, log_level, rank=0)
+    setup_logging(role, log_level, rank=0, log_format=log_format)
     exit_with_parent()
     try:
         serve()

@@ -1,12 +1,20 @@
 """Prometheus metrics of a service: its own, and those that its engine keeps."""
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
+from ssd_engine.histogram import cumulative
 from ssd_engine.serving.reloading import Reloading
 from ssd_engine.serving.tls import TlsFiles
 
@@ -18,8 +26,9 @@ Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to 
 
 
 class ServiceMetrics:
-    def __init__(self, books: Callable[[], Any]) -> None:
+    def __init__(self, role: str, books: Callable[[], Any]) -> None:
         """``books`` gives the engine's latest ones, None before the first."""
+        disable_created_metrics()  # a series beside every counter, which nobody asks for
         self.registry = CollectorRegistry()
         self._books = books
         self.auth_failures = self.counter(
@@ -32,9 +41,19 @@ class ServiceMetrics:
         )
         for what in RELOADED:
             self.reload_failures.labels(what)
+        self.ready = self.gauge(
+            "ssd_ready", "1 while the service takes new work, 0 while it loads or drains.", ["role"]
+        ).labels(role)
 
     def counter(self, name: str, text: str, labels: Any = ()) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
+
+    def counter_by(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        """One whose label takes these values, each shown from the start."""
+        counter = self.counter(name, text, [label])
+        for value in values:
+            counter.labels(value)
+        return counter
 
     def gauge(self, name: str, text: str, labels: Any = ()) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
@@ -101,6 +120,13 @@ class _EngineCounters:
         books = self._books()
         for name, (text, read) in self._counters.items():
             yield CounterMetricFamily(name, text, value=_value(books, read))
+
+
+def histogram_family(
+    name: str, text: str, counts: list[int], seconds: float, at_once: int = 0
+) -> HistogramMetricFamily:
+    """Of times that an engine has counted; the arguments are those of ``cumulative``."""
+    return HistogramMetricFamily(name, text, buckets=cumulative(counts, at_once), sum_value=seconds)
 
 
 def _value(books: Any, read: Callable[[Any], float]) -> float:

@@ -20,6 +20,7 @@ from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import tls_files
+from ssd_engine.serving.telemetry import Spans
 from ssd_engine.serving.tls import server_credentials
 from ssd_engine.serving.trace_service import SERVICE as TRACES
 from ssd_engine.serving.trace_service import TraceServicer
@@ -56,8 +57,10 @@ class ServiceServer(ABC):
         metrics: ServiceMetrics,
         access: Access,
         max_calls: int,
+        spans: Spans,
     ) -> None:
         """``max_calls``: live calls that the service has a use for."""
+        self._spans = spans
         self._service_config = config
         self._access = access
         self._tls = tls_files(config)
@@ -125,6 +128,7 @@ class ServiceServer(ABC):
                 await health_server.stop(grace=None)
             await self.close()
             await self._engine_process.stop()
+            await asyncio.to_thread(self._spans.stop)
             _ignore(loop, signal.SIGTERM)
 
     def _interrupt(self) -> None:
@@ -252,6 +256,8 @@ class ServiceServer(ABC):
     async def _set_health(self, name: str, status: int) -> None:
         """Readiness is also the answer for the service by name and for the server as a whole."""
         names = (READINESS, self.service, "") if name == READINESS else (name,)
+        if name == READINESS:
+            self._service_metrics.ready.set(status == UP)
         for each in names:
             await self._health.set(each, status)
 

@@ -21,13 +21,14 @@ from ssd_engine.tensor_plane import Receiver
 from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.records import LinkUp
 from ssd_target.speculation.endpoint import BUSY_SECONDS, Endpoint
-from ssd_target.speculation.options import SpeculationOptions
+from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.payoff import Payoff
 from ssd_target.speculation.speculated import Speculated
 
 Send = Callable[[int, int, list[TargetFrame]], None]  # link, epoch, frames
 Stalled = Callable[[int, int, str], None]  # link, epoch, why it is given up
 OpenPlane = Callable[[LinkUp, Plane], Receiver | None]
+DISCONNECTED, NO_ROOM = "disconnected", "no room"  # why a sequence is held nowhere
 
 
 class Endpoints:
@@ -72,7 +73,7 @@ class Endpoints:
             self.disconnected(up.link, endpoint.epoch)
         endpoint.connect(up)
 
-    def disconnected(self, link: int, epoch: int, reason: str = "disconnected") -> None:
+    def disconnected(self, link: int, epoch: int, reason: str = DISCONNECTED) -> None:
         endpoint = self._by_link.get(link)
         if endpoint is None or endpoint.epoch != epoch:
             return
@@ -113,7 +114,7 @@ class Endpoints:
         """Of another epoch than its own, an endpoint says nothing."""
         endpoint = self._by_link.get(link)
         if endpoint is None or endpoint.epoch != epoch:
-            self.dropped += len(frames)
+            self._drop(link, epoch, frames)
             return
         endpoint.heard(load, self._now())
         for frame in frames:
@@ -123,6 +124,13 @@ class Endpoints:
                 self._plane(endpoint, frame)
             else:
                 self._branches(endpoint, frame)
+
+    def _drop(self, link: int, epoch: int, frames: Sequence[DraftFrame]) -> None:
+        """Of an epoch that is over; the rounds that they name take nothing of it but note."""
+        self.dropped += len(frames)
+        for frame in frames:
+            if isinstance(frame, Branches) and frame.sequence in self._sequences:
+                self._sequences[frame.sequence].rounds.push(link, epoch, frame)
 
     def _branches(self, endpoint: Endpoint, frame: Branches) -> None:
         speculated = self._sequences.get(frame.sequence)
@@ -166,12 +174,19 @@ class Endpoints:
         """
         chosen = self._least_occupied(speculated, length)
         if chosen is None:
+            self._note_why_none(speculated)
             return None
         speculated.home = chosen.link
         if not chosen.payoff.attaches:
             speculated.why_detached = "does not pay"
             return None
         return chosen
+
+    def _note_why_none(self, speculated: Speculated) -> None:
+        """Where nothing more is known: those that are up have no room for it, or none is up."""
+        if speculated.why_detached in (DISCONNECTED, NO_ROOM):
+            up = any(e.up and _allows(speculated.request, e) for e in self)
+            speculated.why_detached = NO_ROOM if up else DISCONNECTED
 
     def _least_occupied(self, speculated: Speculated, length: int) -> Endpoint | None:
         request, now = speculated.request, self._now()
@@ -183,7 +198,7 @@ class Endpoints:
             and needed < endpoint.max_context
             and length <= endpoint.max_depth
             and endpoint.link not in speculated.refused_by
-            and (endpoint.link in request.links if request.links else not endpoint.named)
+            and _allows(request, endpoint)
         ]
         paying = [endpoint for endpoint in fitting if endpoint.payoff.attaches]
         return min(paying or fitting, key=lambda endpoint: endpoint.occupancy(now), default=None)
@@ -209,3 +224,8 @@ class Endpoints:
         attached = {key: s.rounds.link for key, s in self._sequences.items() if s.rounds.attached}
         if held != attached:
             raise RuntimeError("speculation integrity: endpoints and sequences do not agree")
+
+
+def _allows(request: SpeculationRequest, endpoint: Endpoint) -> bool:
+    """What a request does not name is the operator's own."""
+    return endpoint.link in request.links if request.links else not endpoint.named

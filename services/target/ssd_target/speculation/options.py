@@ -43,3 +43,4 @@ class SpeculationRequest:
     depth: int = 5
     links: list[int] | None = None  # endpoints that it may use; None: the operator's
     down_weight: float = 1.0
+    trace_context: str = ""  # of a request that is traced: endpoints are told

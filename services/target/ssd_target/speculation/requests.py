@@ -21,7 +21,7 @@ class Terms:
     depth: int
     link_of: Callable[[str], int]  # dials what is allowed; InputError for what is not
 
-    def settle(self, options: pb.SpeculationOptions) -> SpeculationRequest:
+    def settle(self, options: pb.SpeculationOptions, trace_context: str = "") -> SpeculationRequest:
         """Raises InputError; what it names is dialled from here on."""
         mode = self._mode(options)
         if options.depth > self.depth:
@@ -37,6 +37,7 @@ class Terms:
             depth=options.depth or self.depth,
             links=self._links(options.endpoints) if mode is Mode.SSD else None,
             down_weight=weight,
+            trace_context=trace_context,
         )
 
     def _mode(self, options: pb.SpeculationOptions) -> Mode:
@@ -93,7 +94,7 @@ def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> p
 
 
 def speculation_message(stats: SpeculationStats) -> pb.SpeculationStats:
-    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    counts = {name: getattr(stats, name) for name in stats.__struct_fields__ if name != "waits"}
     return pb.SpeculationStats(
         drafted_per_position=per_position(counts.pop("drafted_lengths")),
         accepted_per_position=per_position(counts.pop("accepted_lengths")),

@@ -9,6 +9,7 @@ from enum import Enum
 
 from ssd_engine.frames import Branches
 from ssd_target.speculation.branches import BranchStore
+from ssd_target.speculation.stats import LookUp
 
 
 class State(Enum):
@@ -58,6 +59,7 @@ class Rounds:
         self.link = self.epoch = -1  # of the endpoint, while attached
         self.decided: tuple[int, int] | None = None  # the outcome, until the next launch
         self.branches = BranchStore(0, 0, 0)
+        self.stale = False  # branches of what is over were pushed in this round
 
     @property
     def attached(self) -> bool:
@@ -77,6 +79,7 @@ class Rounds:
     def _begin(self, length: int) -> None:
         self.round += 1
         self.decided = None
+        self.stale = False
         self.branches = BranchStore(length, self._max_depth, self._vocab_size)
 
     def outcome(self, accepted: int, token: int) -> None:
@@ -95,5 +98,14 @@ class Rounds:
         """
         fits = self.attached and (self.link, self.epoch) == (link, epoch)
         if not fits or frame.round != self.round:
+            self.stale |= bool(frame.branches) and (not fits or frame.round < self.round)
             return len(frame.branches)
         return sum(not self.branches.add(branch) for branch in frame.branches)
+
+    def look_up(self, accepted: int, token: int, wanted: int) -> LookUp:
+        found = self.branches.look_up(accepted, token, wanted)
+        return LookUp.STALE if found is LookUp.LATE and self._only_stale else found
+
+    @property
+    def _only_stale(self) -> bool:
+        return self.stale and not len(self.branches)

@@ -23,6 +23,7 @@ class Speculated:
     drafted: int = 0
     judged: int = 0  # of these, the tokens before a cut
     ended_at: float = 0.0  # of the round before
+    waited: float = 0.0  # seconds that the round in flight was held back
     outcome_sent: bool = True
     told_depth: int = 0  # what the endpoint was told to prepare for the next round
     ngrams: NgramIndex | None = None

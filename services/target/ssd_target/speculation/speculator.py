@@ -23,7 +23,7 @@ from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, Spe
 from ssd_target.speculation.pacing import Pacing
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.speculated import Speculated, Taken
-from ssd_target.speculation.stats import LookUp, SpeculationStats
+from ssd_target.speculation.stats import DOWN, LookUp, SpeculationStats
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from ssd_target.verifier import Drawn
 
@@ -137,6 +137,9 @@ class Speculator:
         if rounds.round > 0:
             right, seconds = min(accepted, committed), now - speculated.ended_at
             speculated.stats.ended(speculated.source, speculated.drafted, right, seconds)
+            if speculated.waited:
+                speculated.stats.waited(speculated.waited)
+                speculated.waited = 0.0
             self._trace.span(
                 Kind.ROUND,
                 speculated.ended_at,
@@ -193,10 +196,12 @@ class Speculator:
         rounds, stats = speculated.rounds, speculated.stats
         if endpoint is None:
             stats.fell_back(speculated.why_detached)
+            if speculated.why_detached in DOWN:
+                stats.looked_up(LookUp.DISCONNECTED)
             return taken
         if rounds.decided is None or not endpoint.payoff.speculates:
             return taken
-        speculated.found = rounds.branches.look_up(*rounds.decided, taken.wanted)
+        speculated.found = rounds.look_up(*rounds.decided, taken.wanted)
         stats.looked_up(speculated.found)
         taken.fill(Source.CACHE)
         taken.missed = not taken.tokens
@@ -234,7 +239,7 @@ class Speculator:
         self._trace.span(Kind.WAIT, begin, begin + elapsed)
         for row in rows:
             row.fill(Source.JUST_IN_TIME)
-            row.speculated.stats.wait_micros += int(elapsed * 1e6)
+            row.speculated.waited = elapsed
             endpoint = self.endpoints.of(row.speculated)
             if endpoint is not None:
                 endpoint.waited(elapsed, bool(row.tokens))
@@ -348,6 +353,7 @@ class Speculator:
                 speculated.request.down_weight,
                 speculated.told_depth,
                 self._pacing.verify_micros(self._width),
+                speculated.request.trace_context,
             ),
             self._now(),
         )

@@ -6,6 +6,7 @@ from itertools import accumulate, zip_longest
 import msgspec
 
 from ssd_engine.frames import Source
+from ssd_engine.histogram import count_seconds, new_counts
 
 
 class LookUp(Enum):
@@ -15,6 +16,22 @@ class LookUp(Enum):
     LATE = "late"  # the beginning of it, or nothing at all had come in this round
     MISS_LENGTH = "miss_length"  # no branch after so many tokens
     MISS_TOKEN = "miss_token"  # none that begins with this token
+    STALE = "stale"  # nothing, and what was pushed meanwhile is of a round or epoch that is over
+    DISCONNECTED = "disconnected"  # nobody could look: the sequence's link is down
+
+
+# Why rounds go without the speculation that was asked for. Of these the first leave no link.
+DOWN = ("disconnected", "stalled", "leaving")
+FALLBACKS = (
+    *DOWN,
+    "lost",
+    "busy",
+    "refused",
+    "does not pay",
+    "no room",
+    "no distributions",
+    "coupled: the endpoint is not trusted",
+)
 
 
 class SpeculationStats(msgspec.Struct, array_like=True):
@@ -37,17 +54,27 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     rejection_rounds: int = 0
     cache_round_micros: int = 0
     other_round_micros: int = 0
+    stale: int = 0
+    disconnected: int = 0
     # Rounds by how many tokens they speculated, and by how many of these were right.
     drafted_lengths: list[int] = []
     accepted_lengths: list[int] = []
+    # Rounds that waited, by how long: a count for each of histogram.EDGES, and one beyond.
+    waits: list[int] = []
     fallbacks: dict[str, int] = {}
 
     def looked_up(self, result: LookUp) -> None:
-        name = _LOOK_UPS[result]
+        name = LOOK_UPS[result]
         setattr(self, name, getattr(self, name) + 1)
 
     def fell_back(self, reason: str) -> None:
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def waited(self, seconds: float) -> None:
+        """The forward of a round that is over had been held back for so long."""
+        self.wait_micros += int(seconds * 1e6)
+        self.waits = self.waits or new_counts()
+        count_seconds(self.waits, seconds)
 
     def ended(self, source: Source, drafted: int, accepted: int, seconds: float) -> None:
         """A round is over; it has taken so long."""
@@ -70,7 +97,7 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     def add(self, other: "SpeculationStats") -> None:
         for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in _BY_LENGTH:
+        for name in _LISTS:
             sums = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
             setattr(self, name, [mine + theirs for mine, theirs in sums])
         for reason, count in other.fallbacks.items():
@@ -88,15 +115,17 @@ def per_position(lengths: list[int]) -> list[int]:
     return list(accumulate(reversed(lengths[1:])))[::-1]
 
 
-_BY_LENGTH = ("drafted_lengths", "accepted_lengths")
+_LISTS = ("drafted_lengths", "accepted_lengths", "waits")
 _COUNTERS = tuple(
-    name for name in SpeculationStats.__struct_fields__ if name not in (*_BY_LENGTH, "fallbacks")
+    name for name in SpeculationStats.__struct_fields__ if name not in (*_LISTS, "fallbacks")
 )
-_LOOK_UPS = {
+LOOK_UPS = {
     LookUp.HIT: "hits",
     LookUp.LATE: "late",
     LookUp.MISS_LENGTH: "length_misses",
     LookUp.MISS_TOKEN: "token_misses",
+    LookUp.STALE: "stale",
+    LookUp.DISCONNECTED: "disconnected",
 }
 _ROUNDS = {
     Source.NONE: "plain_rounds",

@@ -1,0 +1,81 @@
+"""An OpenTelemetry collector in this process: a real OTLP service that keeps what it is sent."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
+
+
+@dataclass(frozen=True)
+class Received:
+    service: str
+    name: str
+    trace: str
+    span: str
+    parent: str
+    events: tuple[str, ...]
+    about: dict[str, Any]
+    failed: bool
+
+
+class Collector(rpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.url = ""
+        self._spans: list[Received] = []
+        self._lock = threading.Lock()
+
+    def Export(
+        self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> pb.ExportTraceServiceResponse:
+        with self._lock:
+            for resource in request.resource_spans:
+                service = _values(resource.resource.attributes)["service.name"]
+                for scope in resource.scope_spans:
+                    self._spans += [_received(service, span) for span in scope.spans]
+        return pb.ExportTraceServiceResponse()
+
+    def wait_for(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
+        deadline = time.monotonic() + 60
+        while True:
+            with self._lock:
+                spans = list(self._spans)
+            if enough(spans) or time.monotonic() > deadline:
+                return spans
+            time.sleep(0.05)
+
+
+def _received(service: str, span: Any) -> Received:
+    return Received(
+        service,
+        span.name,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        tuple(event.name for event in span.events),
+        _values(span.attributes),
+        span.status.code == 2,
+    )
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    rpc.add_TraceServiceServicer_to_server(collector, server)
+    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None)

@@ -1,0 +1,53 @@
+"""Two pairs of services, each shared by several tests."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.deploy.collector import collecting
+from tests.deploy.watched import Bereft, Pair, start_pair, wait_for_links
+from tests.scale import FULL
+
+METRICS = ("--metrics-listen", "127.0.0.1:0")
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """JSON at debug level, metrics, and traces to a collector that is here."""
+    with ExitStack() as stack:
+        collector = stack.enter_context(collecting())
+        flags = (*METRICS, "--log-format", "json", "--log-level", "debug")
+        flags += ("--otlp-endpoint", collector.url)
+        ranks = ("--tp", "2") if FULL else ()
+        pair = start_pair(stack, tmp_path_factory.mktemp("watched"), flags, *ranks)
+        pair.collector = collector
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def bereft(tmp_path_factory: pytest.TempPathFactory) -> Bereft:
+    """Prompts are logged, in lines for people; the collector of its traces is not there."""
+    seen = Bereft()
+    with ExitStack() as stack:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        flags = (*METRICS, "--log-prompts", "--otlp-endpoint", nobody)
+        pair = start_pair(stack, tmp_path_factory.mktemp("bereft"), flags)
+
+        def scrape(kept: list[tuple[float, str]]) -> None:
+            kept.append((time.monotonic(), pair.target.exposition()))
+
+        scrape(seen.with_draft)
+        seen.output = pair.generate()
+        scrape(seen.with_draft)
+        seen.logs = pair.logs()
+        pair.draft.kill()
+        wait_for_links(pair.target, "waiting")
+        scrape(seen.without)
+        seen.orphan = pair.generate()
+        scrape(seen.without)
+    return seen

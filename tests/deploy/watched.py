@@ -1,0 +1,72 @@
+"""Pairs of real services that are looked at closely."""
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ssd.v1 import target_pb2 as pb
+from tests.deploy.collector import Collector
+from tests.processes import (
+    DraftProcess,
+    Output,
+    TargetProcess,
+    collect,
+    draft,
+    link_states,
+    target,
+    wait_until_ready,
+)
+
+PROMPT = "Once upon a time there was a quizzical zebrafinch called Brumblewick"
+
+
+@dataclass
+class Pair:
+    target: TargetProcess
+    draft: DraftProcess
+    collector: Collector | None = None
+
+    def logs(self) -> list[str]:
+        return [self.target.log(), self.draft.log()]
+
+    def generate(self, prompt: str = PROMPT, request_id: str = "", max_tokens: int = 24) -> Output:
+        stop = pb.StopOptions(max_tokens=max_tokens, ignore_eos=True)
+        request = pb.GenerateRequest(text=prompt, request_id=request_id, stop=stop)
+        request.sampling.temperature = 0.0
+        return collect(self.target.stub().Generate(request, timeout=120))
+
+
+def start_pair(stack: ExitStack, folder: Path, flags: tuple[str, ...], *own: str) -> Pair:
+    """Both load at the same time; returns once they are linked."""
+    drafting = stack.enter_context(draft(folder / "draft", *flags, ready=False))
+    linked = ("--draft", drafting.address, "--no-auto-off", *own)
+    serving = stack.enter_context(target(folder / "target", *flags, *linked))
+    wait_until_ready(drafting)
+    wait_for_links(serving, "up")
+    return Pair(serving, drafting)
+
+
+def wait_for_links(server: TargetProcess, state: str) -> None:
+    deadline = time.monotonic() + 60
+    while link_states(server) != [state] and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@dataclass
+class Bereft:
+    """What was seen of a pair whose draft is killed half way."""
+
+    output: Output | None = None
+    logs: list[str] = field(default_factory=list)
+    # Expositions of the target: (seconds, text).
+    with_draft: list[tuple[float, str]] = field(default_factory=list)
+    without: list[tuple[float, str]] = field(default_factory=list)
+    orphan: Output | None = None
+
+
+def run_client(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ssd_client", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
