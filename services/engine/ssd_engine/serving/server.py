@@ -16,6 +16,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.serving.config import ServiceConfig, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.metrics import ServiceMetrics
+from ssd_engine.serving.reading import ReadRequests
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.trace_service import SERVICE as TRACES
 from ssd_engine.serving.trace_service import TraceServicer
@@ -116,6 +117,7 @@ class ServiceServer(ABC):
         size = self._service_config.max_message_mib * 1024 * 1024
         keepalive = int(self._service_config.keepalive_seconds * 1000)
         server = grpc.aio.server(
+            interceptors=(ReadRequests(),),
             # Admission refuses politely; this bounds what is held before admission is asked.
             maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
             options=[
