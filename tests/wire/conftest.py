@@ -15,7 +15,7 @@ def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("victims")
     with LastingDraft(directory / "draft", *OPEN, "--max-num-seqs", "16") as draft:
         flags = [*METRICS, *OPEN, "--draft", draft.address, "--allow-draft", "127.0.0.1:*"]
-        flags += ["--no-auto-off", "--write-timeout", "1"]
+        flags += ["--no-auto-off", "--write-timeout", "2", "--max-backlog-kib", "64"]
         with target(directory / "target", *flags, ready=False) as process:
             wait_until_ready(draft.process)
             wait_until_ready(process)

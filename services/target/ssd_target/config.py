@@ -19,6 +19,7 @@ MAX_WAIT_MS = 10_000
 BOUNDS = {
     "max_waiting": (0, 1_000_000),
     "write_timeout": (1, 86_400),
+    "max_backlog_kib": (16, 67_108_864),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
     "synthetic_acceptance": (0.01, 1),
@@ -32,6 +33,7 @@ class TargetConfig(ServiceConfig):
     max_waiting: int = 256
     exact: bool = True
     write_timeout: float = 60.0
+    max_backlog_kib: int = 16_384
     mode: str = "auto"
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()

@@ -20,6 +20,11 @@ class Metrics(ServiceMetrics):
         self.requests = self.counter(
             "ssd_requests", "Requests that ended, by how they ended.", ["outcome"]
         )
+        self.streams_cut = self.counter(
+            "ssd_streams_cut", "Streams whose client read too slowly, by the bound.", ["bound"]
+        )
+        for bound in ("write_timeout", "backlog"):
+            self.streams_cut.labels(bound)
         self.prompt_tokens = self.counter("ssd_prompt_tokens", "Prompt tokens of all requests.")
         self.generation_tokens = self.counter("ssd_generation_tokens", "Tokens that were emitted.")
         self.first_token = self.histogram(

@@ -81,7 +81,7 @@ class TargetServer(ServiceServer):
         self._plans = plan
         self._plan = plan.target
         self._num_blocks = 0
-        self._engine = EngineClient(_engine_options(config, plan))
+        self._engine = EngineClient(_engine_options(config, plan), config.max_backlog_kib * 1024)
         self._links = Links(
             config.draft,
             config.allow_draft,

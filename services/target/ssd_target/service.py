@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import grpc
@@ -14,6 +15,7 @@ from ssd_engine.sampling_params import Logprobs
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.status import (
     NotServing,
+    ReaderBehind,
     ReaderStalled,
     RequestFailed,
     ServerFull,
@@ -21,6 +23,7 @@ from ssd_engine.serving.status import (
 )
 from ssd_engine.serving.streams import write_in_time
 from ssd_engine.tokenizer import Tokenizer
+from ssd_target.backlog import Backlog, size_of
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Links
 from ssd_target.metrics import Metrics, RequestTimer
@@ -34,8 +37,9 @@ log = logging.getLogger(__name__)
 
 SERVICE = "ssd.v1.TargetService"
 INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
-MAX_GATHERED = 256  # deltas in one message
+MAX_GATHERED = 16_384  # bytes of deltas, about, in one message: a slow reader takes it in time
 RETRY_BOUNDS = (0.1, 30.0)
+FAILURES = (EngineGone, RequestFailed, ReaderStalled, ReaderBehind)
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -62,8 +66,13 @@ class TargetServicer:
         self._write_timeout = write_timeout
         self._mean_seconds = 1.0
         self.serving: Serving | None = None
-        self.num_active = 0  # calls of Generate that have not ended
+        self._active: set[grpc.aio.ServicerContext] = set()
         self.draining = False
+
+    @property
+    def num_active(self) -> int:
+        """Calls of Generate that have not ended."""
+        return len(self._active)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Generate takes raw bytes: a message that does not parse deserves a clear status."""
@@ -98,15 +107,15 @@ class TargetServicer:
             serving = self._admit()
             request = await _parse(data, serving)
             speculation = serving.terms.settle(request.speculation)
-            async for response in self._stream(serving, request, speculation, timer, context):
-                await self._write(context, response)
+            stream = self._stream(serving, request, speculation, timer, context)
+            async with aclosing(stream) as responses:
+                async for response in responses:
+                    await self._write(context, response)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
-            outcome = (
-                "error"
-                if isinstance(error, EngineGone | RequestFailed | ReaderStalled)
-                else "refused"
-            )
+            outcome = "error" if isinstance(error, FAILURES) else "refused"
+            if isinstance(error, ReaderStalled | ReaderBehind):
+                self._cut(context, error)
             await abort(context, error)
         finally:
             elapsed = timer.end(outcome)
@@ -120,12 +129,15 @@ class TargetServicer:
 
     def _enter(self, context: grpc.aio.ServicerContext) -> None:
         """Count the call for as long as it lasts, however it ends."""
+        self._active.add(context)
+        context.add_done_callback(lambda _: self._active.discard(context))
 
-        def leave(_: object) -> None:
-            self.num_active -= 1
-
-        self.num_active += 1
-        context.add_done_callback(leave)
+    def _cut(self, context: grpc.aio.ServicerContext, error: SSDError) -> None:
+        """To gRPC the call lasts until its client has read all of it; to us it is over."""
+        self._active.discard(context)
+        bound = "write_timeout" if isinstance(error, ReaderStalled) else "backlog"
+        self._metrics.streams_cut.labels(bound).inc()
+        log.info("a stream is cut: %s", error)
 
     def _ready(self) -> Serving:
         if self.serving is None:
@@ -153,23 +165,28 @@ class TargetServicer:
         speculation: SpeculationRequest,
         timer: RequestTimer,
         context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         completion, cached, stats = request.completion, 0, SpeculationStats()
         sequence, deltas = serving.engine.open()
+
+        def close(_: object = None) -> None:
+            serving.engine.close(sequence, completion.finish is not None)
+
         # However the call ends, also in the middle of a write, the sequence ends with it.
-        context.add_done_callback(
-            lambda _: serving.engine.close(sequence, completion.finish is not None)
-        )
-        if completion.finish is None:
-            serving.engine.submit(request.submit(sequence, speculation))
-        self._metrics.prompt_tokens.inc(len(request.prompt))
-        log.debug("request %r is sequence %d", request.request_id, sequence)
-        yield _started(request, serving)
-        while completion.finish is None:
-            batch = await _next(deltas)
-            timer.tokens(sum(len(delta.tokens) for delta in batch))
-            cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
-            yield _tokens(batch, completion)
+        context.add_done_callback(close)
+        try:
+            if completion.finish is None:
+                serving.engine.submit(request.submit(sequence, speculation))
+            self._metrics.prompt_tokens.inc(len(request.prompt))
+            log.debug("request %r is sequence %d", request.request_id, sequence)
+            yield _started(request, serving)
+            while completion.finish is None:
+                batch = await _next(deltas)
+                timer.tokens(sum(len(delta.tokens) for delta in batch))
+                cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
+                yield _tokens(batch, completion)
+        finally:
+            close()
         said = speculation_stats(speculation, stats)
         said.synthetic_acceptance = serving.info.synthetic_acceptance
         yield _finish(request, completion, cached, said)
@@ -182,12 +199,14 @@ async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
     return work() if len(data) <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def _next(deltas: "asyncio.Queue[Delta | EngineGone]") -> list[Delta]:
+async def _next(deltas: Backlog) -> list[Delta]:
     """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
     batch: list[Delta] = []
-    while not batch or not (deltas.empty() or batch[-1].finished or len(batch) == MAX_GATHERED):
+    size = 0
+    while not batch or not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
         delta = await deltas.get()
-        if isinstance(delta, EngineGone):
+        size += size_of(delta)
+        if isinstance(delta, SSDError):
             if not batch:
                 raise delta
             deltas.put_nowait(delta)  # after what was committed before it

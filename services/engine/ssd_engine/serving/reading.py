@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -17,8 +16,6 @@ import grpc
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.messages import decode_message
 from ssd_engine.serving.status import PeerSilent, abort
-
-log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 60.0  # from the beginning of a call to its request
 Decode = Callable[[bytes], Any]
@@ -37,6 +34,18 @@ class ReadRequests(grpc.aio.ServerInterceptor):
         return None if handler is None else reads_requests(handler)
 
 
+class ClientGone(logging.Filter):
+    """What could not be said because nobody listens any more is no error of ours.
+
+    For gRPC's own log, where any client could fill it by hanging up.
+    """
+
+    logger = "grpc._cython.cygrpc"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
 def reads_requests(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     """The same method, whose requests are read and parsed by us."""
     decode = _decoder(handler.request_deserializer)
@@ -44,13 +53,11 @@ def reads_requests(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     behaviour = _behaviour(handler)
 
     async def answer(_: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with _client_may_go():
-            return await behaviour(await read(context, decode), context)
+        return await behaviour(await read(context, decode), context)
 
     async def stream(_: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async with _client_may_go():
-            async for response in behaviour(await read(context, decode), context):
-                yield response
+        async for response in behaviour(await read(context, decode), context):
+            yield response
 
     make = (
         grpc.stream_stream_rpc_method_handler
@@ -61,16 +68,6 @@ def reads_requests(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         stream if inspect.isasyncgenfunction(behaviour) else answer,
         response_serializer=handler.response_serializer,
     )
-
-
-@asynccontextmanager
-async def _client_may_go() -> AsyncIterator[None]:
-    """What could not be said because nobody listens any more is no error of ours."""
-    try:
-        yield
-    except grpc.aio.InternalError as error:
-        log.debug("the client is gone: %s", error)
-        raise asyncio.CancelledError from None
 
 
 def _behaviour(handler: grpc.RpcMethodHandler) -> Behaviour:

@@ -16,7 +16,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.serving.config import ServiceConfig, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.metrics import ServiceMetrics
-from ssd_engine.serving.reading import ReadRequests
+from ssd_engine.serving.reading import ClientGone, ReadRequests
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.trace_service import SERVICE as TRACES
 from ssd_engine.serving.trace_service import TraceServicer
@@ -114,6 +114,7 @@ class ServiceServer(ABC):
         self._stop.set()
 
     def _make_server(self) -> grpc.aio.Server:
+        logging.getLogger(ClientGone.logger).addFilter(ClientGone())
         size = self._service_config.max_message_mib * 1024 * 1024
         keepalive = int(self._service_config.keepalive_seconds * 1000)
         server = grpc.aio.server(
@@ -121,6 +122,8 @@ class ServiceServer(ABC):
             # Admission refuses politely; this bounds what is held before admission is asked.
             maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
             options=[
+                # A stream whose client never takes its end stays in the connection that it came by.
+                ("grpc.max_concurrent_streams", 2 * (self._max_calls + SPARE_CALLS)),
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
                 ("grpc.keepalive_time_ms", keepalive),
