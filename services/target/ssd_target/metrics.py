@@ -25,6 +25,13 @@ class Metrics(ServiceMetrics):
         )
         for bound in ("write_timeout", "backlog"):
             self.streams_cut.labels(bound)
+        self.unknown_values = self.counter(
+            "ssd_unknown_values",
+            "Values of newer clients in requests; the default was taken instead.",
+            ["field"],
+        )
+        for field in ("mode", "verification"):
+            self.unknown_values.labels(field)
         self.prompt_tokens = self.counter("ssd_prompt_tokens", "Prompt tokens of all requests.")
         self.generation_tokens = self.counter("ssd_generation_tokens", "Tokens that were emitted.")
         self.first_token = self.histogram(
@@ -157,6 +164,11 @@ class SpeculationCollector:
         for reason, count in self._links.failures().items():
             failures.add_metric([reason], count)
         yield failures
+        yield CounterMetricFamily(
+            "ssd_link_unknown_frames",
+            "Frames that only newer endpoints understand, passed over.",
+            value=self._links.unknown(),
+        )
 
 
 def _drafts(totals: SpeculationStats) -> int:

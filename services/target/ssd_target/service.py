@@ -30,7 +30,12 @@ from ssd_target.metrics import Metrics, RequestTimer
 from ssd_target.records import Delta, Stats
 from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
 from ssd_target.speculation.options import SpeculationRequest
-from ssd_target.speculation.requests import Terms, speculation_message, speculation_stats
+from ssd_target.speculation.requests import (
+    Terms,
+    speculation_message,
+    speculation_stats,
+    unknown_values,
+)
 from ssd_target.speculation.stats import SpeculationStats
 
 log = logging.getLogger(__name__)
@@ -107,6 +112,8 @@ class TargetServicer:
             serving = self._admit()
             request = await _parse(data, serving)
             speculation = serving.terms.settle(request.speculation)
+            for field in unknown_values(request.speculation):
+                self._metrics.unknown_values.labels(field).inc()
             stream = self._stream(serving, request, speculation, timer, context)
             async with aclosing(stream) as responses:
                 async for response in responses:
