@@ -20,6 +20,7 @@ from h2.settings import SettingCodes, Settings
 
 Headers = list[tuple[str, str]]
 PLENTY = 2**30
+FRAME = 16_384  # bytes, at most
 
 
 def framed(message: bytes, flag: int = 0, length: int | None = None) -> bytes:
@@ -101,7 +102,10 @@ class RawConnection:
         stream = RawStream(self._wire.get_next_available_stream_id())
         self._streams[stream.number] = stream
         self._wire.send_headers(stream.number, head)
-        self._wire.send_data(stream.number, data, end_stream=end)
+        for begin in range(0, len(data), FRAME):
+            self._wire.send_data(stream.number, data[begin : begin + FRAME])
+        if end:
+            self._wire.end_stream(stream.number)
         self._flush()
         return stream
 
