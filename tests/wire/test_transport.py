@@ -108,7 +108,9 @@ def events(stream: RawStream) -> list[str | None]:
     return [pb.GenerateResponse.FromString(m).WhichOneof("event") for m in stream.messages()]
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\0" * 9000])
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\xff" * 9000]
+)
 def test_what_is_no_http2_is_left(victims: Pair, data: bytes) -> None:
     with RawConnection(victims.target.address) as client:
         client._socket.sendall(data)

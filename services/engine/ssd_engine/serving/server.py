@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ssd_engine.errors import ConfigError
 from ssd_engine.serving.config import ServiceConfig, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
+from ssd_engine.serving.health import Health
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.reading import ClientGone, ReadRequests
 from ssd_engine.serving.records import Ready
@@ -147,7 +148,7 @@ class ServiceServer(ABC):
         return server
 
     def _make_health(self) -> Any:
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         return self._health
 
     def _bind(self, server: grpc.aio.Server) -> int:
