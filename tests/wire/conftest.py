@@ -13,7 +13,8 @@ OPEN = ("--reflection", "--trace-events", "500")
 @pytest.fixture(scope="session")
 def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("victims")
-    with LastingDraft(directory / "draft", *OPEN, "--max-num-seqs", "16") as draft:
+    slow = ("--link-write-timeout", "2")
+    with LastingDraft(directory / "draft", *OPEN, *slow, "--max-num-seqs", "16") as draft:
         flags = [*METRICS, *OPEN, "--draft", draft.address, "--allow-draft", "127.0.0.1:*"]
         flags += ["--no-auto-off", "--write-timeout", "2", "--max-backlog-kib", "64"]
         with target(directory / "target", *flags, ready=False) as process:

@@ -9,18 +9,29 @@ import grpc
 import msgspec
 import pytest
 
+from ssd.v1 import speculation_pb2 as pb_speculation
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.sampling_params import Logprobs
 from ssd_engine.serving.records import encode
 from ssd_target.backlog import Backlog
 from ssd_target.records import Delta
 from tests.processes import TargetProcess, wait_until_idle
-from tests.speculation.generations import Generations, Pair, request, wait_for, with_speculation
+from tests.speculation.generations import (
+    Generations,
+    Pair,
+    draft_info,
+    is_empty,
+    request,
+    wait_for,
+    with_speculation,
+)
 from tests.wire.raw import RawConnection, RawStream, framed, headers
+from tests.wire.rpcs import frames, hello, rounds
 
 pytestmark = pytest.mark.services
 
 GENERATE = "/ssd.v1.TargetService/Generate"
+SPECULATE = "/ssd.v1.SpeculationService/Speculate"
 OFF = pb.SPECULATION_MODE_OFF
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 LITTLE = 200  # bytes that a stalled client grants: not even the first tokens
@@ -119,7 +130,7 @@ class TestClientsThatReadSlowly:
         with RawConnection(victims.target.address, LITTLE) as client:
             stream = begin(client, message)
             read_slowly(
-                client, stream, 1500, lambda: victims.target.metrics()[CUT("backlog")] > before
+                client, stream, 1000, lambda: victims.target.metrics()[CUT("backlog")] > before
             )
             client.grant(stream, 2**20)
             code, text = client.until_ended(stream).status
@@ -128,12 +139,31 @@ class TestClientsThatReadSlowly:
         wait_until_idle(victims.target)
 
 
+class TestTargetsThatNeverRead:
+    def test_one_loses_its_link_and_what_it_holds(self, victims: Pair) -> None:
+        process = victims.draft.process
+        stalled = 'ssd_draft_links_ended_total{how="stalled"}'
+        before = process.metrics().get(stalled, 0)
+        opened = pb_speculation.SpeculateRequest.FromString(rounds()[0]).frames.frames[0]
+        several = [pb_speculation.TargetFrame(sequence=i, open=opened.open) for i in range(8)]
+        said = framed(hello(draft_info(process))) + framed(frames(*several))
+        with RawConnection(process.address, LITTLE) as client:
+            stream = client.call(headers(SPECULATE), said, end=False)
+            wait_for(lambda: process.metrics()["ssd_draft_sequences"] >= 8)
+            wait_for(lambda: process.metrics().get(stalled, 0) > before)
+            wait_for(lambda: is_empty(process))
+            client.grant(stream, 2**20)
+            code, text = client.until_ended(stream).status
+        assert code == DEADLINE_EXCEEDED
+        assert "--link-write-timeout" in text
+
+
 @pytest.mark.parametrize("top", [None, 0, 20])
 def test_the_size_of_a_backlog_is_about_that_of_its_memory(top: int | None) -> None:
     async def measure() -> float:
         best = tuple((3000 + i, -i / 7) for i in range(top or 0))
         logprobs = None if top is None else [Logprobs(-1.5, best)]
-        data = [encode(Delta(7, [1000 + i], logprobs, 0, False)) for i in range(2000)]
+        data = [encode(Delta(7, [1000 + i], logprobs, 0, False)) for i in range(500)]
         backlog = Backlog()
         tracemalloc.start()
         try:

@@ -59,6 +59,6 @@ class Health(health_pb2_grpc.HealthServicer):
             status = self._statuses.get(service, pb.HealthCheckResponse.SERVICE_UNKNOWN)
             if status != said:
                 response = pb.HealthCheckResponse(status=status)
-                await write_in_time(context, response, WRITE_SECONDS, "health")
+                await write_in_time(context, response, WRITE_SECONDS)
                 said = status
             await changed.wait()

@@ -1,8 +1,8 @@
 """What a client sends is read here: a request that is missing or malformed deserves a clear status.
 
 gRPC's own reading of a single request ends in UNKNOWN when it does not parse, and never when the
-client closes its side without one. So every method is served as one with a stream of requests; on
-the wire that is the same.
+client closes its side without one; its writing of a response waits for ever for a client that does
+not read. So every method is served as one with streams; on the wire that is the same.
 """
 
 import asyncio
@@ -15,9 +15,11 @@ import grpc
 
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.messages import decode_message
-from ssd_engine.serving.status import PeerSilent, abort
+from ssd_engine.serving.status import PeerSilent, ReaderStalled, abort
+from ssd_engine.serving.streams import write_in_time
 
 REQUEST_SECONDS = 60.0  # from the beginning of a call to its request
+RESPONSE_SECONDS = 60.0  # for a client to take a response, where no option says it
 Decode = Callable[[bytes], Any]
 Behaviour = Callable[..., Any]
 
@@ -51,23 +53,29 @@ def reads_requests(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     decode = _decoder(handler.request_deserializer)
     read = _read_all if handler.request_streaming else _read_one
     behaviour = _behaviour(handler)
+    respond = _respond_with_all if inspect.isasyncgenfunction(behaviour) else _respond_with_one
 
-    async def answer(_: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await behaviour(await read(context, decode), context)
+    async def serve(_: Any, context: grpc.aio.ServicerContext) -> None:
+        try:
+            await respond(behaviour(await read(context, decode), context), context)
+        except ReaderStalled as error:
+            await abort(context, error)
 
-    async def stream(_: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        async for response in behaviour(await read(context, decode), context):
-            yield response
-
-    make = (
-        grpc.stream_stream_rpc_method_handler
-        if handler.response_streaming
-        else grpc.stream_unary_rpc_method_handler
+    return grpc.stream_stream_rpc_method_handler(
+        serve, response_serializer=handler.response_serializer
     )
-    return make(
-        stream if inspect.isasyncgenfunction(behaviour) else answer,
-        response_serializer=handler.response_serializer,
-    )
+
+
+async def _respond_with_one(answer: Any, context: grpc.aio.ServicerContext) -> None:
+    """None: the method has written by itself what there was to say."""
+    response = await answer
+    if response is not None:
+        await write_in_time(context, response, RESPONSE_SECONDS)
+
+
+async def _respond_with_all(answers: Any, context: grpc.aio.ServicerContext) -> None:
+    async for response in answers:
+        await write_in_time(context, response, RESPONSE_SECONDS)
 
 
 def _behaviour(handler: grpc.RpcMethodHandler) -> Behaviour:
