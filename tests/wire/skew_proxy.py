@@ -71,7 +71,7 @@ class NextMinor(Version):
     # What a newer peer does beyond new fields; yields messages that go before.
 
     def _GenerateRequest(self, message: Any) -> Iterator[Any]:
-        message.speculation.verification = VALUE
+        message.speculation.mode = message.speculation.verification = VALUE
         return iter(())
 
     def _GenerateResponse(self, message: Any) -> Iterator[Any]:

@@ -63,6 +63,7 @@ class TestOneVersionApart:
     def test_a_client_of_the_project(self, victims: Pair, version: str, of_client: bool) -> None:
         message = request(1, 30)
         [(text, tokens)] = victims.plain.of([message])
+        before = victims.target.metrics()
         with contextlib.ExitStack() as stack:
             proxy = stack.enter_context(
                 SkewProxy(victims.target.address, VERSIONS[version](), of_client)
@@ -76,6 +77,9 @@ class TestOneVersionApart:
         assert result.finished is not None
         reason = result.finished.reason.value
         assert reason == ("unknown" if version == "next" and not of_client else "length")
+        after = victims.target.metrics()
+        for name in map('ssd_unknown_values_total{{field="{}"}}'.format, ("mode", "verification")):
+            assert after[name] - before[name] == (version == "next" and of_client)
 
 
 class TestFurtherApart:
