@@ -74,11 +74,12 @@ def fresh_port() -> int:
 class HostileDraft:
     """Serves each visit by the script; keeps when the visits came."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, ports: int = 1) -> None:
+        """With several ports it is, to a target, as many endpoints."""
         self._script = script
         self.visits: list[float] = []
         self._server = grpc.server(
-            ThreadPoolExecutor(8),
+            ThreadPoolExecutor(8 * ports),
             options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)],
         )
         method = grpc.stream_stream_rpc_method_handler(
@@ -88,7 +89,9 @@ class HostileDraft:
         )
         handlers = grpc.method_handlers_generic_handler(SERVICE, {"Speculate": method})
         self._server.add_generic_rpc_handlers((handlers,))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{fresh_port()}')}"
+        addresses = [f"127.0.0.1:{fresh_port()}" for _ in range(ports)]
+        self.addresses = [f"127.0.0.1:{self._server.add_insecure_port(a)}" for a in addresses]
+        self.address = self.addresses[0]
 
     def _speculate(
         self, messages: Iterator[pb.SpeculateRequest], context: grpc.ServicerContext

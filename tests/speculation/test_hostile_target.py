@@ -230,7 +230,7 @@ class TestWhatItGetsToHear:
                 "frames.frames[0].outcome.accepted",
             ),
             (
-                pb.TargetFrame(sequence=1, launch=pb.Launch(source=77)),  # type: ignore[arg-type]
+                pb.TargetFrame(sequence=1, launch=pb.Launch()),
                 "frames.frames[0].launch.source",
             ),
         ],

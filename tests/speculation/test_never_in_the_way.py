@@ -151,7 +151,6 @@ BROKEN_LINK = {
     "a huge message": FAILED("resource_exhausted"),
     "too many frames": FAILED("protocol"),
     "a frame without a body": FAILED("protocol"),
-    "an unknown notice": FAILED("protocol"),
     "never answers a round": FAILED("stalled"),
 }
 FLOODS = {
@@ -165,6 +164,7 @@ USELESS_LINK = {
     "foreign tokens": DROPPED,
     "wrong guesses": "ssd_spec_decode_num_drafts_total",
     "duplicates and gaps": DROPPED,
+    "an unknown notice": "ssd_link_unknown_frames_total",
     "all is lost": FELL_BACK("lost"),
     "always busy": FELL_BACK("busy"),
     "refuses everything": FELL_BACK("refused"),

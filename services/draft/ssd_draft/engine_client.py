@@ -17,7 +17,7 @@ from ssd_draft.records import (
     decode_to_front,
 )
 from ssd_engine.errors import SSDError
-from ssd_engine.frames import Load, TargetFrame
+from ssd_engine.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.serving.engine_client import EngineGone, EngineProcess
 from ssd_engine.serving.status import NotServing, ReaderStalled
 
@@ -108,7 +108,10 @@ class DraftEngine(EngineProcess):
 
     def _deliver(self, link: Link, output: LinkOutput) -> None:
         link.window.consume(output.consumed)
-        dropped = link.outbox.push(output.frames)
+        self.say(link, output.frames)
+
+    def say(self, link: Link, frames: list[DraftFrame]) -> None:
+        dropped = link.outbox.push(frames)
         if dropped:
             self._on_drop(dropped)
         if link.outbox.overfull:

@@ -36,6 +36,10 @@ class Metrics(ServiceMetrics):
             "Frames that the front dropped: of another epoch, or to a slow reader.",
             ["reason"],
         )
+        self.frames_unknown = self.counter(
+            "ssd_draft_unknown_frames",
+            "Frames of newer targets that were passed over, or understood in part.",
+        )
         self.engine_gauges(_gauges(num_blocks))
         self.engine_counters(COUNTERS)
         self.registry.register(BuildCollector(stats))

@@ -19,13 +19,12 @@ from ssd_draft.handshake import (
 from ssd_draft.link import Link, LinkState
 from ssd_draft.metrics import Metrics
 from ssd_draft.sequence_watch import Unwatched
-from ssd_draft.wire import Limits, decode_target_frames, encode_draft_frames
+from ssd_draft.wire import Decoded, Limits, decode_target_frames, encode_draft_frames
 from ssd_engine.errors import InputError, SSDError
-from ssd_engine.frames import TargetFrame
 from ssd_engine.serving.access import Access
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.interfaces import interface_to
-from ssd_engine.serving.messages import decode_message
+from ssd_engine.serving.messages import decode_message, is_newer
 from ssd_engine.serving.status import NotServing, PeerSilent, ReaderStalled, ServerFull, abort
 from ssd_engine.serving.streams import write_in_time
 
@@ -214,19 +213,22 @@ class DraftServicer:
                 words = (link.id, greeted.name)
                 log.info("link %d: target %r has left", *words, extra={"link": link.id})
                 return
-            frames = await self._decode(data, greeted)
-            self.watch.received(link.id, frames)
-            self._engine.forward(link, frames, len(data))
+            decoded = await self._decode(data, greeted)
+            self._engine.say(link, decoded.refusals)
+            self.watch.received(link.id, decoded.frames)
+            self._engine.forward(link, decoded.frames, len(data))
 
-    async def _decode(self, data: bytes, greeted: Greeted) -> list[TargetFrame]:
+    async def _decode(self, data: bytes, greeted: Greeted) -> Decoded:
         if len(data) <= INLINE_BYTES:
-            frames, stale = _decode(data, greeted)
+            decoded, stale = _decode(data, greeted)
         else:
-            frames, stale = await asyncio.to_thread(_decode, data, greeted)
-        self._metrics.frames_received.inc(len(frames))
+            decoded, stale = await asyncio.to_thread(_decode, data, greeted)
+        self._metrics.frames_received.inc(len(decoded.frames))
         if stale:
             self._metrics.frames_dropped.labels("epoch").inc(stale)
-        return frames
+        if decoded.unknown:
+            self._metrics.frames_unknown.inc(decoded.unknown)
+        return decoded
 
     async def _write_frames(self, greeted: Greeted, context: grpc.aio.ServicerContext) -> None:
         while True:
@@ -263,15 +265,17 @@ async def _read_hello(link: Link, context: grpc.aio.ServicerContext) -> pb.Hello
     return message.hello
 
 
-def _decode(data: bytes, greeted: Greeted) -> tuple[list[TargetFrame], int]:
+def _decode(data: bytes, greeted: Greeted) -> tuple[Decoded, int]:
     """Frames, and how many were dropped as another epoch's."""
     message = decode_message(pb.SpeculateRequest, data)
     kind = message.WhichOneof("message")
+    if kind is None and is_newer(message):
+        return Decoded([], [], unknown=1), 0
     if kind != "frames":
         problem = "comes once, at the beginning" if kind == "hello" else "is missing: set frames"
         raise InputError(kind or "message", problem)
     if message.frames.epoch != greeted.epoch:
-        return [], len(message.frames.frames)
+        return Decoded([], []), len(message.frames.frames)
     return decode_target_frames(message.frames, greeted.limits), 0
 
 

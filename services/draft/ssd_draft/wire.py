@@ -13,6 +13,8 @@ from ssd_engine.frames import (
     DraftFrame,
     Launch,
     Load,
+    Notice,
+    NoticeKind,
     Open,
     Outcome,
     Plane,
@@ -21,7 +23,12 @@ from ssd_engine.frames import (
     Verification,
 )
 from ssd_engine.sampling_params import SamplingParams, check_sampling
-from ssd_engine.serving.messages import check_tokens, not_in_vocabulary, parse_sampling
+from ssd_engine.serving.messages import (
+    check_tokens,
+    is_newer,
+    not_in_vocabulary,
+    parse_sampling,
+)
 
 MAX_FRAMES = 1024  # of one message
 MAX_TRACE_CONTEXT = 256  # characters; a traceparent has 55
@@ -39,19 +46,49 @@ class Limits:
     max_depth: int  # of the speculations that the target verifies
 
 
-def decode_target_frames(message: pb.TargetFrames, limits: Limits) -> list[TargetFrame]:
+@dataclass(frozen=True)
+class Decoded:
+    frames: list[TargetFrame]
+    refusals: list[DraftFrame]  # notices, of sequences that only a newer draft could follow
+    unknown: int = 0  # frames that are left out, or understood in part: newer targets send them
+
+
+def decode_target_frames(message: pb.TargetFrames, limits: Limits) -> Decoded:
     """All frames of a message; raises InputError for the first field that is wrong."""
     if len(message.frames) > MAX_FRAMES:
         raise InputError("frames.frames", f"at most {MAX_FRAMES}, got {len(message.frames)}")
-    return [_frame(f"frames.frames[{i}]", f, limits) for i, f in enumerate(message.frames)]
+    newer = [_is_newer(frame) for frame in message.frames]
+    frames = [_frame(f"frames.frames[{i}]", f, limits) for i, f in enumerate(message.frames)]
+    return Decoded(
+        [frame for frame in frames if not isinstance(frame, Notice | None)],
+        [frame for frame in frames if isinstance(frame, Notice)],
+        sum(newer),
+    )
 
 
-def _frame(at: str, frame: pb.TargetFrame, limits: Limits) -> TargetFrame:
+def _is_newer(frame: pb.TargetFrame) -> bool:
+    """It says something that is not known here."""
     kind = frame.WhichOneof("body")
+    if kind == "open":
+        return frame.open.verification not in (0, *Verification)
+    if kind == "launch":
+        return frame.launch.source not in (0, *ON_THE_WIRE)
+    return kind is None and is_newer(frame)
+
+
+def _frame(at: str, frame: pb.TargetFrame, limits: Limits) -> TargetFrame | Notice | None:
+    kind = frame.WhichOneof("body")
+    if _is_newer(frame) and kind != "launch":
+        return None if kind is None else _refusal(frame)
     if kind is None:
         raise InputError(f"{at}.body", "is missing: set open, outcome, launch or close")
     _check_range(f"{at}.round", frame.round, 0, MAX_ROUND)
     return _DECODERS[kind](f"{at}.{kind}", frame, limits)
+
+
+def _refusal(frame: pb.TargetFrame) -> Notice:
+    reason = f"verification {frame.open.verification} is newer than this draft: upgrade the draft"
+    return Notice(frame.sequence, frame.round, NoticeKind.REFUSED, reason)
 
 
 def _open(at: str, frame: pb.TargetFrame, limits: Limits) -> Open:
@@ -100,13 +137,14 @@ def _outcome(at: str, frame: pb.TargetFrame, limits: Limits) -> Outcome:
 def _launch(at: str, frame: pb.TargetFrame, limits: Limits) -> Launch:
     body = frame.launch
     _check_range(f"{at}.depth", body.depth, 0, limits.max_depth)
-    if body.source not in ON_THE_WIRE:
-        raise InputError(f"{at}.source", f"{body.source} is not a source of speculations")
+    if not body.source:
+        raise InputError(f"{at}.source", "is missing")
     return Launch(
         sequence=frame.sequence,
         round=frame.round,
         speculation=_speculation(f"{at}.speculation", body.speculation, limits),
-        source=Source(body.source),
+        # One that is not known here is, to a draft, as if the target had looked it up itself.
+        source=Source(body.source) if body.source in ON_THE_WIRE else Source.NGRAM,
         depth=body.depth,
         verify_micros=body.verify_micros,
     )

@@ -12,8 +12,11 @@ import msgspec
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.verification import Verification
 
+# Grows with each minor release that changes what is said. Such a release may add fields, values of
+# enums, kinds of frames and methods; it speaks its own version and the one before, and ignores and
+# counts what it does not know. So peers that are one version apart work together.
 PROTOCOL_VERSION = 1
-OLDEST_PROTOCOL_VERSION = 1
+OLDEST_PROTOCOL_VERSION = max(1, PROTOCOL_VERSION - 1)
 
 
 class Source(IntEnum):

@@ -31,6 +31,11 @@ def main() -> None:
 )
 @option("--max-waiting", "Requests that may wait; one more is refused.", type=int)
 @option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
+@option(
+    "--max-backlog-kib",
+    "Memory for tokens and logprobs that wait for a slow client; beyond, it is left.",
+    type=int,
+)
 @option("--mode", "How requests are sped up that name no mode.", type=click.Choice(MODES))
 @option(
     "--draft",

@@ -22,6 +22,7 @@ MAX_WAIT_MS = 10_000
 BOUNDS = {
     "max_waiting": (0, 1_000_000),
     "write_timeout": (1, 86_400),
+    "max_backlog_kib": (16, 67_108_864),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
     "discover_seconds": (0.1, 3600),
@@ -42,6 +43,7 @@ class TargetConfig(ServiceConfig):
     max_waiting: int = 256
     exact: bool = True
     write_timeout: float = 60.0
+    max_backlog_kib: int = 16_384
     mode: str = "auto"
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()

@@ -6,6 +6,8 @@ from multiprocessing.connection import Connection
 
 from ssd_engine.errors import SSDError
 from ssd_engine.serving.engine_client import EngineGone, EngineProcess
+from ssd_engine.serving.status import ReaderBehind
+from ssd_target.backlog import Backlog
 from ssd_target.config import EngineOptions
 from ssd_target.engine_entry import enter
 from ssd_target.links import Links
@@ -30,10 +32,14 @@ OUTBOX = 65536  # records; each live request puts two, so this is never reached 
 class EngineClient(EngineProcess):
     """Use from one event loop."""
 
-    def __init__(self, options: EngineOptions, farewell: Connection | None = None) -> None:
-        """``farewell``: the way to tell an engine of several nodes to end them, too."""
+    def __init__(
+        self, options: EngineOptions, max_backlog: int, farewell: Connection | None = None
+    ) -> None:
+        """``max_backlog``: bytes of a sequence that may wait for its client. ``farewell``: the way
+        to tell an engine of several nodes to end them, too."""
         super().__init__(enter, options, decode_to_front, OUTBOX, options.trace_events)
-        self._streams: dict[int, asyncio.Queue[Delta | SSDError]] = {}
+        self._max_backlog = max_backlog
+        self._streams: dict[int, Backlog] = {}
         self._next_id = 0
         self.stats: Stats | None = None
         self.plane_ability: PlaneAbility | None = None
@@ -43,12 +49,12 @@ class EngineClient(EngineProcess):
     def send_vocabulary(self, token_bytes: list[bytes]) -> None:
         self.send(Vocabulary(token_bytes))
 
-    def open(self) -> tuple[int, "asyncio.Queue[Delta | SSDError]"]:
-        """A new sequence id and the queue on which its deltas arrive."""
+    def open(self) -> tuple[int, Backlog]:
+        """A new sequence id and where its deltas arrive."""
         if self.gone.done():
             raise EngineGone(self.gone.result())
         self._next_id += 1
-        self._streams[self._next_id] = asyncio.Queue()
+        self._streams[self._next_id] = Backlog()
         return self._next_id, self._streams[self._next_id]
 
     def submit(self, record: Submit) -> None:
@@ -90,6 +96,16 @@ class EngineClient(EngineProcess):
                 self.stats = record.stats
                 self.keep(record.trace)
                 for delta in record.deltas:
-                    stream = self._streams.get(delta.sequence)
-                    if stream is not None:
-                        stream.put_nowait(delta)
+                    self._deliver(delta)
+
+    def _deliver(self, delta: Delta) -> None:
+        stream = self._streams.get(delta.sequence)
+        if stream is None:
+            return
+        stream.put_nowait(delta)
+        if stream.size > self._max_backlog and not delta.finished:
+            kib = self._max_backlog // 1024
+            stream.replace(
+                ReaderBehind(f"the client is {kib} KiB of tokens behind (--max-backlog-kib)")
+            )
+            self.close(delta.sequence, finished=False)

@@ -28,7 +28,7 @@ from ssd_engine.frames import (
     NoticeKind,
     TargetFrame,
 )
-from ssd_engine.serving.messages import decode_message
+from ssd_engine.serving.messages import decode_message, is_newer
 from ssd_target.discovery import Discovery, LookUp, look_up
 from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.link_state import LinkEvent, LinkState, transition
@@ -116,6 +116,7 @@ class Link:
         self.reason = "not tried yet"  # why it is not up
         self.draft_name = ""
         self.failures: Counter[str] = Counter()  # epochs that failed, by reason
+        self.unknown = 0  # frames and messages that only a newer endpoint understands
         self.epoch = 0
         self.last_named = time.monotonic()
         self._identity = identity
@@ -309,16 +310,21 @@ class Link:
                 await asyncio.sleep(0.002)
 
     def _deliver(self, message: pb.SpeculateResponse) -> None:
-        if message.WhichOneof("message") != "frames":
+        kind = message.WhichOneof("message")
+        if kind is None and is_newer(message):
+            self.unknown += 1
+            return
+        if kind != "frames":
             raise Misfit("protocol", "the endpoint sent a message that is no frames")
         if message.frames.epoch != self.epoch:
             return
         try:
-            frames, load = decode_draft_frames(message.frames)
+            decoded = decode_draft_frames(message.frames)
         except InputError as error:
             raise Misfit("protocol", f"the endpoint broke the protocol: {error}") from None
-        self._to_engine(LinkFrames(self.number, self.epoch, frames, load))
-        if any(isinstance(f, Notice) and f.kind is NoticeKind.LEAVING for f in frames):
+        self.unknown += decoded.unknown
+        self._to_engine(LinkFrames(self.number, self.epoch, decoded.frames, decoded.load))
+        if any(isinstance(f, Notice) and f.kind is NoticeKind.LEAVING for f in decoded.frames):
             # The engine moves its sequences; the endpoint waits for nothing but our farewell.
             raise LinkBroken("leaving", "the endpoint leaves")
 
@@ -394,7 +400,12 @@ def _welcome(message: pb.SpeculateResponse, epoch: int) -> pb.Welcome:
     welcome = message.welcome
     version = welcome.protocol_version
     if not OLDEST_PROTOCOL_VERSION <= version <= PROTOCOL_VERSION:
-        raise Misfit("misfit", f"protocol version {version} is not known here")
+        older = "endpoint" if version < OLDEST_PROTOCOL_VERSION else "target"
+        raise Misfit(
+            "misfit",
+            f"the endpoint speaks protocol version {version}, this target "
+            f"{OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}: upgrade the {older}",
+        )
     if welcome.epoch != epoch:
         raise Misfit("protocol", "the endpoint welcomed another epoch")
     if not welcome.max_sequences or not welcome.max_depth:
@@ -471,6 +482,7 @@ class Links:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._look_ups: list[asyncio.Task[None]] = []
         self._past_failures: Counter[str] = Counter()
+        self._past_unknown = 0
 
     def start(self, identity: Identity) -> None:
         self._identity = identity
@@ -570,6 +582,7 @@ class Links:
 
     def _forget(self, link: Link) -> None:
         self._past_failures += link.failures
+        self._past_unknown += link.unknown
         del self.links[link.number], self._tasks[link.number]
         if self._by_address.get(link.address) == link.number:
             del self._by_address[link.address]
@@ -582,6 +595,10 @@ class Links:
     def look_ups(self) -> Counter[str]:
         """Of all sources, by result."""
         return sum((each.results for each in self.discoveries), Counter())
+
+    def unknown(self) -> int:
+        """Frames of newer endpoints that were passed over."""
+        return sum((link.unknown for link in self.links.values()), self._past_unknown)
 
     def send(self, number: int, epoch: int, frames: list[TargetFrame]) -> None:
         link = self.links.get(number)

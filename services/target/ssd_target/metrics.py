@@ -29,11 +29,24 @@ class Metrics(ServiceMetrics):
         self.requests = self.counter_by(
             "ssd_requests", "Requests that ended, by how they ended.", "outcome", OUTCOMES
         )
-        self.limited_requests = self.counter(
-            "ssd_limited_requests", "Requests beyond what their identity may use.", ["limit"]
+        self.limited_requests = self.counter_by(
+            "ssd_limited_requests",
+            "Requests beyond what their identity may use.",
+            "limit",
+            [field.name for field in fields(Allowance)],
         )
-        for field in fields(Allowance):
-            self.limited_requests.labels(field.name)
+        self.streams_cut = self.counter_by(
+            "ssd_streams_cut",
+            "Streams whose client read too slowly, by the bound.",
+            "bound",
+            ("write_timeout", "backlog"),
+        )
+        self.unknown_values = self.counter_by(
+            "ssd_unknown_values",
+            "Values of newer clients in requests; the default was taken instead.",
+            "field",
+            ("mode", "verification"),
+        )
         self.prompt_tokens = self.counter("ssd_prompt_tokens", "Prompt tokens of all requests.")
         self.generation_tokens = self.counter("ssd_generation_tokens", "Tokens that were emitted.")
         self.first_token = self.histogram(
@@ -185,6 +198,11 @@ class SpeculationCollector:
         for reason, count in self._links.failures().items():
             failures.add_metric([reason], count)
         yield failures
+        yield CounterMetricFamily(
+            "ssd_link_unknown_frames",
+            "Frames that only newer endpoints understand, passed over.",
+            value=self._links.unknown(),
+        )
         yield from self._discovered()
 
     def _discovered(self) -> Iterator[Metric]:

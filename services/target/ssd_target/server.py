@@ -95,7 +95,9 @@ class TargetServer(ServiceServer):
         farewell, bidden = Pipe(duplex=False)
         cluster = cluster_options(config, plan.target, farewell)
         self._engine = EngineClient(
-            _engine_options(config, plan, cluster), None if cluster is None else bidden
+            _engine_options(config, plan, cluster),
+            config.max_backlog_kib * 1024,
+            None if cluster is None else bidden,
         )
         self._links = Links(
             config.draft,

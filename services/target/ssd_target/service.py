@@ -1,7 +1,8 @@
 """TargetService: the gRPC edge. Translates, follows a sequence, never computes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import grpc
@@ -16,6 +17,7 @@ from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.status import (
     HandedOver,
     NotServing,
+    ReaderBehind,
     ReaderStalled,
     RequestFailed,
     ServerFull,
@@ -24,6 +26,7 @@ from ssd_engine.serving.status import (
 from ssd_engine.serving.streams import write_in_time
 from ssd_engine.serving.telemetry import Spans
 from ssd_engine.tokenizer import Tokenizer
+from ssd_target.backlog import Backlog, size_of
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Links
 from ssd_target.metrics import Metrics
@@ -37,13 +40,19 @@ from ssd_target.requests import (
     parse_request,
 )
 from ssd_target.speculation.options import SpeculationRequest
-from ssd_target.speculation.requests import Terms, speculation_message, speculation_stats
+from ssd_target.speculation.requests import (
+    Terms,
+    speculation_message,
+    speculation_stats,
+    unknown_values,
+)
 from ssd_target.speculation.stats import SpeculationStats
 
 SERVICE = "ssd.v1.TargetService"
-MAX_GATHERED = 256  # deltas in one message
+MAX_GATHERED = 16_384  # bytes of deltas, about, in one message: a slow reader takes it in time
 RETRY_BOUNDS = (0.1, 30.0)
 LOADING_SECONDS = 2.0  # after which it is worth asking again
+FAILURES = (EngineGone, RequestFailed, ReaderStalled, ReaderBehind)
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -74,14 +83,20 @@ class TargetServicer:
         spans: Spans | None = None,
         log_prompts: bool = False,
     ) -> None:
+        self._metrics = metrics
         self._watches = make_watches(metrics, spans, log_prompts)
         self._access = access
         self._accounts = accounts
         self._write_timeout = write_timeout
         self._mean_seconds = 1.0
         self.serving: Serving | None = None
-        self.num_active = 0  # calls of Generate that have not ended
+        self._active: set[grpc.aio.ServicerContext] = set()
         self.draining = False
+
+    @property
+    def num_active(self) -> int:
+        """Calls of Generate that have not ended."""
+        return len(self._active)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Generate takes raw bytes: a message that does not parse deserves a clear status."""
@@ -122,6 +137,8 @@ class TargetServicer:
             problem = error
             watch.refused(data)
             outcome = _outcome(error)
+            if isinstance(error, ReaderStalled | ReaderBehind):
+                self._cut(context, error)
             await abort(context, error)
         finally:
             elapsed = watch.end(outcome, problem)
@@ -143,9 +160,13 @@ class TargetServicer:
         speculation = serving.terms.settle(request.speculation, watch.trace_context)
         self._accounts.check_prompt(account, "prompt", len(request.prompt))
         self._accounts.spend(account, len(request.prompt))
-        async for response in self._stream(serving, request, speculation, watch, context):
-            self._accounts.spend(account, len(response.tokens.token_ids))
-            await self._write(context, response)
+        for field in unknown_values(request.speculation):
+            self._metrics.unknown_values.labels(field).inc()
+        stream = self._stream(serving, request, speculation, watch, context)
+        async with aclosing(stream) as responses:
+            async for response in responses:
+                self._accounts.spend(account, len(response.tokens.token_ids))
+                await self._write(context, response)
         return response
 
     async def _write(
@@ -155,12 +176,14 @@ class TargetServicer:
 
     def _enter(self, context: grpc.aio.ServicerContext) -> None:
         """Count the call for as long as it lasts, however it ends."""
+        self._active.add(context)
+        context.add_done_callback(lambda _: self._active.discard(context))
 
-        def leave(_: object) -> None:
-            self.num_active -= 1
-
-        self.num_active += 1
-        context.add_done_callback(leave)
+    def _cut(self, context: grpc.aio.ServicerContext, error: SSDError) -> None:
+        """To gRPC the call lasts until its client has read all of it; to us it is over."""
+        self._active.discard(context)
+        bound = "write_timeout" if isinstance(error, ReaderStalled) else "backlog"
+        self._metrics.streams_cut.labels(bound).inc()
 
     def _ready(self) -> Serving:
         if self.serving is None:
@@ -193,24 +216,29 @@ class TargetServicer:
         speculation: SpeculationRequest,
         watch: RequestWatch,
         context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         completion, cached, stats = request.completion, 0, SpeculationStats()
         sequence, deltas = serving.engine.open()
+
+        def close(_: object = None) -> None:
+            serving.engine.close(sequence, completion.finish is not None)
+
         # However the call ends, also in the middle of a write, the sequence ends with it.
-        context.add_done_callback(
-            lambda _: serving.engine.close(sequence, completion.finish is not None)
-        )
-        if completion.finish is None:
-            serving.engine.submit(request.submit(sequence, speculation))
-        watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
-        yield _started(request, serving)
-        while completion.finish is None:
-            batch = await _next(deltas)
-            watch.deltas(batch)
-            cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
-            response = _tokens(batch, completion)
-            watch.text(response.tokens.text)
-            yield response
+        context.add_done_callback(close)
+        try:
+            if completion.finish is None:
+                serving.engine.submit(request.submit(sequence, speculation))
+            watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
+            yield _started(request, serving)
+            while completion.finish is None:
+                batch = await _next(deltas)
+                watch.deltas(batch)
+                cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
+                response = _tokens(batch, completion)
+                watch.text(response.tokens.text)
+                yield response
+        finally:
+            close()
         said = speculation_stats(speculation, stats)
         said.synthetic_acceptance = serving.info.synthetic_acceptance
         yield _finish(request, completion, cached, said)
@@ -227,15 +255,16 @@ def _outcome(error: SSDError) -> str:
     """Of a request that was not finished, for metrics."""
     if isinstance(error, HandedOver):
         return "handed_over"
-    failed = isinstance(error, EngineGone | RequestFailed | ReaderStalled)
-    return "error" if failed else "refused"
+    return "error" if isinstance(error, FAILURES) else "refused"
 
 
-async def _next(deltas: "asyncio.Queue[Delta | SSDError]") -> list[Delta]:
+async def _next(deltas: Backlog) -> list[Delta]:
     """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
     batch: list[Delta] = []
-    while not batch or not (deltas.empty() or batch[-1].finished or len(batch) == MAX_GATHERED):
+    size = 0
+    while not batch or not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
         delta = await deltas.get()
+        size += size_of(delta)
         if isinstance(delta, SSDError):
             if not batch:
                 raise delta

@@ -1,6 +1,7 @@
 """Frames of a link, from plain data to the wire and back. What a draft sends is checked here."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ssd.v1 import speculation_pb2 as pb
@@ -21,12 +22,14 @@ from ssd_engine.frames import (
     TargetFrame,
 )
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.serving.messages import is_newer
 
 MAX_FRAMES = 4096  # of one message
 MAX_BRANCHES = 16_384
 MAX_TOKENS = 262_144
 MAX_ADDRESS = 512  # characters, or bytes of a secret
 MAX_REASON = 200  # characters of a notice that are kept
+NOTICES = frozenset(NoticeKind)
 
 
 def encode_target_frames(epoch: int, frames: Sequence[TargetFrame]) -> pb.SpeculateRequest:
@@ -97,7 +100,14 @@ _ENCODERS: dict[type, Callable[[pb.TargetFrame, Any], None]] = {
 }
 
 
-def decode_draft_frames(message: pb.DraftFrames) -> tuple[list[DraftFrame], Load | None]:
+@dataclass(frozen=True)
+class Decoded:
+    frames: list[DraftFrame]
+    load: Load | None
+    unknown: int = 0  # frames that only a newer draft understands; they are left out
+
+
+def decode_draft_frames(message: pb.DraftFrames) -> Decoded:
     """All frames of a message; raises InputError for one that no honest draft sends."""
     if len(message.frames) > MAX_FRAMES:
         raise InputError("frames", f"at most {MAX_FRAMES}, got {len(message.frames)}")
@@ -107,11 +117,13 @@ def decode_draft_frames(message: pb.DraftFrames) -> tuple[list[DraftFrame], Load
     tokens = sum(len(b.tokens) for frame in message.frames for b in frame.branches.branches)
     if tokens > MAX_TOKENS:
         raise InputError("tokens", f"at most {MAX_TOKENS} in a message, got {tokens}")
-    frames = [_frame(frame) for frame in message.frames]
-    return frames, _load(message.load) if message.HasField("load") else None
+    frames = [known for frame in message.frames if (known := _frame(frame)) is not None]
+    load = _load(message.load) if message.HasField("load") else None
+    return Decoded(frames, load, unknown=len(message.frames) - len(frames))
 
 
-def _frame(frame: pb.DraftFrame) -> DraftFrame:
+def _frame(frame: pb.DraftFrame) -> DraftFrame | None:
+    """None: of a kind that is not known here."""
     kind = frame.WhichOneof("body")
     if kind == "branches":
         return Branches(
@@ -120,21 +132,27 @@ def _frame(frame: pb.DraftFrame) -> DraftFrame:
             [Branch(b.accepted, b.token, b.start, list(b.tokens)) for b in frame.branches.branches],
         )
     if kind == "notice":
-        try:
-            notice = NoticeKind(frame.notice.kind)
-        except ValueError:
-            raise InputError("notice.kind", f"{frame.notice.kind} is not known") from None
-        return Notice(frame.sequence, frame.round, notice, frame.notice.reason[:MAX_REASON])
+        return _notice(frame)
     if kind == "plane":
         return _plane(frame.plane)
+    if is_newer(frame):
+        return None
     raise InputError("body", "is missing: branches, a notice or a plane")
 
 
-def _plane(answer: pb.TensorPlaneAnswer) -> Plane:
-    try:
-        name = pb.TensorPlaneKind.Name(answer.kind)
-    except ValueError:
-        raise InputError("plane.kind", f"{answer.kind} is not known") from None
+def _notice(frame: pb.DraftFrame) -> Notice | None:
+    kind = frame.notice.kind
+    if not kind:
+        raise InputError("notice.kind", "is missing")
+    if kind not in NOTICES:
+        return None
+    return Notice(frame.sequence, frame.round, NoticeKind(kind), frame.notice.reason[:MAX_REASON])
+
+
+def _plane(answer: pb.TensorPlaneAnswer) -> Plane | None:
+    if answer.kind not in pb.TensorPlaneKind.values():
+        return None
+    name = pb.TensorPlaneKind.Name(answer.kind)
     if len(answer.address) > MAX_ADDRESS or len(answer.secret) > MAX_ADDRESS:
         raise InputError("plane", "is longer than any address or secret")
     kind = name.removeprefix("TENSOR_PLANE_KIND_").lower()

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ssd_engine.errors import InputError
 from ssd_engine.sampling_params import SamplingParams, check_bias_size
-from ssd_engine.serving.utf8 import find_invalid_utf8
+from ssd_engine.serving.utf8 import LENGTH, find_invalid_utf8
 
 OPTION_NAMES = (
     "temperature",
@@ -33,6 +34,12 @@ def decode_message(kind: type[Kind], data: bytes) -> Kind:
         if field is not None:
             raise InputError(field, "is not valid UTF-8") from None
         raise InputError("request", f"is not a {kind.DESCRIPTOR.name} message") from None
+
+
+def is_newer(message: Message) -> bool:
+    """Of a message whose oneof is not set: it says something that only a newer version knows."""
+    fields: Any = UnknownFieldSet(message)
+    return any(field.wire_type == LENGTH for field in fields)
 
 
 def parse_sampling(options: Any) -> SamplingParams:

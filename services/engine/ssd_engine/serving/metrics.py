@@ -31,16 +31,15 @@ class ServiceMetrics:
         disable_created_metrics()  # a series beside every counter, which nobody asks for
         self.registry = CollectorRegistry()
         self._books = books
-        self.auth_failures = self.counter(
-            "ssd_auth_failures", "Calls without a good token, or the role for it.", ["reason"]
+        self.auth_failures = self.counter_by(
+            "ssd_auth_failures",
+            "Calls without a good token, or the role for it.",
+            "reason",
+            REFUSALS,
         )
-        for reason in REFUSALS:
-            self.auth_failures.labels(reason)
-        self.reload_failures = self.counter(
-            "ssd_reload_failures", "Changed files that could not be used.", ["what"]
+        self.reload_failures = self.counter_by(
+            "ssd_reload_failures", "Changed files that could not be used.", "what", RELOADED
         )
-        for what in RELOADED:
-            self.reload_failures.labels(what)
         self.ready = self.gauge(
             "ssd_ready", "1 while the service takes new work, 0 while it loads or drains.", ["role"]
         ).labels(role)

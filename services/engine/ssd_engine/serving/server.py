@@ -17,7 +17,9 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.serving.access import Access, Guard
 from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
+from ssd_engine.serving.health import Health
 from ssd_engine.serving.metrics import ServiceMetrics
+from ssd_engine.serving.reading import ClientGone, ReadRequests
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import tls_files
 from ssd_engine.serving.telemetry import Spans
@@ -138,13 +140,16 @@ class ServiceServer(ABC):
         self._stop.set()
 
     def _make_server(self) -> grpc.aio.Server:
+        logging.getLogger(ClientGone.logger).addFilter(ClientGone())
         size = self._service_config.max_message_mib * 1024 * 1024
         keepalive = int(self._service_config.keepalive_seconds * 1000)
         server = grpc.aio.server(
-            interceptors=[Guard(self._access)],
+            interceptors=(Guard(self._access), ReadRequests()),
             # Admission refuses politely; this bounds what is held before admission is asked.
             maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
             options=[
+                # A stream whose client never takes its end stays in the connection that it came by.
+                ("grpc.max_concurrent_streams", 2 * (self._max_calls + SPARE_CALLS)),
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
                 ("grpc.keepalive_time_ms", keepalive),
@@ -168,7 +173,7 @@ class ServiceServer(ABC):
         return server
 
     def _make_health(self) -> Any:
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         return self._health
 
     def _bind(self, server: grpc.aio.Server) -> int:

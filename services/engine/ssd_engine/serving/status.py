@@ -1,5 +1,6 @@
 """Typed errors become gRPC statuses here, and nowhere else."""
 
+import asyncio
 from typing import NoReturn
 
 import grpc
@@ -11,6 +12,7 @@ from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.engine_client import EngineGone
 
 DETAILS_KEY = "grpc-status-details-bin"
+ABORT_SECONDS = 5.0  # for a client to take its status
 MAX_TEXT = 1024
 
 
@@ -38,6 +40,10 @@ class ReaderStalled(SSDError):
     """The client reads nothing: it would hold its place for ever."""
 
 
+class ReaderBehind(SSDError):
+    """The client reads, but so slowly that what waits for it would fill our memory."""
+
+
 class PeerSilent(SSDError):
     """A peer did not say in time what it has to say first."""
 
@@ -61,6 +67,7 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     HandedOver: grpc.StatusCode.UNAVAILABLE,
     EngineGone: grpc.StatusCode.UNAVAILABLE,
     ReaderStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ReaderBehind: grpc.StatusCode.DEADLINE_EXCEEDED,
     PeerSilent: grpc.StatusCode.DEADLINE_EXCEEDED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
@@ -69,10 +76,15 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
 
 
 async def abort(context: grpc.aio.ServicerContext, error: SSDError) -> NoReturn:
+    """A client that reads nothing does not take its status either: nobody waits for that."""
     code = _CODES.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
     detail, message = _detail(error), _cut(str(error))
     trailing = () if detail is None else ((DETAILS_KEY, _rich(code, message, detail)),)
-    await context.abort(code, message, trailing)
+    try:
+        async with asyncio.timeout(ABORT_SECONDS):
+            await context.abort(code, message, trailing)
+    except TimeoutError:
+        raise asyncio.CancelledError from None
     raise RuntimeError("abort returns never")
 
 

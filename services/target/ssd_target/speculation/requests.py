@@ -12,6 +12,7 @@ from ssd_target.speculation.stats import SpeculationStats, per_position
 
 MAX_ENDPOINTS = 16
 MAX_ADDRESS = 300  # characters
+MODES, VERIFICATIONS = frozenset(Mode), frozenset(Verification)
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
@@ -41,16 +42,14 @@ class Terms:
         )
 
     def _mode(self, options: pb.SpeculationOptions) -> Mode:
-        if not options.mode and not options.endpoints:
+        known = options.mode in MODES
+        if not known and not options.endpoints:
             return self.modes[0]
-        if not options.mode:
+        if not known:
             if Mode.SSD not in self.modes:
                 raise InputError("speculation.endpoints", "none is allowed here")
             return Mode.SSD
-        try:
-            mode = Mode(options.mode)
-        except ValueError:
-            raise InputError("speculation.mode", f"{options.mode} is not known") from None
+        mode = Mode(options.mode)
         if mode not in self.modes:
             offered = ", ".join(mode.name.lower() for mode in self.modes)
             raise InputError(
@@ -76,12 +75,13 @@ def _check_address(address: str) -> None:
 
 
 def _verification(value: int) -> Verification:
-    if not value:
-        return Verification.COUPLED
-    try:
-        return Verification(value)
-    except ValueError:
-        raise InputError("speculation.verification", f"{value} is not known") from None
+    return Verification(value) if value in VERIFICATIONS else Verification.COUPLED
+
+
+def unknown_values(options: pb.SpeculationOptions) -> list[str]:
+    """Fields that say what only a newer client knows: the text is the same without it."""
+    values = {"mode": (options.mode, MODES), "verification": (options.verification, VERIFICATIONS)}
+    return [name for name, (value, known) in values.items() if value and value not in known]
 
 
 def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> pb.SpeculationStats:

@@ -1,0 +1,123 @@
+"""What a client sends is read here: a request that is missing or malformed deserves a clear status.
+
+gRPC's own reading of a single request ends in UNKNOWN when it does not parse, and never when the
+client closes its side without one; its writing of a response waits for ever for a client that does
+not read. So every method is served as one with streams; on the wire that is the same.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from ssd_engine.errors import InputError, SSDError
+from ssd_engine.serving.messages import decode_message
+from ssd_engine.serving.status import PeerSilent, ReaderStalled, abort
+from ssd_engine.serving.streams import write_in_time
+
+REQUEST_SECONDS = 60.0  # from the beginning of a call to its request
+RESPONSE_SECONDS = 60.0  # for a client to take a response, where no option says it
+Decode = Callable[[bytes], Any]
+Behaviour = Callable[..., Any]
+
+
+class ReadRequests(grpc.aio.ServerInterceptor):
+    """The innermost interceptor: what others refuse is not read."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(details)
+        return None if handler is None else reads_requests(handler)
+
+
+class ClientGone(logging.Filter):
+    """What could not be said because nobody listens any more is no error of ours.
+
+    For gRPC's own log, where any client could fill it by hanging up.
+    """
+
+    logger = "grpc._cython.cygrpc"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
+def reads_requests(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    """The same method, whose requests are read and parsed by us."""
+    decode = _decoder(handler.request_deserializer)
+    read = _read_all if handler.request_streaming else _read_one
+    behaviour = _behaviour(handler)
+    respond = _respond_with_all if inspect.isasyncgenfunction(behaviour) else _respond_with_one
+
+    async def serve(_: Any, context: grpc.aio.ServicerContext) -> None:
+        try:
+            await respond(behaviour(await read(context, decode), context), context)
+        except ReaderStalled as error:
+            await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(
+        serve, response_serializer=handler.response_serializer
+    )
+
+
+async def _respond_with_one(answer: Any, context: grpc.aio.ServicerContext) -> None:
+    """None: the method has written by itself what there was to say."""
+    response = await answer
+    if response is not None:
+        await write_in_time(context, response, RESPONSE_SECONDS)
+
+
+async def _respond_with_all(answers: Any, context: grpc.aio.ServicerContext) -> None:
+    async for response in answers:
+        await write_in_time(context, response, RESPONSE_SECONDS)
+
+
+def _behaviour(handler: grpc.RpcMethodHandler) -> Behaviour:
+    kinds = (
+        handler.unary_unary,
+        handler.unary_stream,
+        handler.stream_unary,
+        handler.stream_stream,
+    )
+    behaviour: Behaviour = next(kind for kind in kinds if kind is not None)
+    return behaviour
+
+
+def _decoder(deserializer: Callable[[bytes], Any] | None) -> Decode:
+    """``Message.FromString`` knows its message; what takes bytes gets bytes."""
+    if deserializer is None:
+        return lambda data: data
+    kind = deserializer.__self__  # type: ignore[attr-defined]
+    return lambda data: decode_message(kind, data)
+
+
+async def _read_one(context: grpc.aio.ServicerContext, decode: Decode) -> Any:
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            data = await context.read()
+        if data is grpc.aio.EOF:
+            raise InputError("request", "is missing: the call ended without a message")
+        return decode(data)
+    except TimeoutError:
+        await abort(context, PeerSilent(f"request: did not come within {REQUEST_SECONDS:g} s"))
+    except SSDError as error:
+        await abort(context, error)
+
+
+async def _read_all(context: grpc.aio.ServicerContext, decode: Decode) -> AsyncIterator[Any]:
+    return _requests(context, decode)
+
+
+async def _requests(context: grpc.aio.ServicerContext, decode: Decode) -> AsyncIterator[Any]:
+    while (data := await context.read()) is not grpc.aio.EOF:
+        try:
+            request = decode(data)
+        except SSDError as error:
+            await abort(context, error)
+        yield request

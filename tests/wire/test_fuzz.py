@@ -1,0 +1,100 @@
+"""Every method of every service, attacked with what its descriptor allows and what it does not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.processes import ServiceProcess, link_states, wait_until_idle
+from tests.scale import share
+from tests.speculation.generations import (
+    Pair,
+    draft_info,
+    generate,
+    is_empty,
+    request,
+    wait_for,
+)
+from tests.wire.attack import Attacker, Call, calls
+from tests.wire.rpcs import offered, valid_requests
+
+pytestmark = pytest.mark.services
+
+MESSAGES = 21_000  # in all, in full mode
+CALLS_OF_AN_EXAMPLE = 8  # at least
+PROCESSES = 2
+SERVICES = {
+    "target": {
+        "ssd.v1.TargetService",
+        "ssd.v1.TraceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    },
+    "draft": {
+        "ssd.v1.SpeculationService",
+        "ssd.v1.TraceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    },
+}
+
+
+@contextmanager
+def unharmed(pair: Pair) -> Iterator[None]:
+    """Whatever happens inside: afterwards both serve as before, and hold nothing."""
+    message = request(5, 40)
+    [plain] = pair.plain.of([message])
+    yield
+    for process in (pair.target, pair.draft.process):
+        assert process.process.poll() is None, process.log()[-4000:]
+    wait_until_idle(pair.target)
+    wait_for(lambda: is_empty(pair.draft.process))
+    wait_for(lambda: pair.draft.process.metrics()['ssd_draft_links{state="greeting"}'] == 0)
+    wait_for(lambda: "up" in link_states(pair.target))
+    output = generate(pair.target, message)
+    assert (output.text, output.tokens) == plain
+    for process in (pair.target, pair.draft.process):
+        assert "Traceback" not in process.log(), process.log()[-4000:]
+
+
+def attack(process: ServiceProcess, strategy: st.SearchStrategy[Any], messages: int) -> Attacker:
+    """The same calls in every run: a failure can be looked at again."""
+
+    with Attacker(process.address) as attacker:
+
+        @settings(
+            max_examples=messages // CALLS_OF_AN_EXAMPLE,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def work(several: tuple[Call, ...]) -> None:
+            attacker.attack(several)
+
+        work()
+        attacker.finish()
+    return attacker
+
+
+@pytest.mark.parametrize("role", SERVICES)
+def test_nothing_that_a_client_sends_harms_a_service(
+    victims: Pair, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = victims.target if role == "target" else victims.draft.process
+    rpcs = offered(process)
+    assert {rpc.path.split("/")[1] for rpc in rpcs} == SERVICES[role]
+    messages = share(MESSAGES) // PROCESSES
+    with unharmed(victims):
+        strategy = calls(rpcs, valid_requests(draft_info(victims.draft.process)))
+        tally = attack(process, strategy, messages).tally
+    with capsys.disabled():
+        print(f"\n{role}: {tally}")
+    assert sum(tally.messages.values()) >= messages
+    assert {path for path, _ in tally.ends} == {rpc.path for rpc in rpcs}
+    assert not tally.wrong, tally.wrong[:3]

@@ -1,0 +1,77 @@
+"""Watchers of a service's health hear of changes, whatever other watchers do."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1 import health_pb2_grpc as rpc
+
+from ssd_engine.serving.health import MAX_WATCHERS, Health
+from ssd_engine.serving.reading import ReadRequests
+
+UP, DOWN = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
+UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Health, rpc.HealthStub]]:
+    health, server = Health(), grpc.aio.server(interceptors=(ReadRequests(),))
+    rpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield health, rpc.HealthStub(channel)
+    finally:
+        await server.stop(None)
+
+
+def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
+    async def work() -> None:
+        async with served() as (health, stub):
+            await health.set("x", UP)
+            stays, leaves, waits = (
+                stub.Watch(pb.HealthCheckRequest(service=name), timeout=60)
+                for name in ("x", "x", "y")
+            )
+            for call, status in ((stays, UP), (leaves, UP), (waits, UNKNOWN)):
+                assert (await call.read()).status == status
+            leaves.cancel()
+            await asyncio.sleep(0.05)
+            await health.set("x", DOWN)
+            assert (await stays.read()).status == DOWN
+            await health.set("y", UP)
+            assert (await waits.read()).status == UP
+            assert (await stub.Check(pb.HealthCheckRequest(service="x"))).status == DOWN
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Check(pb.HealthCheckRequest(service="z"))
+            assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(work())
+
+
+async def has_place(call: grpc.aio.UnaryStreamCall) -> bool:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        return bool((await call.read()).status == UNKNOWN)
+    return False
+
+
+def test_watchers_cannot_take_all_calls() -> None:
+    async def work() -> None:
+        async with served() as (_, stub):
+            request = pb.HealthCheckRequest()
+            watching = [stub.Watch(request, timeout=60) for _ in range(MAX_WATCHERS)]
+            for call in watching:
+                await call.read()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Watch(request, timeout=60).read()
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            watching[0].cancel()
+            while not await has_place(stub.Watch(request, timeout=60)):
+                await asyncio.sleep(0.02)  # it is free as soon as the server has heard of it
+
+    asyncio.run(work())
