@@ -121,6 +121,8 @@ def speculation_statistics(stats: SpeculationStats, tokens: int) -> list[str]:
         parts.append(f"acceptance {stats.acceptance * 100:.0f} %")
     if stats.late:
         parts.append(f"{stats.late} late")
+    if stats.stale:
+        parts.append(f"{stats.stale} stale")
     if stats.missed:
         kinds = f"{stats.length_misses} length, {stats.token_misses} token"
         parts.append(f"{stats.missed} missed ({kinds})")

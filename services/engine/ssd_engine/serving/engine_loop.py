@@ -43,6 +43,7 @@ def run_engine(
     """Whatever ends ``serve`` is told to the front."""
     setup_logging(role, log_level, rank=0, log_format=log_format)
     exit_with_parent()
+    log.debug("the engine begins, process %d", os.getpid())
     try:
         serve()
     except (EOFError, BrokenPipeError):
