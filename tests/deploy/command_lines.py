@@ -54,7 +54,7 @@ def is_ours(container: Manifest) -> bool:
 
 def read(container: Manifest) -> CommandLine:
     program = container["command"][0]
-    command, *arguments = [_expanded(each) for each in container["args"]]
+    command, *arguments = [expanded(each) for each in container["args"]]
     variables = {each["name"]: each.get("value", "") for each in container.get("env", ())}
     flags = dict(each.split("=", 1) for each in arguments if each.startswith("--") and "=" in each)
     found = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), command)
@@ -66,7 +66,8 @@ def read(container: Manifest) -> CommandLine:
     return CommandLine(program, command, options, (*unknown_flags, *unknown), flags)
 
 
-def _expanded(argument: str) -> str:
+def expanded(argument: str) -> str:
+    """As a kubelet does it with $(VARIABLE)."""
     for variable, value in GIVEN.items():
         argument = argument.replace(f"$({variable})", value)
     return argument
