@@ -1,5 +1,7 @@
 """Builds every overlay with kubectl, and keeps what comes out for the tests.
 
+Before that, alert rules become an object of the Prometheus operator, which knows no plain files.
+
     python -m tools.render_manifests
 
 The tests look at manifests also where there is no kubectl; the digest of the sources in the first
@@ -10,9 +12,13 @@ import hashlib
 import subprocess
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 RENDERED = ROOT / "tests" / "deploy" / "rendered"
+ALERTS = DEPLOY / "observability" / "alerts.yaml"
+RULES = DEPLOY / "components" / "service-monitor" / "rules.yaml"
 
 
 def overlays() -> list[str]:
@@ -40,12 +46,26 @@ def build(overlay: str, kubectl: str = "kubectl") -> str:
     return done.stdout
 
 
+def rules(alerts: str) -> str:
+    """Rules of a file of Prometheus, for its operator."""
+    head = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "ssd"},
+        "spec": yaml.safe_load(alerts),
+    }
+    text: str = yaml.safe_dump(head, sort_keys=False, width=96, allow_unicode=True)
+    return f"# Written by make manifests from deploy/observability/alerts.yaml.\n{text}"
+
+
 def rendered(overlay: str) -> Path:
     return RENDERED / f"{overlay}.yaml"
 
 
 def main() -> None:
     RENDERED.mkdir(exist_ok=True)
+    if ALERTS.exists():
+        RULES.write_text(rules(ALERTS.read_text()))
     for old in RENDERED.glob("*.yaml"):
         old.unlink()
     first = f"# Written by make manifests from sources with the digest {digest()}.\n"

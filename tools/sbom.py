@@ -71,9 +71,10 @@ def distribution(name: str) -> metadata.Distribution:
 
 def licence(about: metadata.PackageMetadata) -> str:
     """As the package states it: an SPDX expression, a name, or a classifier."""
-    stated = about.get("License-Expression") or (about.get("License") or "").partition("\n")[0]
+    stated = [*(about.get_all("License-Expression") or ()), *(about.get_all("License") or ())]
     kinds = [c for c in about.get_all("Classifier") or () if c.startswith(CLASSIFIER)]
-    return stated or " OR ".join(each.removeprefix(CLASSIFIER) for each in kinds)
+    named = " OR ".join(each.removeprefix(CLASSIFIER) for each in kinds)
+    return stated[0].partition("\n")[0] if stated else named
 
 
 def component(name: str) -> Component:

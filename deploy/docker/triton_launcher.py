@@ -6,12 +6,15 @@ needs a GPU or its driver. TRITON_LIBCUDA_PATH, and whether there is a program `
 the cache's key: they have to be the same in both.
 """
 
+import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from triton.backends import nvidia
 from triton.runtime import build
 
 
@@ -22,21 +25,28 @@ def helper() -> None:
 
 
 def compile_helper() -> str:
-    """Linked against an empty stand-in for the driver, which a cluster's nodes bring along."""
+    """Linked against a stand-in for the driver, which a cluster's nodes bring along."""
     stub = Path(os.environ["TRITON_LIBCUDA_PATH"]) / "libcuda.so.1"
     stub.parent.mkdir(parents=True, exist_ok=True)
-    command = ["gcc", "-shared", "-o", str(stub), "-x", "c", os.devnull]
-    subprocess.run(command, check=True)
-    try:
-        helper()
-    except ImportError:  # nobody can load it here: the stand-in has no functions
-        pass
-    finally:
-        stub.unlink()
+    make_stub(stub)
+    # Seen by what names it as a library that it needs, and by nothing else: that it loads shows
+    # that it is bound to the driver.
+    ctypes.CDLL(str(stub), mode=os.RTLD_LOCAL)
+    helper()
+    stub.unlink()
     found = [str(each) for each in Path(os.environ["TRITON_CACHE_DIR"]).rglob("cuda_utils*")]
     if len(found) != 1:
         raise SystemExit(f"Triton compiled something else than one helper: {found}")
     return found[0]
+
+
+def make_stub(place: Path) -> None:
+    """A library with the functions that the helper calls: a linker leaves out one without."""
+    source = (Path(nvidia.__file__).parent / "driver.c").read_text()
+    functions = sorted(set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", source)))
+    code = "".join(f"int {each}(void) {{ return 1; }}\n" for each in functions)
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(place), "-x", "c"]
+    subprocess.run([*command, "-"], input=code, text=True, check=True)
 
 
 def check_helper() -> NoReturn:

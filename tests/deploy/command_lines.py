@@ -1,6 +1,8 @@
 """The command line of a container, read by the program that will read it."""
 
 import contextlib
+import functools
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,9 +55,15 @@ def is_ours(container: Manifest) -> bool:
 
 
 def read(container: Manifest) -> CommandLine:
-    program = container["command"][0]
-    command, *arguments = [_expanded(each) for each in container["args"]]
-    variables = {each["name"]: each.get("value", "") for each in container.get("env", ())}
+    said = (container["command"], container["args"], container.get("env", ()))
+    return _read(*map(json.dumps, said))
+
+
+@functools.cache  # rules ask again and again
+def _read(programs: str, words: str, environment: str) -> CommandLine:
+    program = json.loads(programs)[0]
+    command, *arguments = [expanded(each) for each in json.loads(words)]
+    variables = {each["name"]: each.get("value", "") for each in json.loads(environment)}
     flags = dict(each.split("=", 1) for each in arguments if each.startswith("--") and "=" in each)
     found = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), command)
     if found is None:
@@ -66,7 +74,8 @@ def read(container: Manifest) -> CommandLine:
     return CommandLine(program, command, options, (*unknown_flags, *unknown), flags)
 
 
-def _expanded(argument: str) -> str:
+def expanded(argument: str) -> str:
+    """As a kubelet does it with $(VARIABLE)."""
     for variable, value in GIVEN.items():
         argument = argument.replace(f"$({variable})", value)
     return argument

@@ -1,8 +1,8 @@
 """Schemas of the custom resources that we use, as far as we use them.
 
 Written from the reference of each API; a field that is not here is a mistake until somebody has
-looked it up: LeaderWorkerSet (lws.sigs.k8s.io), ServiceMonitor (prometheus-operator.dev), Issuer
-and Certificate (cert-manager.io).
+looked it up: LeaderWorkerSet (lws.sigs.k8s.io), ServiceMonitor and PrometheusRule
+(prometheus-operator.dev), Issuer and Certificate (cert-manager.io).
 """
 
 from typing import Any
@@ -88,6 +88,29 @@ SERVICE_MONITOR = fields(
     ),
 )
 
+PROMETHEUS_RULE = fields(
+    "groups",
+    groups=many(
+        fields(
+            "name rules",
+            name=TEXT,
+            interval=DURATION,
+            rules=many(
+                fields(
+                    "expr",
+                    alert=TEXT,
+                    record=TEXT,
+                    expr=TEXT,
+                    **{"for": DURATION},
+                    keep_firing_for=DURATION,
+                    labels=LABELS,
+                    annotations=LABELS,
+                )
+            ),
+        )
+    ),
+)
+
 ISSUER_OF_CERTIFICATES = {
     "oneOf": [
         fields("selfSigned", selfSigned=fields("", crlDistributionPoints=many(TEXT))),
@@ -117,6 +140,7 @@ CERTIFICATE = fields(
 SPECS: dict[tuple[str, str], Schema] = {
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): LEADER_WORKER_SET,
     ("monitoring.coreos.com/v1", "ServiceMonitor"): SERVICE_MONITOR,
+    ("monitoring.coreos.com/v1", "PrometheusRule"): PROMETHEUS_RULE,
     ("cert-manager.io/v1", "Issuer"): ISSUER_OF_CERTIFICATES,
     ("cert-manager.io/v1", "Certificate"): CERTIFICATE,
 }

@@ -1,18 +1,32 @@
 """What manifests say to our programs is read by these programs."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from ssd_draft.config import DraftConfig
+from ssd_draft.config import check_config as check_draft
+from ssd_target.config import TargetConfig
+from ssd_target.config import check_config as check_target
 from tests.deploy.checks.references import secret_files
-from tests.deploy.command_lines import PROGRAMS, CommandLine, is_ours, read
-from tests.deploy.manifests import OVERLAYS, Manifest, manifests, of_kind, pods
+from tests.deploy.command_lines import (
+    PROGRAMS,
+    CommandLine,
+    config_of,
+    expanded,
+    is_ours,
+    read,
+)
+from tests.deploy.manifests import OVERLAYS, Manifest, Pod, manifests, of_kind, pods
 from tests.deploy.trial_secrets import write_secrets
 from tests.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKS: dict[type, Callable[[Any], None]] = {TargetConfig: check_target, DraftConfig: check_draft}
 SOON = "flags of TLS, tokens, health, logs and clusters are on their way"
 
 
@@ -53,22 +67,41 @@ def test_the_cpu_overlay_passes_check_config(tmp_path: Path) -> None:
     secret_folder = write_secrets(tmp_path)
     for pod in pods(manifests("cpu")):
         for container in pod.spec["containers"]:
-            result = check_config(container, secret_files(pod, container), secret_folder)
-            assert result.startswith("ok: stories-")
+            said = check_config(placed(pod, container, secret_folder))
+            assert said.startswith("ok: stories-")
 
 
-def check_config(
-    container: Manifest, files: dict[str, tuple[str, str]], secret_folder: Path
-) -> str:
+@needs_tool("openssl")
+def test_what_can_be_judged_without_a_model_is_accepted_in_every_overlay(tmp_path: Path) -> None:
+    secret_folder = write_secrets(tmp_path)
+    for overlay in OVERLAYS:
+        for pod in pods(manifests(overlay)):
+            for container in filter(is_ours, pod.spec["containers"]):
+                here = placed(pod, container, secret_folder)
+                line = read(here)
+                if line.serves:
+                    config = config_of(line)
+                    CHECKS[type(config)](config)
+                elif line.command == "join" and not line.unknown:
+                    assert check_config(here).startswith("ok: node 1 of ssd-target-nodes-0.")
+
+
+def placed(pod: Pod, container: Manifest, secret_folder: Path) -> Manifest:
+    """The container, with files of this machine in its command line."""
+
     def here(argument: str) -> str:
-        for path, (secret, key) in files.items():
+        for path, (secret, key) in secret_files(pod, container).items():
             argument = argument.replace(path, str(secret_folder / secret / key))
         return argument
 
-    program = container["command"][0]
-    arguments = [*map(here, container["args"]), "--check-config"]
-    variables = {each["name"]: each["value"] for each in container["env"]}
-    result = CliRunner().invoke(PROGRAMS[program], arguments, env=variables)
+    return {**container, "args": [here(each) for each in container["args"]]}
+
+
+def check_config(container: Manifest) -> str:
+    arguments = [*map(expanded, container["args"]), "--check-config"]
+    variables = {each["name"]: each["value"] for each in container.get("env", ())}
+    program = PROGRAMS[container["command"][0]]
+    result = CliRunner().invoke(program, arguments, env=variables)
     assert result.exit_code == 0, result.output
     return result.output.splitlines()[-1]
 

@@ -172,6 +172,13 @@ def test_torch_is_within_what_the_project_asks_for() -> None:
         assert "2.12.9" not in Requirement(each).specifier
 
 
+def test_triton_compiles_nothing_else() -> None:
+    """Before 3.7 it also compiled a launcher for every kernel."""
+    nvidia = pytest.importorskip("triton.backends.nvidia")
+    source = (Path(nvidia.__file__).parent / "driver.py").read_text()
+    assert len(re.findall(r"compile_module_from_\w+\(", source)) == 1
+
+
 def launcher(mode: str, path: str, folder: Path) -> subprocess.CompletedProcess[str]:
     variables = {
         "TRITON_CACHE_DIR": str(folder / "cache" / "triton"),

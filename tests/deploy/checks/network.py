@@ -41,7 +41,9 @@ def openings(objects: Manifests, pod: Pod, direction: str) -> list[Opening]:
 
 
 def _ports(port: Manifest) -> range:
-    return range(port["port"], port.get("endPort", port["port"]) + 1)
+    low: int = port["port"]
+    high: int = port.get("endPort", low)
+    return range(low, high + 1)
 
 
 def default_deny(objects: Manifests) -> Iterator[str]:
