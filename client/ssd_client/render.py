@@ -294,7 +294,7 @@ def endpoint_text(endpoint: dict[str, Any]) -> str:
 
 def place_text(endpoint: dict[str, Any]) -> str:
     """Where a speculation endpoint is, and what named it."""
-    source = endpoint["source"]
+    source = endpoint.get("source")  # files of earlier versions have none
     return f"{endpoint['address']} of {source}" if source else str(endpoint["address"])
 
 

@@ -242,6 +242,7 @@ def undisturbed(server: TargetProcess) -> dict[bytes, str]:
     return texts
 
 
+@pytest.mark.timeout(1800 if FULL else 600)
 def test_no_request_is_lost_and_no_text_is_changed(fleet: Fleet) -> None:
     expected = undisturbed(fleet.targets[0].process)
     addresses = [each.process.address for each in fleet.targets]

@@ -8,6 +8,7 @@ grown: blocks, sequences, descriptors, threads, memory.
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 import threading
@@ -231,6 +232,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--pool", type=int, default=64, help="different requests")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # services end with it
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(options, Path(folder))
         try:

@@ -25,6 +25,7 @@ from tools.soak.requests import (
 LOGPROB_TOLERANCE = 1e-3
 CHANNEL_CALLS = 25  # after which a client connects anew
 MAX_PROBLEMS = 50
+NEVER_SECONDS = 30  # in which a connection is full, and its writer gives up
 
 
 class Mismatch(Exception):
@@ -82,7 +83,8 @@ class Load:
             address = draw.choice(self._addresses)
             options = [("grpc.use_local_subchannel_pool", 1)]
             with grpc.insecure_channel(address, options=options) as channel:
-                client = Client(self, rpc.TargetServiceStub(channel), self._pool, draw)
+                stub = rpc.TargetServiceStub(channel)
+                client = Client(self, stub, self._pool, draw, self._stopping)
                 for _ in range(CHANNEL_CALLS):
                     if self._stopping.is_set():
                         break
@@ -97,8 +99,10 @@ class Client:
         stub: rpc.TargetServiceStub,
         pool: Sequence[Known],
         draw: random.Random,
+        stopping: threading.Event,
     ) -> None:
         self._load, self._stub, self._pool, self._draw = load, stub, pool, draw
+        self._stopping = stopping
         self._acts: dict[str, tuple[float, Callable[[], None]]] = {
             "finished": (10, self._finish),
             "resumed": (3, self._resume),
@@ -202,11 +206,13 @@ class Client:
         """The server gives it up, and says so to whoever looks in the end."""
         call = self._call(endless(self._draw))
         next(call)
-        begin = time.monotonic()
-        while call.is_active() and time.monotonic() - begin < 12:
-            time.sleep(0.1)
-        self._load.count("never readers cut" if not call.is_active() else "never readers left")
-        call.cancel()
+        self._stopping.wait(NEVER_SECONDS)
+        try:  # what had gathered is read, and then the reason
+            self._read(call, None)
+        except grpc.RpcError as error:
+            if "read nothing" not in error.details():
+                raise
+            self._load.count("never readers cut off")
 
     def _bad(self) -> None:
         try:
