@@ -27,7 +27,6 @@ from tests.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS: dict[type, Callable[[Any], None]] = {TargetConfig: check_target, DraftConfig: check_draft}
-SOON = "flags of TLS, tokens, health, logs and clusters are on their way"
 
 
 def lines(overlay: str) -> list[CommandLine]:
@@ -41,7 +40,6 @@ def lines(overlay: str) -> list[CommandLine]:
     return found
 
 
-@pytest.mark.xfail(reason=SOON, strict=False)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_flag_and_variable_is_known_to_its_program(overlay: str) -> None:
     assert [(each.program, each.unknown) for each in lines(overlay) if each.unknown] == []
@@ -61,7 +59,6 @@ def test_a_flag_that_a_program_does_not_have_is_noticed() -> None:
 
 
 @needs_tool("openssl")
-@pytest.mark.xfail(reason=SOON, strict=False)
 def test_the_cpu_overlay_passes_check_config(tmp_path: Path) -> None:
     """With trial Secrets in place of those that a cluster would mount."""
     secret_folder = write_secrets(tmp_path)
@@ -106,7 +103,6 @@ def check_config(container: Manifest) -> str:
     return result.output.splitlines()[-1]
 
 
-@pytest.mark.xfail(reason="the metric is on its way", strict=False)
 def test_drafts_are_scaled_by_a_metric_that_they_have() -> None:
     (scaler,) = of_kind(manifests("gpu"), "HorizontalPodAutoscaler")
     (metric,) = scaler["spec"]["metrics"]

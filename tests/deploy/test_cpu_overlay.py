@@ -19,7 +19,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.deploy.checks.references import secret_files
-from tests.deploy.command_lines import read
 from tests.deploy.manifests import Manifest, Pod, manifests, pods
 from tests.deploy.trial_secrets import write_secrets
 from tests.tools import needs_tool
@@ -123,8 +122,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with ExitStack() as stack:
         for pod in pods(manifests("smoke-test")):
             (container,) = pod.spec["containers"]
-            if unknown := read(container).unknown:
-                pytest.xfail(f"{', '.join(unknown)} of {container['name']} is on its way")
             command = host.command(pod, container)
             if not pod.stays:
                 smoke_test = command
