@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -25,15 +26,22 @@ def lines(log: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.splitlines()]
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def of_request(pair: Pair, request_id: str) -> list[dict[str, Any]]:
     """To its end, whose line may come a moment after the client has heard of it."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def found() -> list[dict[str, Any]]:
         whole = pair.target.log().rpartition("\n")[0]  # the last line may be half written
-        found = [line for line in lines(whole) if line.get("request_id") == request_id]
-        if (found and "outcome" in found[-1]) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.05)
+        return [line for line in lines(whole) if line.get("request_id") == request_id]
+
+    wait_for(lambda: bool(found()) and "outcome" in found()[-1])
+    return found()
 
 
 def test_every_line_of_every_process_is_an_object(watched: Pair) -> None:
@@ -59,13 +67,11 @@ def test_a_request_has_a_start_and_an_end(watched: Pair) -> None:
     assert (start["level"], end["level"]) == ("debug", "info")
     assert start["sequence"] == end["sequence"]
     assert end["outcome"] == "length"
-    assert end["tokens"] == len(out.tokens) == 24
+    assert end["tokens"] == len(out.tokens) == 64
     assert end["prompt_tokens"] == out.finish.usage.prompt_tokens
     assert end["seconds"] > 0
-    drafted = [
-        line for line in lines(watched.draft.log()) if "is opened in round" in line["message"]
-    ]
-    assert any(line["sequence"] == start["sequence"] for line in drafted)
+    opened = f"sequence {start['sequence']} is opened in round"
+    wait_for(lambda: opened in watched.draft.log())
 
 
 def test_a_refused_request_is_named_with_its_field(watched: Pair) -> None:
@@ -119,7 +125,7 @@ def test_it_is_logged_where_asked_for(bereft: Bereft) -> None:
     assert f"output {bereft.output.text!r}" in target
     assert repr(PROMPT)[1:-1] in draft
     assert re.search(
-        r"^\d\d:\d\d:\d\d\.\d{3} INFO target request '\w+' ended: length, 24 tokens in ",
+        r"^\d\d:\d\d:\d\d\.\d{3} INFO target request '\w+' ended: length, 64 tokens in ",
         target,
         re.M,
     )

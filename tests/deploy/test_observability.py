@@ -109,7 +109,6 @@ def test_waits_and_builds_are_histograms(exported: tuple[Series, Series]) -> Non
     assert (one(target, "ssd_round_wait_seconds_sum") > 0) == (waited > 0)
     builds = by_label(draft, "ssd_draft_build_seconds_bucket")
     assert 0 < one(draft, "ssd_draft_build_seconds_count") == builds["+Inf"]
-    assert one(draft, "ssd_draft_build_seconds_count") <= 3 + one(draft, "ssd_draft_rounds_total")
     assert one(draft, "ssd_draft_build_seconds_sum") > 0
 
 

@@ -31,7 +31,7 @@ def test_one_trace_goes_from_client_through_target_to_draft(watched: Pair) -> No
     assert watched.collector is not None
     done = run_client(
         *("generate", PROMPT, "--target", watched.target.address, "--request-id", "traced-1"),
-        *("--max-tokens", "24", "--ignore-eos", "--otlp-endpoint", watched.collector.url),
+        *("--max-tokens", "64", "--ignore-eos", "--otlp-endpoint", watched.collector.url),
     )
     assert done.returncode == 0, done.stderr
 
@@ -45,7 +45,7 @@ def test_one_trace_goes_from_client_through_target_to_draft(watched: Pair) -> No
     assert target.parent == client.span
     assert draft.parent == target.span
     assert target.events == ("queued", "prefill", "first token", "finish")
-    assert target.about["ssd.completion_tokens"] == 24 == client.about["ssd.completion_tokens"]
+    assert target.about["ssd.completion_tokens"] == 64 == client.about["ssd.completion_tokens"]
     assert target.about["ssd.prompt_tokens"] == draft.about["ssd.prompt_tokens"] > 0
     assert 0 <= target.about["ssd.hit_rate"] <= 1
     assert target.about["ssd.accepted_tokens"] <= target.about["ssd.draft_tokens"]
@@ -86,7 +86,7 @@ def test_who_is_not_sampled_or_speaks_nonsense_is_served_all_the_same(watched: P
 
 def test_a_collector_that_is_not_there_harms_nobody(watched: Pair, bereft: Bereft) -> None:
     assert bereft.output is not None
-    assert len(bereft.output.tokens) == 24
+    assert len(bereft.output.tokens) == 64
     done = run_client(
         *("generate", "Once", "--target", watched.target.address, "--max-tokens", "4"),
         *("--ignore-eos", "--otlp-endpoint", "http://127.0.0.1:9"),

@@ -32,7 +32,7 @@ class Pair:
     def logs(self) -> list[str]:
         return [self.target.log(), self.draft.log()]
 
-    def generate(self, prompt: str = PROMPT, request_id: str = "", max_tokens: int = 24) -> Output:
+    def generate(self, prompt: str = PROMPT, request_id: str = "", max_tokens: int = 64) -> Output:
         stop = pb.StopOptions(max_tokens=max_tokens, ignore_eos=True)
         request = pb.GenerateRequest(text=prompt, request_id=request_id, stop=stop)
         request.sampling.temperature = 0.0
