@@ -186,6 +186,13 @@ class Soak:
         for name, count in sorted({**load.counts, **chaos.counts}.items()):
             print(f"{name:<44} {count:>10}")
         print(f"{'tokens per second':<44} {load.counts['tokens'] / seconds:>10.1f}")
+        for target in self.targets:
+            ended = {
+                name.partition('"')[2].rstrip('"}'): count
+                for name, count in target.metrics().items()
+                if name.startswith("ssd_requests_total{")
+            }
+            print(f"{target.name}, requests by end, warm-up included:", ended)
         for line in lines(before, after, self._trends):
             print(line)
         for service in self.services:
