@@ -211,12 +211,22 @@ class TestStatistics:
         wait_for(lambda: is_hit(next(seeds)))
 
 
+class TestOptionsOfNewerClients:
+    @pytest.mark.parametrize("options", [{"mode": 77}, {"mode": SSD, "verification": 77}])
+    def test_what_is_not_known_here_is_the_default(
+        self, pair: Pair, options: dict[str, Any]
+    ) -> None:
+        message = request(4, 20, speculation=options)
+        output = generate(pair.target, message)
+        assert [(output.text, output.tokens)] == pair.plain.of([message])
+        served = output.finish.speculation
+        assert (served.mode, served.verification) == (SSD, pb.VERIFICATION_MODE_COUPLED)
+
+
 class TestBadOptions:
     @pytest.mark.parametrize(
         ("options", "field"),
         [
-            ({"mode": 77}, "speculation.mode"),
-            ({"verification": 77}, "speculation.verification"),
             ({"depth": 6}, "speculation.depth"),
             ({"depth": 2**32 - 1}, "speculation.depth"),
             ({"down_weight": 1.5}, "speculation.down_weight"),
