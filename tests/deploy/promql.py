@@ -180,7 +180,7 @@ def firing(rules: Iterable[dict[str, Any]], samples: Samples, at: float, step: f
 
 
 def _fires(rule: dict[str, Any], samples: Samples, at: float, step: float) -> bool:
-    held = _seconds(rule["for"])
+    held = _seconds(rule.get("for", "0m"))
     times = [at - i * step for i in range(int(held // step) + 1)]
     held_by = [evaluate(rule["expr"], samples, each).keys() for each in times if each >= 0]
     return len(held_by) == len(times) and bool(set.intersection(*map(set, held_by)))

@@ -206,7 +206,7 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
-    assert len(rows) == 5
+    assert len(rows) == 6
     for panel in panels:
         if panel["type"] != "row":
             assert panel["datasource"]["uid"] == "${datasource}"
