@@ -59,7 +59,7 @@ lint: $(VENV)/.dev
 # What was skipped for want of a tool: collected, and said last.
 SKIPPED = $(abspath build)/skipped-tools.txt
 
-# What only computes goes to all cores; services want the machine to themselves.
+# All cores at once; what watches how fast processes are wants the machine to itself.
 define run-tests
 	@mkdir -p build && rm -f $(SKIPPED)
 	$(BIN)/pytest -m "not services" --numprocesses auto --dist loadfile

@@ -185,6 +185,19 @@ def connect_one(named: str, security: Security = PLAIN) -> Iterator[Endpoint]:
         yield endpoints[0]
 
 
+def linked_drafts(info: target_pb2.GetModelInfoResponse) -> dict[str, str | None]:
+    """Addresses of a target's drafts as it knows them, and whom to expect there: the name behind
+    which it found them. None: the address's own host."""
+    return {each.address: _name_of(each.source) for each in info.speculation_endpoints}
+
+
+def _name_of(source: str) -> str | None:
+    if not source.startswith(DNS):
+        return None
+    host = source.removeprefix(DNS).rpartition(":")[0]
+    return host.removeprefix("[").removesuffix("]")
+
+
 def resolve_host(host: str, port: int) -> list[str]:
     answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     hosts = dict.fromkeys(str(address[0]) for *_, address in answers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import grpc
@@ -21,9 +21,9 @@ class Security:
     tls: bool = False
     ca: bytes | None = None  # None: the system's
     cert: bytes | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
     server_name: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     insecure: bool = False  # a token may travel in the clear
 
     def channel(
@@ -53,6 +53,11 @@ class Security:
             options.append(("grpc.ssl_target_name_override", expected))
         credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
         return grpc.secure_channel(address, credentials, options=options)
+
+    def for_named_by_others(self) -> Security:
+        """For addresses that no user wrote but a server named: whoever has no certificate of the
+        user's own authority gets no token."""
+        return self if self.ca is not None else replace(self, token=None)
 
 
 PLAIN = Security()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,13 @@ from rich.live import Live
 from rich.table import Table
 
 from ssd_client import params, render
-from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, check_address, connect
+from ssd_client.endpoints import (
+    DEFAULT_ADDRESS,
+    Endpoint,
+    check_address,
+    connect,
+    linked_drafts,
+)
 from ssd_client.errors import ClientError, printable
 from ssd_client.options import options
 from ssd_client.security import PLAIN, Security
@@ -145,15 +152,28 @@ def see_all(
     addresses = targets or (() if drafts else (DEFAULT_ADDRESS,))
     with connect(addresses, security) as endpoints:
         seen = [see(endpoint, "target") for endpoint in endpoints]
-    linked = [
-        link.address
-        for each in seen
-        if each.info is not None
-        for link in each.info.speculation_endpoints
-    ]
-    known = [address for address in linked if _is_address(address)]
-    with connect(list(dict.fromkeys([*drafts, *known])), security) as endpoints:
-        return seen + [see(endpoint, "draft") for endpoint in endpoints]
+    with connect(list(dict.fromkeys(drafts)), security) as endpoints:
+        named = [see(endpoint, "draft") for endpoint in endpoints]
+    known = {each.address for each in named}
+    linked = [each for each in _see_linked(seen, security) if each.address not in known]
+    return seen + named + linked
+
+
+def _see_linked(seen: Sequence[Seen], security: Security) -> list[Seen]:
+    """Drafts that nobody but their targets has named."""
+    found: dict[str, str | None] = {}
+    for each in seen:
+        if each.info is not None:
+            found |= linked_drafts(each.info)
+    with contextlib.ExitStack() as stack:
+        endpoints = [
+            stack.enter_context(
+                contextlib.closing(Endpoint(address, name, security.for_named_by_others()))
+            )
+            for address, name in found.items()
+            if _is_address(address)
+        ]
+        return [see(endpoint, "draft") for endpoint in endpoints]
 
 
 def _is_address(text: str) -> bool:

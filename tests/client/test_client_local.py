@@ -27,8 +27,6 @@ from ssd_client.errors import BadInputError
 from ssd_client.local import LocalFlags, LocalPlan, plan_local
 from ssd_client.prompt import LOCAL_DEFAULT
 
-pytestmark = pytest.mark.services
-
 SERVICES = ("ssd_target", "ssd_draft")
 
 FAKE_SERVICE = """

@@ -20,8 +20,6 @@ from ssd_client.request import GenerateOptions, TextPrompt, build_request
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.stream import generate
 
-pytestmark = pytest.mark.services
-
 REQUEST = build_request(TextPrompt("Once"), GenerateOptions())
 QUICK = RetryPolicy(lost_wait_s=0.05)
 

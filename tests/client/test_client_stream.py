@@ -43,8 +43,6 @@ from ssd_client.request import (
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.stream import generate
 
-pytestmark = pytest.mark.services
-
 QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)
 
 

@@ -23,7 +23,7 @@ from tests.deploy.manifests import Manifest, Pod, manifests, pods
 from tests.deploy.trial_secrets import write_secrets
 from tests.tools import needs_tool
 
-pytestmark = [pytest.mark.services, needs_tool("openssl")]
+pytestmark = needs_tool("openssl")
 
 START_SECONDS = 120
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -16,8 +16,6 @@ from tests.deploy.watched import PROMPT, Bereft, Pair
 from tests.processes import collect, wait_until_idle
 from tests.scale import FULL
 
-pytestmark = pytest.mark.services
-
 SECRET = "Brumblewick"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 

@@ -20,8 +20,6 @@ from tests.deploy.watched import Bereft, Pair
 from tests.processes import wait_until_idle
 from tests.tools import needs_tool
 
-pytestmark = pytest.mark.services
-
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/observability"
 PAGE = FOLDER.parents[1] / "docs/observability.md"
 ALERTS = yaml.safe_load((FOLDER / "alerts.yaml").read_text())

@@ -10,8 +10,6 @@ from ssd.v1 import target_pb2 as pb
 from tests.deploy.collector import Received
 from tests.deploy.watched import PROMPT, Bereft, Pair, run_client
 
-pytestmark = pytest.mark.services
-
 SERVICES = {"ssd-client", "ssd-target", "ssd-draft"}
 FOREIGN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0{}"
 NEEDS_EXTRA = '--otlp-endpoint needs the otel extra: pip install "ssd-serve[otel]"'

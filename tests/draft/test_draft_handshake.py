@@ -24,8 +24,6 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_draft import service
 from ssd_draft.records import LinkUp
 
-pytestmark = pytest.mark.services
-
 Code = grpc.StatusCode
 
 

@@ -10,8 +10,6 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.records import LinkFrames, LinkUp
 from ssd_engine.frames import Branch, Branches, Notice, NoticeKind
 
-pytestmark = pytest.mark.services
-
 Code = grpc.StatusCode
 ENDINGS = {
     "cancelled": "lost",

@@ -15,6 +15,7 @@ TOKENS = {
     "link": "the-token-of-targets",
     "admin": "the-token-of-the-operator",
     "small": "the-token-of-a-small-user",
+    "thrifty": "the-token-of-a-thrifty-user",
     "expired": "the-token-of-last-year",
 }
 TOKEN_FILE = f"""
@@ -39,6 +40,12 @@ roles = ["generate"]
 token = "{TOKENS["small"]}"
 limit_requests = 1
 limit_prompt_tokens = 8
+
+[[token]]
+name = "thrifty"
+roles = ["generate"]
+token = "{TOKENS["thrifty"]}"
+limit_tokens_per_minute = 12
 
 [[token]]
 name = "expired"

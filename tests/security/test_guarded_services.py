@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from collections.abc import Callable
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
 
 from ssd.v1 import (
     speculation_pb2,
@@ -26,8 +29,6 @@ from ssd.v1 import (
 from tests.processes import ServiceProcess, collect
 from tests.security.certificates import Authority, Pair, replace
 from tests.security.conftest import TOKEN_FILE, TOKENS, Guarded
-
-pytestmark = pytest.mark.services
 
 Code = grpc.StatusCode
 SECONDS = 60
@@ -214,6 +215,19 @@ class TestTokens:
             assert code is Code.INVALID_ARGUMENT
             assert "may send 8 at most" in details
 
+    def test_pay_for_their_tokens(self, services: Guarded) -> None:
+        """One request may take more than a minute's worth; the next one waits for it."""
+        with services.channel(services.target.address, TOKENS["thrifty"]) as channel:
+            assert len(generate(channel)) == 16
+            with pytest.raises(grpc.RpcError) as caught:
+                generate(channel)
+        assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+        assert "12 tokens a minute" in caught.value.details()
+        (detail,) = rpc_status.from_call(caught.value).details
+        info = error_details_pb2.RetryInfo()
+        assert detail.Unpack(info)
+        assert 0 < info.retry_delay.ToMilliseconds() <= 60_000
+
     def test_a_second_link_of_the_same_identity_waits_for_the_first(
         self, services: Guarded
     ) -> None:
@@ -269,3 +283,19 @@ def test_rotation_takes_effect_and_drops_no_stream(services: Guarded) -> None:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
         assert info.speculation_endpoints[0].state == "up"  # the link is the same stream
+    (services.folder / "link.token").write_text("the-token-of-next-years-targets")
+    changed = changed.replace(TOKENS["link"], "the-token-of-next-years-targets")
+    replace(services.folder / "tokens.toml", changed.encode())
+    services.draft.process.send_signal(signal.SIGSTOP)  # for longer than --link-timeout
+
+    def state() -> str:
+        info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
+        return str(info.speculation_endpoints[0].state)
+
+    with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        asked = stub.Generate(request(tokens=400), timeout=SECONDS)
+        until(lambda: state() != "up", "a link that stands still is left")
+        services.draft.process.send_signal(signal.SIGCONT)
+        until(lambda: state() == "up", "and dialled again, with the token and certificates of now")
+        asked.cancel()

@@ -21,8 +21,6 @@ from ssd_target.links import Identity, Link, Links
 from ssd_target.places import DnsName, Place, PlaceFile, at, parse_draft, parse_lines
 from ssd_target.records import LinkGone, LinkUp
 
-pytestmark = pytest.mark.services
-
 NAME = "drafts.test"
 
 

@@ -23,8 +23,6 @@ from tests.harness import make_runner
 from tests.processes import Output, TargetProcess, collect, target
 from tests.scale import FULL, share
 
-pytestmark = pytest.mark.services
-
 NEAR_TIE = 1e-5  # of the perturbed scores: DESIGN's bound for an excused difference
 EXCUSED_SHARE = 1e-5
 

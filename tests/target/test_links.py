@@ -20,8 +20,6 @@ from ssd_target.records import LinkDown, LinkGone, LinkUp
 from ssd_target.speculation.options import Mode
 from ssd_target.speculation.requests import Terms
 
-pytestmark = pytest.mark.services
-
 SERVICE = "ssd.v1.SpeculationService"
 NOBODY = "127.0.0.1:1"
 

@@ -53,8 +53,6 @@ from tests.speculation.generations import OFF, SSD, Generations, request, with_s
 from tests.target import test_exactness
 from tests.target.test_lifecycle import descendants, listening
 
-pytestmark = pytest.mark.services
-
 LEADER_HOST = "127.0.0.2"  # another address of the loopback than a node has that dials it
 SECRET = b"sixteen bytes at least"
 
@@ -248,14 +246,14 @@ def test_a_leader_that_falls_silent_is_lost(door: Door) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pair_of_ends() as (ours, theirs):
-            node = Node(Membership(ours, start, timeout=0.5), lambda: None)
+            node = Node(Membership(ours, start, timeout=0.5), lambda: None, lambda: None)
             with pytest.raises(LeaderLost, match="nothing was heard for 0"):
                 node.run()
             assert {kind for kind, _ in theirs.pending()} == {wire.Kind.PING}
         with pair_of_ends() as (ours, theirs):
             theirs.write(wire.HEADER.pack(wire.Kind.STEP, 1 << 31), time.monotonic() + 5)
             with pytest.raises(LeaderLost, match="2147483648 bytes makes no sense"):
-                Node(Membership(ours, start, timeout=20), lambda: None).run()
+                Node(Membership(ours, start, timeout=20), lambda: None, lambda: None).run()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

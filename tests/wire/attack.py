@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.wire.messages import requests
 from tests.wire.rpcs import Rpc
 
+SURELY_SENT = 0.5  # seconds in which a call has sent all that it has
 SLACK_SECONDS = 60.0  # beyond its deadline a call is a hang, however busy the machine
 MOST_RESPONSES = 8  # that are read before the call is given up
 IN_FLIGHT = 40  # calls
@@ -88,7 +89,8 @@ def _calls_of(rpc: Rpc, valid: list[bytes]) -> st.SearchStrategy[Call]:
 
 @dataclass
 class Tally:
-    """What became of the calls: by method and status; and messages by method."""
+    """What became of the calls: by method and status; and malformed or extreme messages that were
+    sent, by method."""
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     messages: Counter[str] = field(default_factory=Counter)
@@ -112,8 +114,12 @@ class Tally:
 class Attacker:
     """An event loop on a thread, with a few connections to a process."""
 
-    def __init__(self, address: str, connections: int = 2) -> None:
+    def __init__(
+        self, address: str, valid: frozenset[bytes] = frozenset(), connections: int = 2
+    ) -> None:
+        """``valid``: messages that an honest client sends; they do not count."""
         self._address = address
+        self._valid = valid
         self._count = connections
         self.tally = Tally()
         self._room = threading.Semaphore(IN_FLIGHT)
@@ -167,9 +173,11 @@ class Attacker:
             code, details = "UNKNOWN", f"the attacker failed: {error!r}"
         finally:
             self._room.release()
-        messages = max(1, len(call.messages))
+        messages = sum(message not in self._valid for message in call.messages)
         if details == NEVER_SENT:
             code, messages = "NEVER_SENT", 0
+        if call.cancel_after is not None or call.timeout < SURELY_SENT:
+            messages = min(1, messages)  # it may not have come to more
         self.tally.add(call.rpc.path, messages, code, details, call)
 
 

@@ -21,9 +21,8 @@ from tests.speculation.generations import (
 from tests.wire.attack import Attacker, Call, calls
 from tests.wire.rpcs import offered, valid_requests
 
-pytestmark = pytest.mark.services
-
-MESSAGES = 21_000  # in all, in full mode
+MESSAGES = 20_000  # malformed or extreme, in all, in full mode
+EXAMPLES = 2.4  # calls for each of them: some are valid, empty, or never sent
 CALLS_OF_AN_EXAMPLE = 8  # at least
 PROCESSES = 2
 SERVICES = {
@@ -60,13 +59,18 @@ def unharmed(pair: Pair) -> Iterator[None]:
         assert "Traceback" not in process.log(), process.log()[-4000:]
 
 
-def attack(process: ServiceProcess, strategy: st.SearchStrategy[Any], messages: int) -> Attacker:
+def attack(
+    process: ServiceProcess,
+    strategy: st.SearchStrategy[Any],
+    messages: int,
+    valid: frozenset[bytes],
+) -> Attacker:
     """The same calls in every run: a failure can be looked at again."""
 
-    with Attacker(process.address) as attacker:
+    with Attacker(process.address, valid) as attacker:
 
         @settings(
-            max_examples=messages // CALLS_OF_AN_EXAMPLE,
+            max_examples=int(EXAMPLES * messages) // CALLS_OF_AN_EXAMPLE,
             derandomize=True,
             database=None,
             deadline=None,
@@ -91,8 +95,9 @@ def test_nothing_that_a_client_sends_harms_a_service(
     assert {rpc.path.split("/")[1] for rpc in rpcs} == SERVICES[role]
     messages = share(MESSAGES) // PROCESSES
     with unharmed(victims):
-        strategy = calls(rpcs, valid_requests(draft_info(victims.draft.process)))
-        tally = attack(process, strategy, messages).tally
+        honest = valid_requests(draft_info(victims.draft.process))
+        valid = frozenset(message for each in honest.values() for message in each)
+        tally = attack(process, calls(rpcs, honest), messages, valid).tally
     with capsys.disabled():
         print(f"\n{role}: {tally}")
     assert sum(tally.messages.values()) >= messages

@@ -16,8 +16,6 @@ from tests.speculation.generations import SSD, Generations, Pair, request
 from tests.speculation.hostile_draft import HostileDraft, Reply, Visit, begins_round, branches
 from tests.wire.messages import body, malformed, requests
 
-pytestmark = pytest.mark.services
-
 ROUNDS = 60  # in full mode
 ENDPOINTS = 16  # of a request: the most
 RESPONSE = pb.SpeculateResponse.DESCRIPTOR

@@ -149,7 +149,7 @@ class TestTargetsThatNeverRead:
         said = framed(hello(draft_info(process))) + framed(frames(*several))
         with RawConnection(process.address, LITTLE) as client:
             stream = client.call(headers(SPECULATE), said, end=False)
-            wait_for(lambda: process.metrics()["ssd_draft_sequences"] >= 8)
+            wait_for(lambda: process.metrics()["ssd_sequences_active"] >= 8)
             wait_for(lambda: process.metrics().get(stalled, 0) > before)
             wait_for(lambda: is_empty(process))
             client.grant(stream, 2**20)

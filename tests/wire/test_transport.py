@@ -12,8 +12,6 @@ from tests.processes import wait_until_idle
 from tests.speculation.generations import Pair, wait_for
 from tests.wire.raw import RawConnection, RawStream, framed, headers
 
-pytestmark = pytest.mark.services
-
 INFO = "/ssd.v1.TargetService/GetModelInfo"
 GENERATE = "/ssd.v1.TargetService/Generate"
 OK, INVALID, DEADLINE, EXHAUSTED, UNIMPLEMENTED, LIBRARY = 0, 3, 4, 8, 12, 13

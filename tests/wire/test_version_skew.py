@@ -20,8 +20,6 @@ from tests.wire.contracts import RELEASED
 from tests.wire.rpcs import hello
 from tests.wire.skew_proxy import Apart, NextMinor, Released, SkewProxy
 
-pytestmark = pytest.mark.services
-
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 VERSIONS = {"released": Released, "next": NextMinor}
 UNKNOWN_AT_TARGET = "ssd_link_unknown_frames_total"

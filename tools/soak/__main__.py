@@ -27,6 +27,7 @@ from tools.soak.requests import Known, know, make_pool
 from tools.soak.services import Service, SoakFailed
 
 IDLE_SECONDS = 120
+WHOLE_MINUTES = 5.0  # from here on everything that can happen must have happened
 # A target: few places, so that some wait, and a cache that is used in full soon.
 TARGET = [
     "--max-num-seqs", "8", "--num-kv-blocks", "640", "--max-waiting", "16", "--write-timeout", "3",
@@ -40,7 +41,7 @@ IDLE = {
         "ssd_kv_cache_reserved_blocks",
     ),
     "ssd-draft": (
-        "ssd_draft_sequences", "ssd_draft_kv_cache_usage_ratio",
+        "ssd_sequences_active", "ssd_draft_kv_cache_usage_ratio",
         "ssd_draft_kv_cache_reserved_blocks",
     ),
 }  # fmt: skip
@@ -164,8 +165,8 @@ class Soak:
         while True:
             metrics = service.metrics()
             busy = {name: metrics[name] for name in IDLE[kind] if metrics[name]}
-            if kind == "ssd-target" and metrics['ssd_links{state="up"}'] != len(self.drafts):
-                busy["links"] = metrics['ssd_links{state="up"}']
+            if kind == "ssd-target" and metrics['ssd_link_state{state="up"}'] != len(self.drafts):
+                busy["links"] = metrics['ssd_link_state{state="up"}']
             if kind == "ssd-draft" and metrics['ssd_draft_links{state="up"}'] != len(self.targets):
                 busy["links"] = metrics['ssd_draft_links{state="up"}']
             if not busy:
@@ -193,6 +194,8 @@ class Soak:
                 if name.startswith("ssd_requests_total{")
             }
             print(f"{target.name}, requests by end, warm-up included:", ended)
+            cut = target.metrics()['ssd_streams_cut_total{bound="write_timeout"}']
+            print(f"{target.name}, streams of never readers that were cut: {cut:g}")
         for line in lines(before, after, self._trends):
             print(line)
         for service in self.services:
@@ -201,6 +204,8 @@ class Soak:
             print(service.name, *(f"{name}={metrics[name]:g}" for name in IDLE[kind]))
         self.problems += load.problems + chaos.problems + grown(before, after)
         self.problems += self._memory() + self._logs() + self._unused(load)
+        if self._options.minutes >= WHOLE_MINUTES and not chaos.counts["kills"]:
+            self.problems.append("no draft was killed")
 
     def _memory(self) -> list[str]:
         return [
@@ -218,6 +223,8 @@ class Soak:
 
     def _unused(self, load: Load) -> list[str]:
         needed = ("texts checked", "tokens from the cache", "cancels", "bad requests refused")
+        if self._options.minutes >= WHOLE_MINUTES:
+            needed += ("asked: slow reader", "asked: never reader")
         return [f"the load had no {name}" for name in needed if not load.counts[name]]
 
     def close(self) -> None:

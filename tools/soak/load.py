@@ -25,6 +25,12 @@ from tools.soak.requests import (
 LOGPROB_TOLERANCE = 1e-3
 CHANNEL_CALLS = 25  # after which a client connects anew
 MAX_PROBLEMS = 50
+# A connection that takes little ahead of its reader.
+NARROW = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024),
+]
 NEVER_SECONDS = 30  # in which a connection is full, and its writer gives up
 
 
@@ -84,7 +90,7 @@ class Load:
             options = [("grpc.use_local_subchannel_pool", 1)]
             with grpc.insecure_channel(address, options=options) as channel:
                 stub = rpc.TargetServiceStub(channel)
-                client = Client(self, stub, self._pool, draw, self._stopping)
+                client = Client(self, address, stub, self._pool, draw, self._stopping)
                 for _ in range(CHANNEL_CALLS):
                     if self._stopping.is_set():
                         break
@@ -96,6 +102,7 @@ class Client:
     def __init__(
         self,
         load: Load,
+        address: str,
         stub: rpc.TargetServiceStub,
         pool: Sequence[Known],
         draw: random.Random,
@@ -103,6 +110,7 @@ class Client:
     ) -> None:
         self._load, self._stub, self._pool, self._draw = load, stub, pool, draw
         self._stopping = stopping
+        self._address = address
         self._acts: dict[str, tuple[float, Callable[[], None]]] = {
             "finished": (10, self._finish),
             "resumed": (3, self._resume),
@@ -204,10 +212,13 @@ class Client:
 
     def _never_read(self) -> None:
         """The server gives it up when the connection is full; how often, its metrics say."""
-        call = self._call(endless(self._draw))
-        next(call)
-        self._stopping.wait(NEVER_SECONDS)
-        call.cancel()
+        with grpc.insecure_channel(self._address, options=NARROW) as channel:
+            call = rpc.TargetServiceStub(channel).Generate(
+                endless(self._draw), timeout=CALL_SECONDS
+            )
+            next(call)
+            self._stopping.wait(NEVER_SECONDS)
+            call.cancel()
 
     def _bad(self) -> None:
         try:

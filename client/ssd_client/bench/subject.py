@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssd.v1 import target_pb2
-from ssd_client.endpoints import Endpoint
+from ssd_client.endpoints import Endpoint, linked_drafts
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.render import model_info_json
 from ssd_client.speculation import MODES
@@ -43,7 +43,8 @@ class Subject:
                 self.unreached.append(str(error))
 
     def _connect(self, stack: contextlib.ExitStack, address: str) -> None:
-        endpoint = Endpoint(address, security=self.target.security)
+        security = self.target.security.for_named_by_others()
+        endpoint = Endpoint(address, linked_drafts(self.info)[address], security)
         draft = stack.enter_context(contextlib.closing(endpoint))
         info = draft.draft_info(_TIMEOUT_S)
         fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}

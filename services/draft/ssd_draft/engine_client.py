@@ -44,16 +44,17 @@ class DraftEngine(EngineProcess):
         self.load = Load(0, 0, 0)
 
     def count(self) -> Counter[LinkState]:
-        return Counter(link.state for link in self._links.values())
+        return Counter(link.state for link in list(self._links.values()))  # asked on any thread
 
     @property
     def num_up(self) -> int:
         return sum(link.known_to_engine for link in self._links.values())
 
-    def num_up_of(self, identity: str) -> int:
-        return sum(
-            link.known_to_engine and link.identity == identity for link in self._links.values()
-        )
+    def num_of(self, identity: str) -> tuple[int, int]:
+        """Links of an identity: up, and not yet so."""
+        own = [link for link in self._links.values() if link.identity == identity]
+        up = sum(link.known_to_engine for link in own)
+        return up, len(own) - up
 
     def enter(self) -> Link:
         """A stream that has yet to greet."""

@@ -17,6 +17,7 @@ from ssd_engine.tensor_plane import (
     local_offer,
     open_sender,
 )
+from ssd_engine.tensor_plane.address import is_wildcard
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,15 @@ class PlaneOpener:
         kind = choose_kind(theirs, local_offer(device), options.plane_ports is not None)
         if kind is None:
             return None
+        host = up.interface or options.listen_host
+        if is_wildcard(host):
+            return None  # the way to the target is not known, and a plane waits on no other
         rows = RowsFormat(options.vocab_size, WIRE, min(options.depth, up.max_depth))
         try:
             sender, answer = open_sender(
                 kind,
                 up.epoch,
-                bind_host=up.interface or options.listen_host,
+                bind_host=host,
                 rows=rows,
                 device=device,
                 ports=options.plane_ports,

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 SERVICE = "ssd.v1.SpeculationService"
 HELLO_SECONDS = 10.0
 MAX_GREETING = 64  # streams that have not said hello
+MAX_GREETING_OF_ONE = 32  # of these, of one identity
 MAX_BACKLOG = 65_536  # records on their way to the engine, beyond which no link comes up
 RETRY_SECONDS = 5.0
 LOADING_SECONDS = 2.0  # after which it is worth asking again
@@ -127,7 +128,7 @@ class DraftServicer:
             raise
         except SSDError as error:
             self._count_end(link, _reason(error))
-            log.info("link %d ends: %s", link.id, error, extra={"link": link.id})
+            log.info("link %d ends: %s", link.id, _said(error), extra={"link": link.id})
             self._engine.end(link)
             await abort(context, error)
         finally:
@@ -157,14 +158,16 @@ class DraftServicer:
             raise ServerFull(
                 f"the endpoint has its {serving.max_links} links (--max-links)", RETRY_SECONDS
             )
-        if self._engine.num_up_of(identity) >= serving.max_links_per_identity:
+        up, greeting_too = self._engine.num_of(identity)
+        if up >= serving.max_links_per_identity:
             raise ServerFull(
                 f"{identity!r} has its {serving.max_links_per_identity} links "
                 "(--max-links-per-identity)",
                 RETRY_SECONDS,
             )
         greeting = self._engine.count()[LinkState.GREETING]
-        if greeting > MAX_GREETING or self._engine.backlog > MAX_BACKLOG:
+        crowded = greeting > MAX_GREETING or greeting_too > MAX_GREETING_OF_ONE
+        if crowded or self._engine.backlog > MAX_BACKLOG:
             raise ServerFull("too many handshakes at a time", RETRY_SECONDS)
         return serving
 
@@ -277,6 +280,11 @@ def _decode(data: bytes, greeted: Greeted) -> tuple[Decoded, int]:
     if message.frames.epoch != greeted.epoch:
         return Decoded([], []), len(message.frames.frames)
     return decode_target_frames(message.frames, greeted.limits), 0
+
+
+def _said(error: SSDError) -> str:
+    """For the log: a wrong field is named, not quoted."""
+    return f"wrong field {error.field}" if isinstance(error, InputError) else str(error)
 
 
 def _reason(error: SSDError) -> str:

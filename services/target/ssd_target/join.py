@@ -93,7 +93,10 @@ def run_join(config: JoinConfig, options: MemberOptions) -> None:
         membership = join_leader(options)
         start = membership.start
         setup_logging(f"target/node{options.node}", start.log_level, log_format=start.log_format)
-        Node(membership, _nothing if probe is None else probe.ready).run()
+        if probe is None:
+            Node(membership, _nothing, _nothing).run()
+        else:
+            Node(membership, probe.ready, probe.leaving).run()
     finally:
         if probe is not None:
             probe.stop()

@@ -590,7 +590,7 @@ class Links:
 
     def failures(self) -> Counter[str]:
         """Epochs that failed, by reason, of all links that there ever were."""
-        return sum((link.failures for link in self.links.values()), self._past_failures)
+        return sum((link.failures for link in list(self.links.values())), self._past_failures)
 
     def look_ups(self) -> Counter[str]:
         """Of all sources, by result."""
@@ -598,7 +598,7 @@ class Links:
 
     def unknown(self) -> int:
         """Frames of newer endpoints that were passed over."""
-        return sum((link.unknown for link in self.links.values()), self._past_unknown)
+        return sum((link.unknown for link in list(self.links.values())), self._past_unknown)
 
     def send(self, number: int, epoch: int, frames: list[TargetFrame]) -> None:
         link = self.links.get(number)

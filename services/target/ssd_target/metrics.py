@@ -13,7 +13,7 @@ from ssd_target.links import Links
 from ssd_target.records import Stats
 from ssd_target.speculation.stats import FALLBACKS, LOOK_UPS, SpeculationStats, per_position
 
-OUTCOMES = ("stop", "length", "cancelled", "refused", "error")
+OUTCOMES = ("stop", "length", "cancelled", "refused", "handed_over", "error")
 
 
 class Metrics(ServiceMetrics):
@@ -187,7 +187,7 @@ class SpeculationCollector:
             "ssd_link_state", "Links to endpoints, by their state.", labels=["state"]
         )
         for state in LinkState:
-            count = sum(link.state is state for link in self._links.links.values())
+            count = sum(link.state is state for link in list(self._links.links.values()))
             states.add_metric([state.value], count)
         yield states
         failures = CounterMetricFamily(

@@ -159,7 +159,7 @@ class TargetServicer:
         self._refuse_while_draining()  # which may have begun meanwhile
         speculation = serving.terms.settle(request.speculation, watch.trace_context)
         self._accounts.check_prompt(account, "prompt", len(request.prompt))
-        self._accounts.spend(account, len(request.prompt))
+        self._accounts.spend(account, len(request.prompt) + len(request.generated))
         for field in unknown_values(request.speculation):
             self._metrics.unknown_values.labels(field).inc()
         stream = self._stream(serving, request, speculation, watch, context)

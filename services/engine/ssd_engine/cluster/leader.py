@@ -117,7 +117,13 @@ class Leader:
             threading.Thread(target=self._meet, args=(connected, address), daemon=True).start()
 
     def _meet(self, connected: socket.socket, address: tuple[object, ...]) -> None:
-        connection = NodeConnection(connected)
+        try:
+            connection = NodeConnection(connected)
+        except OSError as error:  # it has gone already
+            log.warning("cluster: %s: %s", _name(address), error)
+            self._strangers.release()
+            connected.close()
+            return
         try:
             try:
                 deadline = time.monotonic() + GREETING_SECONDS

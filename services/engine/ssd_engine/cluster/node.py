@@ -49,12 +49,16 @@ class ClusterFailed(SSDError):
 class Node:
     """Serves from ``run`` on; use from the main thread."""
 
-    def __init__(self, membership: Membership, ready: Callable[[], None]) -> None:
-        """``ready`` is called when every rank of this node has its weights."""
+    def __init__(
+        self, membership: Membership, ready: Callable[[], None], leaving: Callable[[], None]
+    ) -> None:
+        """``ready`` is called when every rank of this node has its weights, ``leaving`` when a
+        signal asks for the end."""
         self._connection = membership.connection
         self._start = membership.start
         self._timeout = membership.timeout
         self._tell_ready = ready
+        self._tell_leaving = leaving
         capacity = step_capacity(self._start.options)
         self._max_step = INTEGER_BYTES * capacity
         self._connection.max_frame = max(SMALL_FRAME, self._max_step)
@@ -173,6 +177,7 @@ class Node:
         """The cluster drains as a whole; a second signal does not wait for that."""
         os.read(self._bell, 16)
         self._num_signals += 1
+        self._tell_leaving()
         if self._num_signals > 1:
             raise ClusterFailed("told to stop twice: this node does not wait for the leader")
         log.info("told to stop: the leader is asked to drain")

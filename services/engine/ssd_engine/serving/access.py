@@ -37,7 +37,7 @@ class Access:
 
     def check(self, method: str, metadata: Metadata) -> None:
         """Raise Unauthenticated or NotAllowed. ``method``: /package.Service/Method."""
-        service = method.rpartition("/")[0].removeprefix("/")
+        service = service_of(method)
         if self._tokens is None or service in OPEN:
             return
         try:
@@ -71,6 +71,10 @@ class Access:
     def _refuse(self, reason: str, message: str) -> Unauthenticated:
         self._on_refusal(reason)
         return Unauthenticated(message)
+
+
+def service_of(method: str) -> str:
+    return method.rpartition("/")[0].removeprefix("/")
 
 
 def _bearer(metadata: Metadata) -> str | None:

@@ -13,6 +13,7 @@ from ssd_engine.errors import InputError
 from ssd_engine.serving.status import ServerFull
 
 MINUTE = 60.0
+MOST_OWED = 1.0  # minutes: what ran side by side does not lock anybody out for longer
 RETRY_SECONDS = 1.0  # for a place: nobody knows when a request ends
 MANY_ACCOUNTS = 4096  # beyond which those that owe nothing are forgotten
 
@@ -55,8 +56,9 @@ class Account:
         self._at = now
 
     def spend(self, tokens: int, now: float) -> None:
-        if self.allowance.tokens_per_minute is not None:
-            self._left = self.left(now) - tokens
+        rate = self.allowance.tokens_per_minute
+        if rate is not None:
+            self._left = max(-MOST_OWED * rate, self.left(now) - tokens)
             self._at = now
 
     def left(self, now: float) -> float:

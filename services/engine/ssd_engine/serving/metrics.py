@@ -1,6 +1,5 @@
 """Prometheus metrics of a service: its own, and those that its engine keeps."""
 
-import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,18 +9,16 @@ from prometheus_client import (
     Gauge,
     Histogram,
     disable_created_metrics,
-    start_http_server,
 )
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 from ssd_engine.histogram import cumulative
-from ssd_engine.serving.reloading import Reloading
+from ssd_engine.serving.metrics_server import MetricsServer
 from ssd_engine.serving.tls import TlsFiles
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 REFUSALS = ("missing", "unknown", "expired", "role")
 RELOADED = ("tls", "tokens")
-SCRAPE_SECONDS = 10.0  # that a scrape over TLS may take
 Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to read the books)
 
 
@@ -73,39 +70,10 @@ class ServiceMetrics:
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Serve on a thread; returns the port. Whoever scrapes needs no certificate of its own."""
-        server, _ = start_http_server(port, addr=host, registry=self.registry)
-        if tls is not None:
-            failed = self.reload_failures.labels("tls").inc
-            server.socket = _TlsListener(server.socket, tls, failed)  # type: ignore[assignment]
+        failed = self.reload_failures.labels("tls").inc
+        server = MetricsServer(host, port, self.registry, tls, failed)
+        server.start()
         return int(server.server_port)
-
-
-class _TlsListener:
-    """Greets with the certificate as it is when somebody comes.
-
-    The handshake is left to the connection's own thread: one that begins none holds nobody up.
-    """
-
-    def __init__(self, listener: Any, tls: TlsFiles, on_failure: Callable[[], None]) -> None:
-        self._listener = listener
-        self._context = Reloading([tls.cert, tls.key], lambda: _server_context(tls), on_failure)
-
-    def accept(self) -> Any:
-        connection, address = self._listener.accept()
-        connection.settimeout(SCRAPE_SECONDS)
-        context = self._context.get()
-        greeting = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return greeting, address
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._listener, name)
-
-
-def _server_context(tls: TlsFiles) -> ssl.SSLContext:
-    tls.check()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tls.cert, tls.key)
-    return context
 
 
 class _EngineCounters:

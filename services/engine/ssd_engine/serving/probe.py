@@ -1,43 +1,52 @@
-"""gRPC health alone, for the probes of a process that serves nothing else."""
+"""gRPC health of a process that serves nothing else: on a thread, with an event loop of its own."""
 
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from ssd_engine.errors import ConfigError
+from ssd_engine.serving.health import Health
+from ssd_engine.serving.health_server import bound, make_health_server
 
-THREADS = 4
 UP = health_pb2.HealthCheckResponse.SERVING
 DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+STOP_SECONDS = 5.0
 
 
 class Probe:
-    """Alive from the first moment, ready when told so."""
+    """Alive from the first moment, ready when told so, until it leaves."""
 
     def __init__(self, flag: str, address: str) -> None:
-        self._health = health.HealthServicer(
-            experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(THREADS)
-        )
-        self._server = grpc.server(ThreadPoolExecutor(THREADS), options=[("grpc.so_reuseport", 0)])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise ConfigError(f"{flag}: cannot bind {address} (taken, or not ours)")
-        self._set(liveness=UP, readiness=DOWN)
-        self._server.start()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="probe", daemon=True)
+        self._thread.start()
+        self._do(self._start(flag, address))
 
     def ready(self) -> None:
-        self._set(readiness=UP)
+        self._do(self._set(readiness=UP))
+
+    def leaving(self) -> None:
+        self._do(self._set(readiness=DOWN))
 
     def stop(self) -> None:
-        self._server.stop(grace=None)
+        self._do(self._server.stop(grace=None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_SECONDS)
 
-    def _set(self, **services: int) -> None:
+    async def _start(self, flag: str, address: str) -> None:
+        self._health = Health()
+        await self._set(liveness=UP, readiness=DOWN)
+        self._server = make_health_server(self._health)
+        bound(flag, address, self._server.add_insecure_port)
+        await self._server.start()
+
+    async def _set(self, **services: int) -> None:
         for name, status in services.items():
-            self._health.set(name, status)
+            await self._health.set(name, status)
             if name == "readiness":
-                self._health.set("", status)
+                await self._health.set("", status)
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -8,24 +8,41 @@ not read. So every method is served as one with streams; on the wire that is the
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from ssd_engine.errors import InputError, SSDError
+from ssd_engine.serving.access import OPEN, service_of
 from ssd_engine.serving.messages import decode_message
-from ssd_engine.serving.status import PeerSilent, ReaderStalled, abort
+from ssd_engine.serving.status import PeerSilent, ReaderStalled, ServerFull, abort
 from ssd_engine.serving.streams import write_in_time
 
 REQUEST_SECONDS = 60.0  # from the beginning of a call to its request
+OPEN_SECONDS = 5.0  # the same, where nobody has to say who they are
+MAX_UNREAD = 64  # calls of one caller that have not sent their request
+RETRY_SECONDS = 1.0
 RESPONSE_SECONDS = 60.0  # for a client to take a response, where no option says it
 Decode = Callable[[bytes], Any]
 Behaviour = Callable[..., Any]
 
 
+Caller = Callable[[grpc.aio.ServicerContext], str]
+
+
 class ReadRequests(grpc.aio.ServerInterceptor):
-    """The innermost interceptor: what others refuse is not read."""
+    """The innermost interceptor: what others refuse is not read.
+
+    A call that says nothing holds a place until its request must have come; so each caller has but
+    a part of the places for that, and those who may call without saying who they are share one.
+    """
+
+    def __init__(self, caller: Caller = lambda context: "") -> None:
+        self._caller = caller
+        self._unread: Counter[str] = Counter()
 
     async def intercept_service(
         self,
@@ -33,7 +50,54 @@ class ReadRequests(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
         handler = await continuation(details)
-        return None if handler is None else reads_requests(handler)
+        if handler is None:
+            return None
+        is_open = service_of(details.method) in OPEN
+        return self._reads_requests(handler, is_open)
+
+    def _reads_requests(
+        self, handler: grpc.RpcMethodHandler, is_open: bool
+    ) -> grpc.RpcMethodHandler:
+        """The same method, whose requests are read and parsed by us."""
+        decode = _decoder(handler.request_deserializer)
+        behaviour = _behaviour(handler)
+        respond = _respond_with_all if inspect.isasyncgenfunction(behaviour) else _respond_with_one
+
+        async def serve(_: Any, context: grpc.aio.ServicerContext) -> None:
+            try:
+                if handler.request_streaming:
+                    request = _requests(context, decode)
+                else:
+                    request = await self._read_one(context, decode, is_open)
+                await respond(behaviour(request, context), context)
+            except ReaderStalled as error:
+                await abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(
+            serve, response_serializer=handler.response_serializer
+        )
+
+    async def _read_one(
+        self, context: grpc.aio.ServicerContext, decode: Decode, is_open: bool
+    ) -> Any:
+        try:
+            caller = "" if is_open else self._caller(context)
+            with self._place(caller):
+                return decode(await _read(context, OPEN_SECONDS if is_open else REQUEST_SECONDS))
+        except SSDError as error:
+            await abort(context, error)
+
+    @contextmanager
+    def _place(self, caller: str) -> Iterator[None]:
+        if self._unread[caller] >= MAX_UNREAD:
+            raise ServerFull(f"{MAX_UNREAD} calls have not sent their request", RETRY_SECONDS)
+        self._unread[caller] += 1
+        try:
+            yield
+        finally:
+            self._unread[caller] -= 1
+            if not self._unread[caller]:
+                del self._unread[caller]
 
 
 class ClientGone(logging.Filter):
@@ -46,24 +110,6 @@ class ClientGone(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
-
-
-def reads_requests(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-    """The same method, whose requests are read and parsed by us."""
-    decode = _decoder(handler.request_deserializer)
-    read = _read_all if handler.request_streaming else _read_one
-    behaviour = _behaviour(handler)
-    respond = _respond_with_all if inspect.isasyncgenfunction(behaviour) else _respond_with_one
-
-    async def serve(_: Any, context: grpc.aio.ServicerContext) -> None:
-        try:
-            await respond(behaviour(await read(context, decode), context), context)
-        except ReaderStalled as error:
-            await abort(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(
-        serve, response_serializer=handler.response_serializer
-    )
 
 
 async def _respond_with_one(answer: Any, context: grpc.aio.ServicerContext) -> None:
@@ -97,21 +143,15 @@ def _decoder(deserializer: Callable[[bytes], Any] | None) -> Decode:
     return lambda data: decode_message(kind, data)
 
 
-async def _read_one(context: grpc.aio.ServicerContext, decode: Decode) -> Any:
+async def _read(context: grpc.aio.ServicerContext, seconds: float) -> bytes:
     try:
-        async with asyncio.timeout(REQUEST_SECONDS):
+        async with asyncio.timeout(seconds):
             data = await context.read()
-        if data is grpc.aio.EOF:
-            raise InputError("request", "is missing: the call ended without a message")
-        return decode(data)
     except TimeoutError:
-        await abort(context, PeerSilent(f"request: did not come within {REQUEST_SECONDS:g} s"))
-    except SSDError as error:
-        await abort(context, error)
-
-
-async def _read_all(context: grpc.aio.ServicerContext, decode: Decode) -> AsyncIterator[Any]:
-    return _requests(context, decode)
+        raise PeerSilent(f"request: did not come within {seconds:g} s") from None
+    if data is grpc.aio.EOF:
+        raise InputError("request", "is missing: the call ended without a message")
+    return bytes(data)
 
 
 async def _requests(context: grpc.aio.ServicerContext, decode: Decode) -> AsyncIterator[Any]:

@@ -11,7 +11,7 @@ from ssd_engine.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-Signature = tuple[tuple[int, int, int], ...]
+Signature = tuple[tuple[int, ...], ...]
 
 
 class Reloading(Generic[Value]):
@@ -33,6 +33,7 @@ class Reloading(Generic[Value]):
         self._on_failure = on_failure
         self._seen = self._signature()
         self._value = load()
+        self._failure = ""  # that was logged last
 
     def get(self) -> Value:
         return self.changed() or self._value
@@ -48,13 +49,18 @@ class Reloading(Generic[Value]):
         except (ConfigError, OSError) as error:
             self._fail(error)
             return None
+        self._failure = ""
         log.info("read again: %s", ", ".join(map(str, self._paths)))
         return self._value
 
     def _fail(self, error: Exception) -> None:
-        self._on_failure()
-        log.error("what was there before stays in use: %s", error)
+        """Said once: whoever calls could fill the log."""
+        if str(error) != self._failure:
+            self._failure = str(error)
+            self._on_failure()
+            log.error("what was there before stays in use: %s", error)
 
     def _signature(self) -> Signature:
         stats = [os.stat(path) for path in self._paths]
-        return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
+        # The time of change, too: a file that could not be read may be let be read now.
+        return tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats)

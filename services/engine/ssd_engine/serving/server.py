@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from ssd_engine.serving.access import Access, Guard
 from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.health import Health
+from ssd_engine.serving.health_server import bound, make_health_server
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.reading import ClientGone, ReadRequests
 from ssd_engine.serving.records import Ready
@@ -144,7 +144,7 @@ class ServiceServer(ABC):
         size = self._service_config.max_message_mib * 1024 * 1024
         keepalive = int(self._service_config.keepalive_seconds * 1000)
         server = grpc.aio.server(
-            interceptors=(Guard(self._access), ReadRequests()),
+            interceptors=(Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.
             maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
             options=[
@@ -155,6 +155,7 @@ class ServiceServer(ABC):
                 ("grpc.keepalive_time_ms", keepalive),
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.server_handshake_timeout_ms", 20_000),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
             ],
         )
@@ -172,6 +173,9 @@ class ServiceServer(ABC):
             reflection.enable_server_reflection(names, server)
         return server
 
+    def _caller(self, context: grpc.aio.ServicerContext) -> str:
+        return self._access.identity(context).name
+
     def _make_health(self) -> Any:
         self._health = Health()
         return self._health
@@ -179,21 +183,18 @@ class ServiceServer(ABC):
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._service_config.listen
         if self._tls is None:
-            return _bound("--listen", address, server.add_insecure_port)
+            return bound("--listen", address, server.add_insecure_port)
         failed = self._service_metrics.reload_failures.labels("tls").inc
         credentials = server_credentials(self._tls, failed)
-        return _bound("--listen", address, lambda at: server.add_secure_port(at, credentials))
+        return bound("--listen", address, lambda at: server.add_secure_port(at, credentials))
 
     def _make_health_server(self) -> grpc.aio.Server | None:
         """Up or down, for whoever asks without a certificate."""
         address = self._service_config.health_listen
         if address is None:
             return None
-        server = grpc.aio.server(
-            maximum_concurrent_rpcs=SPARE_CALLS, options=[("grpc.so_reuseport", 0)]
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        port = _bound("--health-listen", address, server.add_insecure_port)
+        server = make_health_server(self._health)
+        port = bound("--health-listen", address, server.add_insecure_port)
         log.info("health on %s:%d", parse_address("", address)[0], port)
         return server
 
@@ -265,16 +266,6 @@ class ServiceServer(ABC):
             self._service_metrics.ready.set(status == UP)
         for each in names:
             await self._health.set(each, status)
-
-
-def _bound(flag: str, address: str, bind: Callable[[str], int]) -> int:
-    try:
-        port = bind(address)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise ConfigError(f"{flag}: cannot bind {address} (taken, or not ours)")
-    return int(port)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:

@@ -75,6 +75,10 @@ def dialled(
     return family_of(host), (host, port)
 
 
+def is_wildcard(host: str) -> bool:
+    return host in _WILDCARDS
+
+
 def family_of(host: str) -> int:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
