@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint report bench bench-overlap bench-delay bench-backup bench-guessing \
+.PHONY: help demo test test-full lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
 	bench-useless bench-fairness soak protos manifests sbom clean
 
 help:
@@ -51,29 +51,33 @@ demo: $(VENV)/.serve
 	$(BIN)/ssd-client generate --local --chat --temperature 0.6 \
 		"Tell me a story about a shy lamb who learns to sing."
 
-lint: $(VENV)/.dev
+lint: style
+	$(BIN)/mypy
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 
 # What was skipped for want of a tool: collected, and said last.
 SKIPPED = $(abspath build)/skipped-tools.txt
 
-# All cores at once; what watches how fast processes are wants the machine to itself.
+# All cores at once, and one test more, as some wait for processes; what watches how fast these are
+# wants the machine to itself. Types are checked by one of the tests.
+WORKERS = $(shell expr $$(nproc) + 1)
 define run-tests
 	@mkdir -p build && rm -f $(SKIPPED)
-	$(BIN)/pytest -m "not services" --numprocesses auto --dist loadfile
+	$(BIN)/pytest -m "not services" --numprocesses $(WORKERS) --dist loadfile
 	$(BIN)/pytest -m services
 	@cat $(SKIPPED) 2>/dev/null || true
 endef
 
 test test-full: export SSD_TEST_SKIPPED = $(SKIPPED)
 
-test: lint
+test: style
 	$(run-tests)
 
 test-full: export SSD_TEST_FULL = 1
-test-full: lint
+test-full: style
 	$(run-tests)
 
 # The shipped pair, grown until a verification takes longer than what the draft prepares meanwhile.

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seven clients: nobody has to be one that never reads, for which a server takes its time.
-FLAGS = ["--minutes", "10"] if FULL else ["--minutes", "0.1", "--pool", "8", "--clients", "7"]
+FLAGS = ["--minutes", "10"] if FULL else ["--minutes", "0.05", "--pool", "6", "--clients", "7"]
 SECONDS = 1200 if FULL else 270
 
 

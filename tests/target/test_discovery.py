@@ -16,8 +16,9 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import ConfigError
 from ssd_target import discovery as discovery_module
 from ssd_target.discovery import MAX_PLACES, Discovery, look_up
+from ssd_target.link import Identity, Link
 from ssd_target.link_state import LinkState
-from ssd_target.links import Identity, Link, Links
+from ssd_target.links import Links
 from ssd_target.places import DnsName, Place, PlaceFile, at, parse_draft, parse_lines
 from ssd_target.records import LinkGone, LinkUp
 

@@ -13,9 +13,10 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
 from ssd_engine.frames import Close
-from ssd_target import links as links_module
+from ssd_target import link as link_module
+from ssd_target.link import MAX_FRAMES, Identity
 from ssd_target.link_state import LinkState
-from ssd_target.links import MAX_FRAMES, MAX_NAMED, Identity, Links
+from ssd_target.links import MAX_NAMED, Links
 from ssd_target.records import LinkDown, LinkGone, LinkUp
 from ssd_target.speculation.options import Mode
 from ssd_target.speculation.requests import Terms
@@ -147,7 +148,7 @@ def test_those_that_are_up_keep_their_places() -> None:
 
 
 def test_one_that_is_down_and_not_named_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "FORGET_SECONDS", 0.3)
+    monkeypatch.setattr(link_module, "FORGET_SECONDS", 0.3)
 
     async def work() -> None:
         bench = Bench("127.0.0.1:*", drafts=(NOBODY,))
@@ -166,7 +167,7 @@ def test_one_that_is_down_and_not_named_again_is_forgotten(monkeypatch: pytest.M
 
 
 def test_one_that_is_named_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "FORGET_SECONDS", 0.5)
+    monkeypatch.setattr(link_module, "FORGET_SECONDS", 0.5)
 
     async def work() -> None:
         bench = Bench("127.0.0.1:*")
@@ -339,7 +340,7 @@ class EndedChannel:
 
 
 def test_a_stream_that_ends_under_a_frame_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module.Link, "_channel", lambda link: EndedChannel())
+    monkeypatch.setattr(link_module.Link, "_channel", lambda link: EndedChannel())
 
     async def work() -> None:
         bench = Bench(drafts=(NOBODY,))

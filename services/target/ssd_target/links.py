@@ -1,451 +1,28 @@
-"""Links to speculation endpoints: one stream each, made again whenever it breaks.
-
-Nothing here can hold a generation up. Frames to an endpoint are put into a bounded queue; a full
-one ends the epoch, as does an endpoint that breaks the protocol or takes too much of our time. What
-fails is counted by reason and logged once.
-"""
+"""All links of a target: to the operator's endpoints, found or named, and to those that requests
+name."""
 
 import asyncio
 import fnmatch
 import ipaddress
 import itertools
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
-from ssd.v1 import speculation_pb2 as pb
-from ssd_engine.errors import ConfigError, InputError
-from ssd_engine.frames import (
-    OLDEST_PROTOCOL_VERSION,
-    PROTOCOL_VERSION,
-    Notice,
-    NoticeKind,
-    TargetFrame,
-)
-from ssd_engine.serving.messages import decode_message, is_newer
+from ssd_engine.errors import InputError
+from ssd_engine.frames import TargetFrame
 from ssd_target.discovery import Discovery, LookUp, look_up
 from ssd_target.draft_credentials import DraftCredentials
-from ssd_target.link_state import LinkEvent, LinkState, transition
+from ssd_target.link import Identity, Link, LinkBroken
+from ssd_target.link_state import LinkState
 from ssd_target.places import Place, at, parse_draft
-from ssd_target.records import LinkDown, LinkFrames, LinkGone, LinkUp, PlaneAbility
-from ssd_target.wire import decode_draft_frames, encode_target_frames
+from ssd_target.records import LinkGone
 
 log = logging.getLogger(__name__)
 
-SPECULATE = "/ssd.v1.SpeculationService/Speculate"
-HANDSHAKE_SECONDS = 3.0
-BACK_OFF = (0.1, 2.0)  # first and longest pause between tries, in seconds
-MISFIT_PAUSE = 30.0
-STEADY_SECONDS = 5.0  # up for so long, a link's earlier failures are forgotten
-MAX_LOGGED = 8  # failures, until then
-OUTBOX = 1024  # messages that wait for the wire
-MAX_FRAMES = 512  # of a message to an endpoint
-MAX_BYTES = 4 * 1024 * 1024  # of a message from an endpoint
-SHARE = 0.25  # of this process's time that an endpoint may take, on average
-BURST = 1.0  # seconds
-MESSAGE_SECONDS = 2e-4  # what a message takes, whatever it says
-CALM = 256  # records that may wait for the engine before a link is read more slowly
 MAX_NAMED = 64  # endpoints beyond the operator's own that requests may add
-FORGET_SECONDS = 60.0  # after which one that is down and not named again makes room
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What this target says of itself."""
-
-    name: str
-    tokenizer_fingerprint: str
-    vocab_size: int
-    max_depth: int
-    plane: PlaneAbility | None
-
-
-class LinkBroken(Exception):
-    """The epoch is over; says why. ``reason`` is one of a few words, for metrics."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class Misfit(LinkBroken):
-    """The two peers do not fit, or the other one misbehaves: trying again soon is of no use."""
-
-
-class Allowance:
-    """Time that an endpoint may cost this process: a bucket that fills as time goes by."""
-
-    def __init__(self) -> None:
-        self._left = BURST
-        self._at = time.monotonic()
-
-    def spend(self, seconds: float) -> bool:
-        now = time.monotonic()
-        self._left = min(BURST, self._left + SHARE * (now - self._at)) - seconds
-        self._at = now
-        return self._left >= 0
-
-
-class Link:
-    def __init__(
-        self,
-        number: int,
-        place: Place,
-        named: bool,
-        trusted: bool,
-        identity: Identity,
-        to_engine: Callable[[Any], None],
-        backlog: Callable[[], int],
-        credentials: DraftCredentials,
-        on_failure: Callable[["Link"], None] = lambda link: None,
-    ) -> None:
-        self.number = number
-        self.address = place.address  # that is dialled
-        self.server_name = place.server_name  # whom to expect there: what somebody wrote
-        self.source = ""  # what named it, where it was found by a look-up
-        self.left = False  # its source names it no more: it is of use until it breaks
-        self.named = named  # by a request, not by the operator
-        self.trusted = trusted  # with rejection verification
-        self.state = LinkState.CONNECTING
-        self.reason = "not tried yet"  # why it is not up
-        self.draft_name = ""
-        self.failures: Counter[str] = Counter()  # epochs that failed, by reason
-        self.unknown = 0  # frames and messages that only a newer endpoint understands
-        self.epoch = 0
-        self.last_named = time.monotonic()
-        self._identity = identity
-        self._to_engine = to_engine
-        self._backlog = backlog
-        self._credentials = credentials
-        self._on_failure = on_failure
-        self._outbox: asyncio.Queue[list[TargetFrame]] = asyncio.Queue(OUTBOX)
-        self._broken: asyncio.Future[LinkBroken] | None = None
-        self._pause = BACK_OFF[0]
-        self._steady = True  # it has not failed lately
-        self._said_up = False  # since it failed
-        self._logged: set[str] = set()  # failures since it was steady
-
-    def send(self, epoch: int, frames: list[TargetFrame]) -> None:
-        """A put; never waits."""
-        if self.state is not LinkState.UP or epoch != self.epoch:
-            return
-        try:
-            self._outbox.put_nowait(frames)
-        except asyncio.QueueFull:
-            self.break_off(epoch, LinkBroken("slow", "the endpoint reads too slowly"))
-
-    def break_off(self, epoch: int, why: LinkBroken) -> None:
-        """End this epoch."""
-        if epoch == self.epoch and self._broken is not None and not self._broken.done():
-            self._broken.set_result(why)
-
-    async def run(self) -> None:
-        """Until cancelled; without a use for it, until it fails."""
-        try:
-            while not self._is_forgotten:
-                event = await self._one_epoch()
-                self.state = transition(self.state, event)
-                if self.left:
-                    return
-                pause = MISFIT_PAUSE if event is LinkEvent.MISFIT else self._pause
-                self._pause = min(2 * self._pause, BACK_OFF[1])
-                await asyncio.sleep(pause * random.uniform(0.75, 1.0))
-                self.state = transition(self.state, LinkEvent.RETRY)
-        finally:
-            self.state = transition(self.state, LinkEvent.CLOSE)
-
-    @property
-    def _is_forgotten(self) -> bool:
-        return self.named and time.monotonic() - self.last_named > FORGET_SECONDS
-
-    async def _one_epoch(self) -> LinkEvent:
-        """Connect and follow the stream to its end."""
-        self.epoch += 1
-        self._outbox = asyncio.Queue(OUTBOX)
-        self._broken = asyncio.get_running_loop().create_future()
-        try:
-            async with self._channel() as channel:
-                # Messages come as bytes: one that does not parse is the endpoint's fault, not ours.
-                speculate = channel.stream_stream(
-                    SPECULATE, request_serializer=pb.SpeculateRequest.SerializeToString
-                )
-                shown = self._credentials.metadata(_host(self.address))
-                await self._follow(speculate(metadata=shown))
-        except ConfigError as error:
-            self._failed("credentials", str(error))
-        except OSError as error:
-            self._failed("credentials", f"{error.filename}: {error.strerror}")
-        except Misfit as error:
-            self._failed(error.reason, str(error))
-            return LinkEvent.MISFIT
-        except LinkBroken as error:
-            self._failed(error.reason, str(error))
-        except grpc.aio.AioRpcError as error:
-            self._failed(_reason(error.code()), f"{error.code().name}: {error.details()}")
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                return LinkEvent.MISFIT
-        except asyncio.InvalidStateError:
-            self._failed("ended", "the stream ended")  # while a frame was on its way
-        finally:
-            self._broken = None
-            if self.state is LinkState.UP:
-                self._to_engine(LinkDown(self.number, self.epoch))
-        return LinkEvent.FAIL
-
-    def _channel(self) -> grpc.aio.Channel:
-        return self._credentials.channel(
-            f"dns:///{self.address}",  # whatever the host is called, it is no other scheme
-            self.server_name,
-            [
-                ("grpc.max_receive_message_length", MAX_BYTES),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.enable_retries", 0),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-            ],
-        )
-
-    async def _follow(self, call: Any) -> None:
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await call.write(self._hello())
-                first = await call.read()
-        except TimeoutError:
-            call.cancel()
-            raise LinkBroken("silent", "no answer to hello") from None
-        if first is grpc.aio.EOF:
-            await _raise_status(call)
-        self._welcomed(_welcome(_parse(first), self.epoch))
-        proof = asyncio.get_running_loop().call_later(STEADY_SECONDS, self._has_proved_steady)
-        try:
-            await self._first_end(call)
-        finally:
-            proof.cancel()
-
-    def _hello(self) -> pb.SpeculateRequest:
-        identity = self._identity
-        plane = _offer(identity.plane) if self.trusted else None
-        return pb.SpeculateRequest(
-            hello=pb.Hello(
-                tensor_plane=plane,
-                protocol_version=PROTOCOL_VERSION,
-                oldest_protocol_version=OLDEST_PROTOCOL_VERSION,
-                epoch=self.epoch,
-                target_name=identity.name,
-                tokenizer_fingerprint=identity.tokenizer_fingerprint,
-                vocab_size=identity.vocab_size,
-                max_depth=identity.max_depth,
-            )
-        )
-
-    def _welcomed(self, welcome: pb.Welcome) -> None:
-        self.state = transition(self.state, LinkEvent.WELCOME)
-        self.reason = ""
-        self.draft_name = _printable(welcome.draft_name, 256)
-        if self._steady:
-            self._say_up()
-        self._steady = False
-        self._to_engine(
-            LinkUp(
-                self.number,
-                self.epoch,
-                self.named,
-                welcome.max_sequences,
-                welcome.max_context,
-                welcome.max_depth,
-                _host(self.address),
-                self.trusted,
-            )
-        )
-
-    def _has_proved_steady(self) -> None:
-        """Up for a while. One that comes up only to fail again is no news, and is tried less."""
-        self._pause = BACK_OFF[0]
-        self._steady = True
-        self._logged.clear()
-        if not self._said_up:
-            self._say_up()
-
-    def _say_up(self) -> None:
-        self._said_up = True
-        about = {"link": self.number}
-        log.info("link to %s (%s) is up", self.address, self.draft_name, extra=about)
-
-    async def _first_end(self, call: Any) -> None:
-        """Read and write until one of them ends or the epoch is broken off.
-
-        What ended it is raised from here, and knows this frame; the frame forgets who holds it. In
-        a circle of them the call, and so its connection, would stay until somebody collects it.
-        """
-        reader = asyncio.create_task(self._read(call))
-        writer = asyncio.create_task(self._write(call))
-        broken = self._broken
-        if broken is None:
-            raise RuntimeError("no epoch")
-        try:
-            raise await _first_error(broken, reader, writer)
-        finally:
-            call.cancel()
-            await _cancelled(reader, writer)
-            del reader, writer, broken
-
-    async def _read(self, call: Any) -> None:
-        allowance = Allowance()
-        while True:
-            data = await call.read()
-            if data is grpc.aio.EOF:
-                await _raise_status(call)
-            begin = time.thread_time()
-            self._deliver(_parse(data))
-            if not allowance.spend(MESSAGE_SECONDS + time.thread_time() - begin):
-                raise Misfit("flood", "the endpoint floods")
-            while self._backlog() > CALM:
-                await asyncio.sleep(0.002)
-
-    def _deliver(self, message: pb.SpeculateResponse) -> None:
-        kind = message.WhichOneof("message")
-        if kind is None and is_newer(message):
-            self.unknown += 1
-            return
-        if kind != "frames":
-            raise Misfit("protocol", "the endpoint sent a message that is no frames")
-        if message.frames.epoch != self.epoch:
-            return
-        try:
-            decoded = decode_draft_frames(message.frames)
-        except InputError as error:
-            raise Misfit("protocol", f"the endpoint broke the protocol: {error}") from None
-        self.unknown += decoded.unknown
-        self._to_engine(LinkFrames(self.number, self.epoch, decoded.frames, decoded.load))
-        if any(isinstance(f, Notice) and f.kind is NoticeKind.LEAVING for f in decoded.frames):
-            # The engine moves its sequences; the endpoint waits for nothing but our farewell.
-            raise LinkBroken("leaving", "the endpoint leaves")
-
-    async def _write(self, call: Any) -> None:
-        while True:
-            frames = await self._outbox.get()
-            while not self._outbox.empty():
-                frames += self._outbox.get_nowait()
-            for begin in range(0, len(frames), MAX_FRAMES):
-                part = frames[begin : begin + MAX_FRAMES]
-                await call.write(encode_target_frames(self.epoch, part))
-
-    def _failed(self, reason: str, message: str) -> None:
-        """Said once: an endpoint that stays away is no news."""
-        self.reason = _printable(message, 300)
-        self.failures[reason] += 1
-        self._said_up = False
-        if self.reason not in self._logged and len(self._logged) < MAX_LOGGED:
-            about = {"link": self.number}
-            log.warning("link to %s is down: %s", self.address, self.reason, extra=about)
-            self._logged.add(self.reason)
-        self._on_failure(self)
-
-
-async def _first_error(
-    broken: "asyncio.Future[LinkBroken]", *tasks: "asyncio.Task[None]"
-) -> BaseException:
-    """Of tasks that run until they fail."""
-    ends: set[asyncio.Future[Any]] = {broken, *tasks}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if broken.done():
-        return broken.result()
-    errors = (task.exception() for task in tasks if task.done())
-    return next(errors) or LinkBroken("ended", "the stream ended")
-
-
-async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-
-
-def _printable(text: str, length: int) -> str:
-    """What an endpoint says, fit for a log."""
-    return "".join(c if c.isprintable() else " " for c in text[:length])
-
-
-def _parse(data: bytes) -> pb.SpeculateResponse:
-    try:
-        return decode_message(pb.SpeculateResponse, data)
-    except InputError as error:
-        raise Misfit("protocol", f"the endpoint broke the protocol: {error}") from None
-
-
-def _offer(ability: PlaneAbility | None) -> pb.TensorPlaneOffer | None:
-    if ability is None:
-        return None
-    kinds = [f"TENSOR_PLANE_KIND_{kind.upper()}" for kind in ability.kinds]
-    return pb.TensorPlaneOffer(
-        kinds=kinds,
-        host_id=ability.host_id,
-        device_id=ability.device_id,
-    )
-
-
-def _welcome(message: pb.SpeculateResponse, epoch: int) -> pb.Welcome:
-    if message.WhichOneof("message") != "welcome":
-        raise Misfit("protocol", "the endpoint did not begin with welcome")
-    welcome = message.welcome
-    version = welcome.protocol_version
-    if not OLDEST_PROTOCOL_VERSION <= version <= PROTOCOL_VERSION:
-        older = "endpoint" if version < OLDEST_PROTOCOL_VERSION else "target"
-        raise Misfit(
-            "misfit",
-            f"the endpoint speaks protocol version {version}, this target "
-            f"{OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}: upgrade the {older}",
-        )
-    if welcome.epoch != epoch:
-        raise Misfit("protocol", "the endpoint welcomed another epoch")
-    if not welcome.max_sequences or not welcome.max_depth:
-        raise Misfit("misfit", "the endpoint offers no sequences or no depth")
-    return welcome
-
-
-def _reason(code: grpc.StatusCode) -> str:
-    return "misfit" if code is grpc.StatusCode.FAILED_PRECONDITION else code.name.lower()
-
-
-async def _raise_status(call: Any) -> None:
-    """The stream is over."""
-    code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.OK:
-        raise LinkBroken("ended", "the stream ended")
-    kind = Misfit if code is grpc.StatusCode.FAILED_PRECONDITION else LinkBroken
-    raise kind(_reason(code), f"{code.name}: {details}")
-
-
-def _matches(address: str, patterns: Sequence[str]) -> bool:
-    """A pattern of digits, such as 10.0.*:7420, means addresses, not the name 10.0.example.org."""
-    return any(
-        fnmatch.fnmatchcase(address, pattern)
-        and (_is_numeric(address) or not _wants_numeric(pattern))
-        for pattern in patterns
-    )
-
-
-def _wants_numeric(pattern: str) -> bool:
-    host = pattern.rpartition(":")[0]
-    return any(map(str.isdecimal, host)) and not any(map(str.isalpha, host))
-
-
-def _is_numeric(address: str) -> bool:
-    try:
-        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 class Links:
@@ -615,3 +192,25 @@ class Links:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _matches(address: str, patterns: Sequence[str]) -> bool:
+    """A pattern of digits, such as 10.0.*:7420, means addresses, not the name 10.0.example.org."""
+    return any(
+        fnmatch.fnmatchcase(address, pattern)
+        and (_is_numeric(address) or not _wants_numeric(pattern))
+        for pattern in patterns
+    )
+
+
+def _wants_numeric(pattern: str) -> bool:
+    host = pattern.rpartition(":")[0]
+    return any(map(str.isdecimal, host)) and not any(map(str.isalpha, host))
+
+
+def _is_numeric(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True

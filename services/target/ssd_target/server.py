@@ -31,7 +31,8 @@ from ssd_target.config import (
 from ssd_target.draft_credentials import DraftCredentials
 from ssd_target.engine_client import EngineClient
 from ssd_target.join import cluster_options
-from ssd_target.links import Identity, Links
+from ssd_target.link import Identity
+from ssd_target.links import Links
 from ssd_target.metrics import Metrics
 from ssd_target.places import PlaceFile, parse_draft
 from ssd_target.requests import Limits
