@@ -66,7 +66,7 @@ SKIPPED = $(abspath build)/skipped-tools.txt
 WORKERS = $(shell expr $$(nproc) + 1)
 define run-tests
 	@mkdir -p build && rm -f $(SKIPPED)
-	$(BIN)/pytest -m "not services" --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m "not services" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/pytest -m services
 	@cat $(SKIPPED) 2>/dev/null || true
 endef

@@ -59,3 +59,26 @@ def traced_pair(
             while link_states(serving) != ["up"] and time.monotonic() < deadline:
                 time.sleep(0.05)
             yield serving, drafting
+
+
+# Files that take longest go first, so that no worker is left alone with one at the end.
+LONG = (
+    "wire/test_fuzz.py",
+    "target/test_exactness.py",
+    "target/test_nodes.py",
+    "wire/test_version_skew.py",
+    "speculation/test_exact_under_every_fault.py",
+    "speculation/test_protocol_explored.py",
+    "speculation/test_rejection_end_to_end.py",
+    "engine/test_step_kernels.py",
+    "deploy/test_observability.py",
+    "client/test_client_local.py",
+    "repository/test_packaging.py",
+    "security/test_guarded_services.py",
+    "engine/test_cuda_sources.py",
+    "speculation/test_rows_of_a_batch.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not str(item.path).endswith(LONG))

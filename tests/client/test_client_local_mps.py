@@ -10,8 +10,6 @@ import pytest
 from ssd_client.errors import ClientError
 from ssd_client.local_mps import mps_daemon, share_variables
 
-pytestmark = pytest.mark.services
-
 
 def test_it_runs_exactly_as_long_as_the_block(mps):
     begun = time.monotonic()

@@ -20,8 +20,6 @@ from ssd_engine.model_store import resolve_model
 from ssd_engine.tokenizer import Tokenizer
 from tests.processes import DraftProcess, draft
 
-pytestmark = pytest.mark.services
-
 SERVING, NOT_SERVING = 1, 2
 
 

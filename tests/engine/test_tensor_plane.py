@@ -60,8 +60,6 @@ from tests.plane_peer import (
     wait_until,
 )
 
-pytestmark = pytest.mark.services
-
 PACKAGE = Path(receiver_module.__file__).parent
 KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP, PlaneKind.GLOO]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.value for kind in KINDS])

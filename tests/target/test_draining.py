@@ -24,8 +24,6 @@ from tests.processes import (
     target,
 )
 
-pytestmark = pytest.mark.services
-
 UP, DOWN = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 

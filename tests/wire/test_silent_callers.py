@@ -18,8 +18,6 @@ from ssd_engine.serving.metrics_server import MAX_SCRAPES
 from ssd_engine.serving.reading import MAX_UNREAD
 from tests.processes import TargetProcess, collect, target
 
-pytestmark = pytest.mark.services
-
 SECONDS = 60
 CHECK = "/grpc.health.v1.Health/Check"
 
