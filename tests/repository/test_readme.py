@@ -124,6 +124,7 @@ def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
     assert re.search(said, result.stdout, re.DOTALL), result.stdout
 
 
+@pytest.mark.skipif(not FULL, reason="as long as the benchmarks are: part of make test-full")
 def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
     planned = run(
         "make", "--dry-run", "--no-print-directory", "report", f"VENV={BIN.parent}"

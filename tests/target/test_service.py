@@ -12,6 +12,7 @@ import pytest
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
+from tests.scale import FULL
 
 pytestmark = pytest.mark.services
 
@@ -244,6 +245,7 @@ class TestCancellation:
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
         assert wait_until_idle(server)["ssd_engine_steps_total"] - before < 1000
 
+    @pytest.mark.skipif(not FULL, reason="tests/wire has a shorter one: part of make test-full")
     def test_a_reader_that_stalls_does_not_hold_up_another(self, server: TargetProcess) -> None:
         with server.channel() as channel:
             greedy_reader = request(max_tokens=1000)
