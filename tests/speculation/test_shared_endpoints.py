@@ -108,10 +108,10 @@ def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) 
         code = leaving.wait_for_exit()
     assert code == 0
     assert running.texts() == plain
-    moved = [each for each in running.stats() if each.fallbacks["leaving"]]
-    assert moved
-    assert all(each.fallbacks["leaving"] <= 2 for each in moved)  # then the other one has it
-    assert speculated(moved) > 0
+    # At most two rounds without: then the other one has it. Some move between two rounds, at once.
+    assert all(each.fallbacks["leaving"] <= 2 for each in running.stats())
+    assert speculated(running.stats()) > 0
+    assert "the endpoint leaves" in second.target.log()
     assert "drained" in leaving.log()
     assert "cut off" not in leaving.log()  # for the target has left by itself
     wait_for(lambda: is_empty(pair.draft.process))
