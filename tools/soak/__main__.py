@@ -216,7 +216,8 @@ class Soak:
 
     def _logs(self) -> list[str]:
         return [
-            f"{service.name} has a traceback in its log: {service.whole_log()[-3000:]}"
+            f"{service.name} has a traceback in its log: "
+            f"{service.whole_log().partition('Traceback')[2][:3000]}"
             for service in self.services
             if "Traceback" in service.whole_log()
         ]

@@ -46,8 +46,10 @@ def run_engine(
     log.debug("the engine begins, process %d", os.getpid())
     try:
         serve()
-    except (EOFError, BrokenPipeError):
-        os._exit(0)  # the front is gone, and with it everybody who could be served
+    except (EOFError, ConnectionError):
+        # The front is gone, and with it everybody who could be served. Killed with records unread,
+        # it leaves a connection that was reset.
+        os._exit(0)
     except Exception as error:
         if not isinstance(error, SSDError):
             log.exception("the engine failed")
