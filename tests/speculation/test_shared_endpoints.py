@@ -108,9 +108,10 @@ def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) 
         code = leaving.wait_for_exit()
     assert code == 0
     assert running.texts() == plain
-    # At most two rounds without: then the other one has it. Some move between two rounds, at once.
-    assert all(each.fallbacks["leaving"] <= 2 for each in running.stats())
-    assert speculated(running.stats()) > 0
+    moved = [each for each in running.stats() if each.fallbacks["leaving"]]
+    assert moved, [dict(each.fallbacks) for each in running.stats()]
+    assert all(each.fallbacks["leaving"] <= 2 for each in moved)  # then the other one has it
+    assert speculated(moved) > 0
     assert "the endpoint leaves" in second.target.log()
     assert "drained" in leaving.log()
     assert "cut off" not in leaving.log()  # for the target has left by itself
