@@ -123,6 +123,12 @@ class PlainTexts:
         return [self._known[key] for key in keys]
 
 
+def looked_up(stats: pb.SpeculationStats) -> int:
+    """Rounds of a sequence that an endpoint held, be it in time for them or not."""
+    misses = stats.length_misses + stats.token_misses
+    return stats.hits + stats.late + stats.stale + misses
+
+
 def wait_for(condition: Callable[[], object], seconds: float = CALL_SECONDS) -> float:
     """Returns how long it took."""
     begin = time.monotonic()

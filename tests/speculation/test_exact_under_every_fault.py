@@ -33,6 +33,8 @@ from tests.speculation.scenarios import (
     stories,
 )
 
+pytestmark = pytest.mark.computes
+
 SEQUENCES = 2000
 EXCUSED_SHARE = 1e-5  # of tokens
 AT_LEAST = 50  # of everything that can happen to a round

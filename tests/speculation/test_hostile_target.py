@@ -20,6 +20,7 @@ from tests.speculation.generations import (
     Pair,
     draft_info,
     is_empty,
+    looked_up,
     request,
     wait_for,
 )
@@ -158,8 +159,7 @@ class TestBesideAnHonestTarget:
         """The draft holds every sequence and follows its rounds, be it late or not."""
         for each in stats:
             assert not each.fallbacks.keys() & {"lost", "busy", "refused"}
-            misses = each.length_misses + each.token_misses
-            assert each.hits + each.late + misses > 0.5 * each.rounds
+            assert looked_up(each) > 0.5 * each.rounds
 
     def assert_untouched(self, stats: list[target_pb2.SpeculationStats]) -> None:
         self.assert_followed(stats)

@@ -7,16 +7,30 @@ import pytest
 
 import ssd_target.speculation
 from ssd_engine.completion import StopRules
-from ssd_engine.frames import Branch, Branches, NoticeKind, Open, Verification
+from ssd_engine.frames import (
+    Branch,
+    Branches,
+    DraftFrame,
+    Notice,
+    NoticeKind,
+    Open,
+    Verification,
+)
 from ssd_engine.histogram import EDGES, cumulative
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.token_ids import pack_tokens
 from ssd_target.records import LinkUp
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.endpoints import Endpoints
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.speculated import Speculated
+from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.stats import FALLBACKS, LookUp, SpeculationStats
 from ssd_target.wire import encode_target_frames
 
@@ -90,6 +104,43 @@ def test_an_endpoint_without_room_is_not_one_that_is_away() -> None:
     endpoints.disconnected(LINK, EPOCH)
     assert endpoints.choose(speculated, 0) is None
     assert speculated.why_detached == "disconnected"
+
+
+LEAVING = Notice(0, 0, NoticeKind.LEAVING, "drains")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_one_that_leaves_costs_a_round_only_if_nobody_waited_for_it(waits: bool) -> None:
+    """Its sequence is opened elsewhere with the next launch; a round that is looked up until then
+    goes without."""
+    said: list[list[DraftFrame]] = []
+
+    def receive(seconds: float) -> bool:
+        if said:
+            speculator.endpoints.follow(LINK, EPOCH, said.pop(), None)
+            return True
+        return False
+
+    options = SpeculationOptions(mode=Mode.SSD, backup=Backup.JUST_IN_TIME, wait_seconds=9.0)
+    speculator = Speculator(options, 100, receive=receive)
+    speculator.endpoints.connected(LinkUp(LINK, EPOCH, False, 4, 100, 5))
+    sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(9), None, [b""] * 100)
+    speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
+    speculator.endpoints.connected(LinkUp(LINK + 1, EPOCH, False, 4, 100, 5))
+    sequence.commit(7)
+    speculator.ended(sequence, 0, 7, 1)
+    said.append([LEAVING])
+    if not waits:
+        speculator.listen()
+    rows = speculator.take([sequence])
+    speculator.launch(rows)
+    assert not said
+    assert [each.link for each in speculator.endpoints if each.sequences] == [LINK + 1]
+    speculator.check_integrity()
+    stats = speculator.end(sequence.id)
+    assert stats is not None
+    assert stats.fallbacks == ({} if waits else {"leaving": 1})
+    assert stats.late == waits
 
 
 def reasons(source: str) -> set[str]:

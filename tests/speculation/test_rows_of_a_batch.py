@@ -25,6 +25,8 @@ from tests.harness import Request, Result, run
 from tests.simulation import Simulation
 from tests.speculation.scenarios import Pair, stories
 
+pytestmark = pytest.mark.computes
+
 ROWS, TOKENS, DEPTH = 8, 60, 4
 FAN_OUT = (2, 2, 1, 1, 3)
 
