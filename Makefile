@@ -61,13 +61,19 @@ style: $(VENV)/.dev
 # What was skipped for want of a tool: collected, and said last.
 SKIPPED = $(abspath build)/skipped-tools.txt
 
-# All cores at once, and one test more, as some wait for processes; what watches how fast these are
-# wants the machine to itself. Types are checked by one of the tests.
-WORKERS = $(shell expr $$(nproc) + 1)
+# What watches how fast processes are goes one test at a time; then all else that starts some, one
+# more than there are cores, as they wait for one another. What only computes takes what both leave
+# of the machine, and gives way at once; its output comes last. Types are checked by one of its tests.
+GIVING_WAY = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
+SIDE_BY_SIDE = --dist loadfile --no-loadscope-reorder --numprocesses
+COMPUTED = build/computes.txt
 define run-tests
 	@mkdir -p build && rm -f $(SKIPPED)
-	$(BIN)/pytest -m "not services" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m services
+	$(GIVING_WAY) $(BIN)/pytest -m computes $(SIDE_BY_SIDE) $$(nproc) >$(COMPUTED) 2>&1 & computes=$$!; \
+	$(BIN)/pytest -m services; services=$$?; \
+	$(BIN)/pytest -m "not services and not computes" $(SIDE_BY_SIDE) $$(expr $$(nproc) + 1); rest=$$?; \
+	wait $$computes; computes=$$?; cat $(COMPUTED); \
+	[ "$$services $$rest $$computes" = "0 0 0" ]
 	@cat $(SKIPPED) 2>/dev/null || true
 endef
 

@@ -39,7 +39,7 @@ def pytest_terminal_summary(
         return
     terminalreporter.section("tools")
     terminalreporter.write_line(line)
-    collected = os.environ.get("SSD_TEST_SKIPPED")  # of make test, which runs pytest twice
+    collected = os.environ.get("SSD_TEST_SKIPPED")  # of make test, which runs pytest more than once
     if collected:
         with Path(collected).open("a") as file:
             file.write(f"{line}\n")

@@ -27,7 +27,7 @@ from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.product_oracle import EPS, product_of
 from tests.tools import needs_tool
 
-pytestmark = needs_tool("g++")
+pytestmark = [pytest.mark.computes, needs_tool("g++")]
 
 CPU = torch.device("cpu")
 PAGE = 16

@@ -22,6 +22,8 @@ from ssd_engine.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 
+pytestmark = pytest.mark.computes
+
 SHIPPED = "stories-target"
 NUM_BLOCKS = 128
 RELATIVE_ERROR = 1e-5

@@ -19,6 +19,8 @@ from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import share
 
+pytestmark = pytest.mark.computes
+
 NUM_PROMPTS, NEW_TOKENS = 20, 256
 SHIPPED = "stories-target"
 HEROES = (

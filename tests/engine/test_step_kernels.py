@@ -26,6 +26,8 @@ from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 from tools.gpu.attention_check import SMALL, check_attention, paged
 
+pytestmark = pytest.mark.computes
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LONGEST = 160
 VERIFY = StepShape(rows=8, runs=3, rows_per_run=4, max_positions=LONGEST, block_size=BLOCK)

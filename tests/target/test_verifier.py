@@ -29,6 +29,8 @@ from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, draws,
 from tests.scale import share
 from tests.synchronous import ByForward
 
+pytestmark = pytest.mark.computes
+
 VOCAB = 40
 TOKEN_BYTES = [b"x"] * VOCAB
 
