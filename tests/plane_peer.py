@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,6 +116,10 @@ def _serve(pipe: Connection) -> None:
         pipe.send(getattr(commands, name)(*arguments, **options))
 
 
+def _is_stopped(stat: Path) -> bool:
+    return stat.read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @dataclass
 class Peer:
     process: Any
@@ -131,7 +136,10 @@ class Peer:
         self.process.join()
 
     def stop(self) -> None:
+        """Returns when none of its threads runs any more."""
         os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        wait_until(lambda: all(_is_stopped(task / "stat") for task in tasks.iterdir()))
 
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)

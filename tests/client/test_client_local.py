@@ -563,6 +563,7 @@ class RealPair:
             return False
 
 
+@pytest.mark.services
 def test_the_real_pair_gives_the_text_of_plain_decoding():
     pair = RealPair()
     results = {mode: pair.generate("--mode", mode) for mode in ("off", "sync")}
