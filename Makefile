@@ -67,11 +67,18 @@ SKIPPED = $(abspath build)/skipped-tools.txt
 GIVING_WAY = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 SIDE_BY_SIDE = --dist loadfile --no-loadscope-reorder --numprocesses
 COMPUTED = build/computes.txt
+
+# To load all files only to leave most of them out takes a while.
+marked = $(shell grep -rl 'mark\.$1\b' tests --include='test_*.py')
+WHOLLY_MARKED = $(shell grep -rlE '^pytestmark = \[?pytest\.mark\.(services|computes)\b' tests)
+
 define run-tests
 	@mkdir -p build && rm -f $(SKIPPED)
-	$(GIVING_WAY) $(BIN)/pytest -m computes $(SIDE_BY_SIDE) $$(nproc) >$(COMPUTED) 2>&1 & computes=$$!; \
-	$(BIN)/pytest -m services; services=$$?; \
-	$(BIN)/pytest -m "not services and not computes" $(SIDE_BY_SIDE) $$(expr $$(nproc) + 1); rest=$$?; \
+	@$(GIVING_WAY) $(BIN)/pytest -m computes $(call marked,computes) \
+		$(SIDE_BY_SIDE) $$(nproc) >$(COMPUTED) 2>&1 & computes=$$!; \
+	$(BIN)/pytest -m services $(call marked,services); services=$$?; \
+	$(BIN)/pytest -m "not services and not computes" $(addprefix --ignore=,$(WHOLLY_MARKED)) \
+		$(SIDE_BY_SIDE) $$(expr $$(nproc) + 1); rest=$$?; \
 	wait $$computes; computes=$$?; cat $(COMPUTED); \
 	[ "$$services $$rest $$computes" = "0 0 0" ]
 	@cat $(SKIPPED) 2>/dev/null || true

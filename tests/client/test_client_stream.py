@@ -170,7 +170,8 @@ def test_without_a_token_the_request_is_sent_again_as_it_was(start):
 
 
 def test_another_model_is_not_resumed_on(start):
-    first, second = start(abort_after=(2, *BROKEN[0])), start(fingerprint="model-b")
+    first = start(abort_after=(2, *BROKEN[0]))
+    second = start(fingerprint="model-b", hang_after=4)  # it would go on, were it not cancelled
     result = GenerationResult(Timing(sent=0.0))
     with pytest.raises(ModelMismatchError, match=r"serves another model than .*model-b.*model-a"):
         run([first.address, second.address], result=result)

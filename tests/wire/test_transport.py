@@ -18,6 +18,7 @@ OK, INVALID, DEADLINE, EXHAUSTED, UNIMPLEMENTED, LIBRARY = 0, 3, 4, 8, 12, 13
 RESET = -1
 EMPTY = framed(b"")
 STORY = pb.GenerateRequest(text="Once upon", stop=pb.StopOptions(max_tokens=3))
+LONG_STORY = pb.GenerateRequest(text="Once upon", stop=pb.StopOptions(max_tokens=1000))
 
 # What is sent: headers that differ, one that is missing, bytes; and the status.
 Case = tuple[list[tuple[str, str]], str, bytes, int]
@@ -41,7 +42,12 @@ CASES: dict[str, Case] = {
         framed(gzip.compress(b"\xff\xff"), 1),
         INVALID,
     ),
-    "a time of nothing": ([("grpc-timeout", "0n")], "", EMPTY, DEADLINE),
+    "a time of nothing": (
+        [("grpc-timeout", "0n"), (":path", GENERATE)],
+        "",
+        framed(LONG_STORY.SerializeToString()),
+        DEADLINE,
+    ),
     "a time without end": ([("grpc-timeout", "9" * 40 + "H")], "", EMPTY, OK),
     "another content type": ([("content-type", "application/json")], "", EMPTY, OK),
     "no content type": ([], "content-type", EMPTY, OK),
