@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -10,23 +11,41 @@ import pytest
 from ssd_engine.serving.engine_loop import run_engine
 
 
-def _engine(pipe: Connection, log: Path, error: type[Exception]) -> None:
+def _reads(pipe: Connection) -> None:
+    pipe.send("ready")
+    pipe.recv()
+
+
+def _reads_what_is_reset(pipe: Connection) -> None:
+    pipe.send("ready")
+    pipe.send("nobody reads this")
+    pipe.recv()
+
+
+def _writes(pipe: Connection) -> None:
+    while True:
+        pipe.send("ready")
+
+
+def _engine(pipe: Connection, log: Path, does: Callable[[Connection], None]) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 2)
-
-    def serve() -> None:
-        raise error
-
-    run_engine(pipe, "target", "info", serve)
+    run_engine(pipe, "target", "info", lambda: does(pipe))
 
 
-@pytest.mark.parametrize("error", [EOFError, BrokenPipeError, ConnectionResetError])
-def test_an_engine_ends_quietly_with_its_front(tmp_path: Path, error: type[Exception]) -> None:
+@pytest.mark.parametrize("does", [_reads, _reads_what_is_reset, _writes])
+def test_an_engine_ends_quietly_with_its_front(
+    tmp_path: Path, does: Callable[[Connection], None]
+) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_engine, args=(theirs, tmp_path / "log", error))
+    process = context.Process(target=_engine, args=(theirs, tmp_path / "log", does))
     process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    if does is _reads_what_is_reset:
+        assert ours.poll(60)
+    ours.close()
     process.join(120)
     assert process.exitcode == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
-    ours.close()
