@@ -117,7 +117,8 @@ def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) 
         # Until the other one has it; none where the one that leaves was being waited for.
         assert each.fallbacks["leaving"] <= 2
         assert not each.fallbacks.keys() & {"disconnected", "lost", "stalled"}
-    assert speculated(running.stats()) > 0
+    moved = [each for each in running.stats() if each.fallbacks["leaving"]]
+    assert speculated(moved or running.stats()) > 0
     assert "the endpoint leaves" in second.target.log()
     assert "drained" in leaving.log()
     assert "cut off" not in leaving.log()  # for the target has left by itself

@@ -202,7 +202,7 @@ class TestResume:
 class TestTensorParallel:
     CASES = 40
 
-    @pytest.mark.timeout(1800)
+    @pytest.mark.timeout(1800 if FULL else 300)
     def test_two_ranks_give_the_text_of_one(self, tmp_path: Path, first: TargetProcess) -> None:
         """Differences are excused only where the two best scores are within 1e-5."""
         total = excused = 0

@@ -487,9 +487,8 @@ def rank_processes(pid: int) -> list[int]:
             "error: the ",  # cluster ends, or leader is lost: whatever it reads first
             id="the node is stopped",
         ),
-    ],
+    ][: None if FULL else 1],
 )
-@pytest.mark.skipif(not FULL, reason="eight more process starts: part of make test-full")
 def test_whoever_dies_takes_all_along_with_its_reason(
     tmp_path: Path,
     happens: Callable[[TargetProcess, NodeProcess], None],
