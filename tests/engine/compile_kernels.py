@@ -6,11 +6,13 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from ssd_engine.cuda import drawing, elementwise, paged_attention
+from ssd_engine.cuda import drawing, elementwise, paged_attention, triton_products
 
 HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"
 ABOUT = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "ROWS": 32, "OVERLAP": True}
 DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
+
+PRODUCT = {"PARTS": 4, "EVEN": False, "BIAS": True, "ADD": True}
 
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
@@ -55,6 +57,21 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         {"WIDTH": 5120, "PADDED": 8192, "OVERLAP": False},
     ),
     (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
+    (
+        triton_products.product_kernel,
+        [HALF, HALF, HALF, FLOATS] + ["i32"] * 6,
+        {**PRODUCT, "ROWS": 64, "COLUMNS": 64, "DEPTH": 128},
+    ),
+    (
+        triton_products.product_kernel,
+        [HALF] * 4 + ["i32"] * 6,
+        {**PRODUCT, "PARTS": 1, "ROWS": 128, "COLUMNS": 128, "DEPTH": 64},
+    ),
+    (
+        triton_products.add_parts_kernel,
+        [FLOATS, HALF, HALF] + ["i32"] * 3,
+        {"PARTS": 4, "PIECE": 1024, "BIAS": True, "ADD": True},
+    ),
     (
         elementwise.move_kernel,
         [HALF, INTS, INTS, INTS, "i32"],

@@ -78,7 +78,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def make_steps(runner: ModelRunner) -> GraphRunner:
-    one = Step(runner.model, runner.kv, SHAPE, 1, overlap=False, num_sides=2)
+    one = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2)
     one.inputs.clear(DUMMY)
     return GraphRunner([one], eager=True)
 

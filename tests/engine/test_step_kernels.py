@@ -71,7 +71,7 @@ def run_step(
     runner: ModelRunner, shape: StepShape, parts: Sequence[Part], draws: Sequence[Draw | None]
 ) -> tuple[Step, list[int]]:
     ranks = 5 if shape.scratch else 1
-    step = Step(runner.model, runner.kv, shape, ranks, overlap=False)
+    step = Step(runner.model, runner.kv, shape, ranks)
     step.inputs.clear(DUMMY * BLOCK)
     runs, moves = step_runs(parts, draws, BLOCK)
     begins = step.inputs.fill(runs, DUMMY * BLOCK, moves)
@@ -206,7 +206,7 @@ def test_a_step_follows_the_one_before_it(runner: ModelRunner) -> None:
     case = Case(random.Random(7), 0, 5, 2)
     runner.forward([case.chunk()])
     last = torch.zeros(8, dtype=torch.int32, device=DEVICE)
-    steps = [Step(runner.model, runner.kv, TREE, 5, overlap=False, last=last) for _ in range(2)]
+    steps = [Step(runner.model, runner.kv, TREE, 5, last=last) for _ in range(2)]
     greedy: list[Draw | None] = [Draw(0, 0.0, 0)] * 5
 
     def run(step: Step, part: Part) -> list[int]:

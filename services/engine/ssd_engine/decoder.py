@@ -83,13 +83,61 @@ class Decoder:
         caches: Sequence[LayerCache],
     ) -> Tensor:
         """tokens, positions, slots [rows] -> hidden states [rows, d], after the final norm."""
-        places = self._ops.places(positions)
-        hidden = F.embedding(tokens, self.weights.embedding)
+        places = self.places(positions)
+        hidden = self.embed(tokens)
         for layer, cache in zip(self.weights.layers, caches, strict=True):
-            x = self._norm(hidden, layer.input_norm)
-            hidden = hidden + self._attention(layer, cache, x, places, slots, plan)
-            x = self._norm(hidden, layer.post_norm)
-            hidden = hidden + self._mlp(layer, x)
+            projected = self.project(layer, hidden)
+            attended = self.attend(layer, cache, projected, places, slots, plan)
+            hidden = hidden + self.sum_ranks(self.multiply_o(layer, attended), layer.o_bias)
+            gated = self.gate(layer, hidden)
+            hidden = hidden + self.sum_ranks(self.multiply_down(layer, gated), layer.down_bias)
+        return self.normalise(hidden)
+
+    # One method for each operation of a layer, in their order.
+
+    def places(self, positions: Tensor) -> Any:
+        """What ``attend`` needs to know of the rows' positions."""
+        return self._ops.places(positions)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weights.embedding)
+
+    def project(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        """[rows, (heads + 2 kv_heads) * head_dim]"""
+        return self._linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+
+    def attend(
+        self,
+        layer: LayerWeights,
+        cache: LayerCache,
+        projected: Tensor,
+        places: Any,
+        slots: Tensor,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """[rows, heads * head_dim]; the new keys and values are in the cache then."""
+        qkv = projected.view(projected.shape[0], -1, self.config.head_dim)
+        query = self._ops.rotate_and_write(qkv, layer.qk_norm, cache, slots, places)
+        return self.attention.attend(query, cache, plan)
+
+    def multiply_o(self, layer: LayerWeights, attended: Tensor) -> Tensor:
+        """This rank's part of a sum over ranks, each of which holds some input columns."""
+        return self._linear(attended, layer.o, None)
+
+    def gate(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        x = self._norm(hidden, layer.post_norm)
+        return self._ops.gate(self._linear(x, layer.gate_up, layer.gate_up_bias))
+
+    def multiply_down(self, layer: LayerWeights, gated: Tensor) -> Tensor:
+        """As ``multiply_o``."""
+        return self._linear(gated, layer.down, None)
+
+    def sum_ranks(self, part: Tensor, bias: Tensor | None) -> Tensor:
+        """The bias is added once, after the sum."""
+        out = self.tp.all_reduce(part)
+        return out if bias is None else out + bias
+
+    def normalise(self, hidden: Tensor) -> Tensor:
         return self._norm(hidden, self.weights.norm)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
@@ -100,27 +148,3 @@ class Decoder:
         logits = whole[:, : self.config.head_rows].float()
         logits[:, self.config.vocab_size :] = float("-inf")
         return logits
-
-    def _attention(
-        self,
-        layer: LayerWeights,
-        cache: LayerCache,
-        x: Tensor,
-        places: Any,
-        slots: Tensor,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        qkv = self._linear(x, layer.qkv, layer.qkv_bias)
-        qkv = qkv.view(x.shape[0], -1, self.config.head_dim)
-        query = self._ops.rotate_and_write(qkv, layer.qk_norm, cache, slots, places)
-        out = self.attention.attend(query, cache, plan)
-        return self._row_parallel(out, layer.o, layer.o_bias)
-
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gated = self._ops.gate(self._linear(x, layer.gate_up, layer.gate_up_bias))
-        return self._row_parallel(gated, layer.down, layer.down_bias)
-
-    def _row_parallel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Each rank holds some input columns; the bias is added once, after the sum."""
-        out = self.tp.all_reduce(self._linear(x, weight, None))
-        return out if bias is None else out + bias

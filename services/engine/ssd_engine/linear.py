@@ -15,6 +15,13 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """In float32, slowly: for a part of a CUDA device, where cuBLAS's products of halves are wrong
+    (see cuda/kernel_set.py)."""
+    wide = None if bias is None else bias.float()
+    return F.linear(x.float(), weight.float(), wide).to(x.dtype)
+
+
 def second_layout(weights: Iterable[Tensor]) -> Linear:
     """For float32 on a CPU, for twice the memory.
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from ssd_engine.growth import Shape, grow_config
 from ssd_engine.kernel_cache import use_kernel_cache
 from ssd_engine.kv_cache import KVCache, KVCacheSpec
 from ssd_engine.layer_ops import LayerOps
-from ssd_engine.linear import Linear, plain_linear, second_layout
+from ssd_engine.linear import Linear, plain_linear, second_layout, wide_linear
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
@@ -29,6 +30,7 @@ from ssd_engine.tensor_parallel import TensorParallel, rank_device
 
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.cuda.graphs import GraphRunner
+    from ssd_engine.cuda.kernel_set import KernelSet
     from ssd_engine.cuda.products import Product
 
 log = logging.getLogger(__name__)
@@ -49,13 +51,15 @@ class ModelRunner:
         self.tp = tp
         self.device = rank_device(options.device, tp.local_rank)
         dtype = DTYPES[options.dtype]
-        self._tuned = is_tuned(grown, dtype, self.device)
+        self._tuned = is_tuned(grown, options, dtype, self.device)
         if self.device.type == "cuda" and not self._tuned:
             log.warning(
-                "%s and heads of %d on a CUDA device: torch's attention, no graphs, and rounding "
-                "that depends on the batch; --dtype bfloat16 and heads of %s have all three",
+                "%s, heads of %d and --kernels %s on a CUDA device: torch's attention, no graphs, "
+                "and rounding that depends on the batch; --dtype bfloat16, heads of %s and "
+                "--kernels auto have all three",
                 options.dtype,
                 grown.head_dim,
+                options.kernels,
                 ", ".join(map(str, OWN_DIMS)),
             )
         kv_heads = grown.kv_heads_per_rank(tp.size)
@@ -115,7 +119,8 @@ class ModelRunner:
         if self.options.branches and self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(max(s.rows for s in shapes), dtype=torch.int32, device=self.device)
         steps = [
-            Step(self.model, self.kv, shape, ranks, last=last, num_sides=2) for shape in shapes
+            Step(self.model, self.kv, shape, ranks, self._kernels, last, num_sides=2)
+            for shape in shapes
         ]
         return GraphRunner(steps, self.options.eager)
 
@@ -131,15 +136,35 @@ class ModelRunner:
 
         n, k = self.model.weights.head.shape
         shape = ProductShape(n, k, LOGIT_ROWS, wide=True)
-        return make_product(shape, DTYPES[self.options.dtype], self.device)
+        return make_product(shape, DTYPES[self.options.dtype], self.device, self._kernels)
+
+    @cached_property
+    def _kernels(self) -> "KernelSet":
+        from ssd_engine.cuda.kernel_set import choose_kernels
+
+        return choose_kernels(self.options.kernels, self.device)
 
     def _choose_linear(self, weights: DecoderWeights) -> Linear:
+        if self.device.type == "cuda":
+            return self._linear_on_device()
         matrices = weights.matrices()
         size = sum(matrix.numel() * matrix.itemsize for matrix in matrices)
-        on_cpu = self.device.type == "cpu" and self.options.dtype == "float32"
-        if not on_cpu or size * self.tp.local_size > SECOND_COPY_SHARE * available_memory():
+        is_wide = self.options.dtype == "float32"
+        if not is_wide or size * self.tp.local_size > SECOND_COPY_SHARE * available_memory():
             return plain_linear
         return second_layout(matrices)
+
+    def _linear_on_device(self) -> Linear:
+        """Where cuBLAS cannot be trusted, products of halves are Triton's, or in float32."""
+        from ssd_engine.cuda.kernel_set import has_whole_device
+
+        if self._tuned and not self._kernels.blas:
+            from ssd_engine.cuda.triton_products import triton_linear
+
+            return triton_linear
+        if self.options.dtype == "float32" or has_whole_device(self.device):
+            return plain_linear
+        return wide_linear
 
     def _allocate(self) -> int:
         """The KV cache, in what is left; the same number of blocks on every rank."""

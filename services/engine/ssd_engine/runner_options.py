@@ -6,6 +6,8 @@ from pathlib import Path
 from ssd_engine.growth import Shape
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
+# On a CUDA device: the fastest for it; Triton's; none but torch's own operations.
+KERNELS = ("auto", "triton", "torch")
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class RunnerOptions:
     max_tail: int = 0  # slots that the rows of a tree see beyond their context; 0: no trees
     # On a CUDA device:
     exact: bool = True  # one step shape and one prefill shape: equal bits whatever else is running
+    kernels: str = "auto"  # one of KERNELS
     eager: bool = False  # steps are launched kernel by kernel
     step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows
     branches: int = 0  # of one sequence's tree
     ranks: int = 1  # best tokens of a row that a step finds
     kernel_cache: Path | None = None  # where compiled kernels are kept; None: in the home
+    self_check: bool = False  # before it serves, the model is held against plain torch

@@ -17,8 +17,12 @@ FLASHINFER_DIMS = (64, 128, 256)
 OWN_DIMS = (16, 32, 64, 128, 256)  # of heads: what our kernels are written for
 
 
-def is_tuned(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def is_tuned(
+    config: ModelConfig, options: RunnerOptions, dtype: torch.dtype, device: torch.device
+) -> bool:
     """Whether there are kernels of our own for it; the rest is torch's, as on a CPU."""
+    if options.kernels == "torch":
+        return False
     return device.type == "cuda" and dtype in HALVES and config.head_dim in OWN_DIMS
 
 
@@ -31,10 +35,11 @@ def make_attention(
     device: torch.device,
 ) -> AttentionBackend:
     """Of prefill, and of every forward that is not a step of few rows."""
-    if not is_tuned(config, dtype, device):
+    if not is_tuned(config, options, dtype, device):
         return SdpaBackend(num_heads, num_kv_heads, options.block_size, dtype, device)
     dim = config.head_dim
-    if dim in FLASHINFER_DIMS and importlib.util.find_spec("flashinfer") is not None:
+    flashinfer = options.kernels == "auto" and dim in FLASHINFER_DIMS
+    if flashinfer and importlib.util.find_spec("flashinfer") is not None:
         from ssd_engine.attention.flashinfer import FlashInferBackend
 
         log.info("prefill attention: FlashInfer")
@@ -52,7 +57,7 @@ def make_attention(
         )
     from ssd_engine.attention.paged import PagedBackend
 
-    log.info("prefill attention: Triton (FlashInfer is not installed, or heads are of %d)", dim)
+    log.info("prefill attention: Triton")
     return PagedBackend(
         num_heads, num_kv_heads, dim, options.block_size, options.max_model_len, device
     )

@@ -56,10 +56,11 @@ def _part_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[
 
 
 def _part_anywhere(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
-    scores = scores.float() if mask is None else scores.float() + mask
+    """In float32: products of halves are wrong on a part of a CUDA device (cuda/kernel_set.py)."""
+    scores = (q.float() * (1 / math.sqrt(q.shape[-1]))) @ k.float().transpose(-1, -2)
+    scores = scores if mask is None else scores + mask
     weight = scores.logsumexp(dim=-1)
-    return torch.exp(scores - weight[..., None]).to(q.dtype) @ v, weight
+    return (torch.exp(scores - weight[..., None]) @ v.float()).to(q.dtype), weight
 
 
 class SdpaBackend:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssd_engine.kernel_cache import kept_binary
 
+ARCHITECTURE = "sm_90a"  # Hopper, with what it alone has
 COMMON = Path(__file__).parent / "few_rows_common.cu"  # stands before every source
 _CLUSTER = 4  # launch attribute: blocks that run side by side and read each other's memory
 _PROGRAMMATIC = 6  # launch attribute: may begin while the kernel before it in the stream ends
@@ -130,11 +131,29 @@ class Kernel:
     ) -> None:
         """It may begin while the kernel before it ends; it says itself when it must not go on."""
         _values, pointers = pointers_to(arguments)
+        config = self._config(grid, cluster)
+        _check(
+            _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None),
+            "launch",
+        )
+
+    def most_clusters(self, grid: tuple[int, int], cluster: int) -> int:
+        """Clusters of so many blocks for which the device has room at a time. A cluster lies in one
+        group of multiprocessors: a process that has few of each group has no room for a large one.
+        """
+        count, config = ctypes.c_int(), self._config(grid, cluster)
+        code = _driver().cuOccupancyMaxActiveClusters(
+            ctypes.byref(count), self._function, ctypes.byref(config)
+        )
+        _check(code, "room for clusters")
+        return count.value
+
+    def _config(self, grid: tuple[int, int], cluster: int) -> _Config:
         attributes = (_Attribute * 2)(
             _Attribute(_PROGRAMMATIC, 0, (ctypes.c_int * 16)(1)),
             _Attribute(_CLUSTER, 0, (ctypes.c_int * 16)(cluster, 1, 1)),
         )
-        config = _Config(
+        return _Config(
             (*grid, 1),
             (self._block, 1, 1),
             self._shared,
@@ -142,22 +161,15 @@ class Kernel:
             attributes,
             2 if cluster > 1 else 1,
         )
-        _check(
-            _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None),
-            "launch",
-        )
 
 
 def compiled_kernel(
     source: Path, defines: Mapping[str, int], device: torch.device, block: int, shared: int = 0
 ) -> Kernel:
     """The function that has the name of its file, compiled or found in the cache of binaries."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    hopper = (properties.major, properties.minor) == (9, 0)
-    arch = "sm_90a" if hopper else f"sm_{properties.major}{properties.minor}"
     text = COMMON.read_text() + source.read_text()
-    key = repr((text, sorted(defines.items()), arch, torch.version.cuda))
-    binary = kept_binary(source.stem, key, lambda: compile_source(text, defines, arch))
+    key = repr((text, sorted(defines.items()), ARCHITECTURE, torch.version.cuda))
+    binary = kept_binary(source.stem, key, lambda: compile_source(text, defines, ARCHITECTURE))
     return Kernel(binary, source.stem, block, shared)
 
 

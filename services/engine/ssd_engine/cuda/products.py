@@ -4,18 +4,22 @@ The choice follows from the shape and the number of multiprocessors, never from 
 start: two servers of one configuration give the same bits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from ssd_engine.cuda import triton_products
 from ssd_engine.cuda.driver import compiled_kernel
 from ssd_engine.cuda.elementwise import gate_kernel, norm_kernel
+from ssd_engine.cuda.kernel_set import KernelSet
+from ssd_engine.cuda.triton_products import parts_of
 
 RESIDENT = Path(__file__).parent / "few_rows_resident.cu"
 SPLIT = Path(__file__).parent / "few_rows_split.cu"
@@ -59,20 +63,23 @@ class Product(Protocol):
         ...
 
 
+# (x, weight, bias, out, add): out = x * weight + bias, with ``add`` onto what is there.
+Multiply = Callable[[Tensor, Tensor, Tensor | None, Tensor, bool], None]
+
+
 @cache
-def make_product(shape: ProductShape, dtype: torch.dtype, device: torch.device) -> Product:
-    if device.type != "cuda" or dtype is not torch.bfloat16:
-        return _Blas(shape)
-    properties: Any = torch.cuda.get_device_properties(device)
-    if properties.major >= 9:
-        if _fits_resident(shape, properties.shared_memory_per_block_optin):
-            return _Resident(shape, properties.multi_processor_count, device)
+def make_product(
+    shape: ProductShape, dtype: torch.dtype, device: torch.device, kernels: KernelSet
+) -> Product:
+    if kernels.hopper and dtype is torch.bfloat16:
+        processors = kernels.processors
+        if _fits_resident(shape, kernels.shared_memory):
+            return _Resident(shape, processors, device)
         if _fits_split(shape):
-            processors = properties.multi_processor_count
             if _fits_one_wave(shape, processors) or shape.n // 16 <= processors:
                 return _Split(shape, processors, device)
             return _Balanced(shape, processors, device)
-    return _Blas(shape)
+    return _Composed(shape, blas_multiply if kernels.blas else triton_multiply(shape))
 
 
 def _fits_resident(shape: ProductShape, most_shared: int) -> bool:
@@ -247,11 +254,11 @@ def _balanced_unroll(shape: ProductShape) -> int:
     return next((unroll for unroll in fitting if shape.k % (512 * unroll) == 0), fitting[0])
 
 
-class _Blas:
-    """cuBLAS, and kernels of their own for what is fused elsewhere."""
+class _Composed:
+    """A product by itself, and kernels of their own for what our CUDA sources fuse with it."""
 
-    def __init__(self, shape: ProductShape) -> None:
-        self._shape = shape
+    def __init__(self, shape: ProductShape, multiply: Multiply) -> None:
+        self._shape, self._multiply = shape, multiply
 
     def __call__(
         self,
@@ -266,17 +273,27 @@ class _Blas:
         x, out = x[:rows], out[:rows]
         if norm is not None:
             x = normalise(x, norm, eps)
-        if self._shape.residual:
-            out.addmm_(x, weight.t())
-            if bias is not None:
-                out += bias
-            return
         if self._shape.gated:
-            gate(F.linear(x, weight, bias), out)
-        elif bias is None and out.dtype == x.dtype:
-            torch.mm(x, weight.t(), out=out)
+            both = x.new_empty(rows, weight.shape[0])
+            self._multiply(x, weight, bias, both, False)
+            gate(both, out)
         else:
-            out.copy_(F.linear(x, weight, bias))
+            self._multiply(x, weight, bias, out, self._shape.residual)
+
+
+def blas_multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, add: bool) -> None:
+    if add:
+        out.addmm_(x, weight.t())
+        if bias is not None:
+            out += bias
+    elif bias is None and out.dtype == x.dtype:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        out.copy_(F.linear(x, weight, bias))
+
+
+def triton_multiply(shape: ProductShape) -> Multiply:
+    return partial(triton_products.multiply, parts=parts_of(shape.n, shape.k))
 
 
 def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -20,34 +20,39 @@ from ssd_engine.cuda.drawing import (
     verdict_kernel,
 )
 from ssd_engine.cuda.elementwise import move_kernel, overlapping
+from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.cuda.products import Product, ProductShape, make_product
 from ssd_engine.cuda.step_attention import make_attention
 from ssd_engine.cuda.step_inputs import StepInputs, StepShape
-from ssd_engine.decoder import Decoder, LayerWeights
-from ssd_engine.kv_cache import KVCache, LayerCache
+from ssd_engine.decoder import Decoder
+from ssd_engine.kv_cache import KVCache
 
 LEAVES_AT_ONCE = 8
 LEADING_LAYERS = 3
 
 
-class _Layers:
-    """The decoder's layers over the rows of one shape."""
+class StepLayers:
+    """The decoder's layers over the rows of one shape, one method for each operation.
 
-    def __init__(self, model: Decoder, kv: KVCache, inputs: StepInputs, overlap: bool) -> None:
+    What an operation leaves behind stays until the same one of the next layer.
+    """
+
+    def __init__(self, model: Decoder, kv: KVCache, inputs: StepInputs, kernels: KernelSet) -> None:
         self._model, self._kv, self._inputs = model, kv, inputs
         config, shape = model.config, inputs.shape
         device, dtype = model.weights.norm.device, model.weights.norm.dtype
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, config.head_dim
         first = model.weights.layers[0]
-        rows, alone = shape.rows, model.tp.size == 1
+        rows, self.alone = shape.rows, model.tp.size == 1
 
         def product(weight: Tensor, **fused: bool) -> Product:
             n, k = weight.shape
-            return make_product(ProductShape(n, k, rows, **fused), dtype, device)
+            return make_product(ProductShape(n, k, rows, **fused), dtype, device, kernels)
 
         def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(sizes, dtype=kind, device=device)
 
+        alone = self.alone
         self._qkv = product(first.qkv, norm=True, bias=first.qkv_bias is not None)
         self._o = product(first.o, residual=alone, bias=alone and first.o_bias is not None)
         self._gate_up = product(
@@ -57,53 +62,77 @@ class _Layers:
         self._head = product(model.weights.head, norm=True, wide=True)
         padded = shape.padded_rows
         self.hidden = empty(padded, config.hidden_size)
-        self._projected = empty(padded, (heads + 2 * kv_heads) * dim)
-        self._gated = empty(padded, first.down.shape[1])
-        self._summed = self.hidden if alone else empty(padded, config.hidden_size)
-        self._logits = empty(rows, model.weights.head.shape[0], kind=torch.float32)
-        self._attend = make_attention(model, inputs, overlap)
+        self.projected = empty(padded, (heads + 2 * kv_heads) * dim)
+        self.gated = empty(padded, first.down.shape[1])
+        self.summed = self.hidden if alone else empty(padded, config.hidden_size)
+        self.logits = empty(rows, model.weights.head.shape[0], kind=torch.float32)
+        self._attend = make_attention(model, inputs, kernels)
 
     def begin(self) -> None:
         """The embedding, and the first layers."""
-        rows = self._inputs.shape.rows
-        tokens = self._inputs["tokens"][:rows]
-        torch.index_select(self._model.weights.embedding, 0, tokens, out=self.hidden[:rows])
+        self.embed()
         self._compute(range(len(self._kv.layers))[:LEADING_LAYERS])
 
     def finish(self) -> Tensor | None:
         """Logits [rows, head_rows] float32 on rank 0; None elsewhere."""
         self._compute(range(len(self._kv.layers))[LEADING_LAYERS:])
-        model, eps = self._model, self._model.config.rms_norm_eps
-        self._head(model.weights.head, self.hidden, self._logits, model.weights.norm, eps)
-        return model.tp.gather_columns(self._logits)
+        self.score()
+        return self._model.tp.gather_columns(self.logits)
 
     def _compute(self, numbers: range) -> None:
-        layers = self._model.weights.layers
         for i in numbers:
-            self._attention(layers[i], self._kv.layers[i])
-            self._mlp(layers[i])
+            layer = self._model.weights.layers[i]
+            self.project(i)
+            self.multiply_o(i, self.attend(i))
+            self.sum_ranks(layer.o_bias)
+            self.gate(i)
+            self.multiply_down(i)
+            self.sum_ranks(layer.down_bias)
 
-    def _attention(self, layer: LayerWeights, cache: LayerCache) -> None:
-        eps = self._model.config.rms_norm_eps
-        self._qkv(layer.qkv, self.hidden, self._projected, layer.input_norm, eps, layer.qkv_bias)
-        attended = self._attend(self._projected, layer, cache)
-        self._add(self._o, layer.o, attended, layer.o_bias)
+    def embed(self) -> None:
+        rows = self._inputs.shape.rows
+        tokens = self._inputs["tokens"][:rows]
+        torch.index_select(self._model.weights.embedding, 0, tokens, out=self.hidden[:rows])
 
-    def _mlp(self, layer: LayerWeights) -> None:
-        eps, hidden = self._model.config.rms_norm_eps, self.hidden
-        norm, bias = layer.post_norm, layer.gate_up_bias
-        self._gate_up(layer.gate_up, hidden, self._gated, norm, eps, bias)
-        self._add(self._down, layer.down, self._gated, layer.down_bias)
+    def project(self, i: int) -> None:
+        """hidden -> projected"""
+        layer, eps = self._model.weights.layers[i], self._model.config.rms_norm_eps
+        self._qkv(layer.qkv, self.hidden, self.projected, layer.input_norm, eps, layer.qkv_bias)
 
-    def _add(self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None) -> None:
+    def attend(self, i: int) -> Tensor:
+        """projected -> [rows, heads * dim]; the new keys and values are in the cache then."""
+        return self._attend(self.projected, self._model.weights.layers[i], self._kv.layers[i])
+
+    def multiply_o(self, i: int, attended: Tensor) -> None:
+        layer = self._model.weights.layers[i]
+        self._multiply(self._o, layer.o, attended, layer.o_bias)
+
+    def gate(self, i: int) -> None:
+        """hidden -> gated"""
+        layer, eps = self._model.weights.layers[i], self._model.config.rms_norm_eps
+        bias = layer.gate_up_bias
+        self._gate_up(layer.gate_up, self.hidden, self.gated, layer.post_norm, eps, bias)
+
+    def multiply_down(self, i: int) -> None:
+        layer = self._model.weights.layers[i]
+        self._multiply(self._down, layer.down, self.gated, layer.down_bias)
+
+    def sum_ranks(self, bias: Tensor | None) -> None:
         """Each rank holds some input columns; the bias is added once, after the sum."""
-        if self._summed is self.hidden:
-            product(weight, x, self.hidden, bias=bias)
+        if self.alone:
             return
-        product(weight, x, self._summed)
-        self.hidden += self._model.tp.all_reduce(self._summed)
+        self.hidden += self._model.tp.all_reduce(self.summed)
         if bias is not None:
             self.hidden += bias
+
+    def score(self) -> None:
+        """hidden -> logits, of this rank's tokens"""
+        weights, eps = self._model.weights, self._model.config.rms_norm_eps
+        self._head(weights.head, self.hidden, self.logits, weights.norm, eps)
+
+    def _multiply(self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        """Onto the hidden states where there is one rank, else to ``summed``."""
+        product(weight, x, self.summed, bias=bias if self.alone else None)
 
 
 class Step:
@@ -118,7 +147,7 @@ class Step:
         kv: KVCache,
         shape: StepShape,
         ranks: int,
-        overlap: bool = True,
+        kernels: KernelSet = INTERPRETED,
         last: Tensor | None = None,
         num_sides: int = 1,
     ) -> None:
@@ -130,9 +159,9 @@ class Step:
         self.inputs = StepInputs(shape, device, self.num_sides)
         self._last = last
         self.shape, self.ranks = shape, ranks
-        self._layers = _Layers(model, kv, self.inputs, overlap)
+        self.layers = StepLayers(model, kv, self.inputs, kernels)
         self.vocab_size = model.config.vocab_size
-        self._kv, self._overlap = kv, overlap
+        self._kv, self._overlap = kv, kernels.overlap
         self.logits: Tensor | None = None
         rows = shape.rows
         self.run_width = triton.next_power_of_2(shape.rows_per_run)
@@ -181,10 +210,10 @@ class Step:
             self._follow(self._last)
         if self.shape.moves:
             self._move()
-        self._layers.begin()
+        self.layers.begin()
 
     def finish(self) -> None:
-        self.logits = self._layers.finish()
+        self.logits = self.layers.finish()
         if self.logits is None:
             return
         (self._draw if self.ranks == 1 else self._rank)(self.logits)

@@ -6,7 +6,7 @@ need nothing but Triton.
 
 import math
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssd_engine.cuda.driver import Kernel, compiled_kernel, tensor_map
 from ssd_engine.cuda.elementwise import overlapping
+from ssd_engine.cuda.kernel_set import KernelSet
 from ssd_engine.cuda.paged_attention import (
     Division,
     merge_parts_kernel,
@@ -47,28 +48,33 @@ class StepAttention(Protocol):
         ...
 
 
-def make_attention(model: Decoder, inputs: StepInputs, overlap: bool) -> StepAttention:
-    device = model.weights.norm.device
-    if device.type == "cuda":
-        properties: Any = torch.cuda.get_device_properties(device)
-        if properties.major == 9:  # others have no such matrix instructions
-            shape = ClusterShape(model, inputs, properties.multi_processor_count)
-            if shape.fits(properties.shared_memory_per_block_optin):
-                return ClusterAttention(model, inputs, shape)
-    return TritonAttention(model, inputs, overlap)
+def make_attention(model: Decoder, inputs: StepInputs, kernels: KernelSet) -> StepAttention:
+    most = MOST_CLUSTER if kernels.hopper else 0
+    while most:
+        shape = ClusterShape(model, inputs, kernels.processors, most)
+        if not shape.fits(kernels.shared_memory):
+            break
+        attention = ClusterAttention(model, inputs, shape)
+        if attention.has_room():
+            return attention
+        most = shape.cluster // 2
+    return TritonAttention(model, inputs, kernels.overlap)
 
 
 class ClusterShape:
     """What the kernel is compiled for: clusters as large as leaves room for all of them at once."""
 
-    def __init__(self, model: Decoder, inputs: StepInputs, processors: int) -> None:
+    def __init__(
+        self, model: Decoder, inputs: StepInputs, processors: int, most: int = MOST_CLUSTER
+    ) -> None:
+        """``most``: blocks of a cluster."""
         shape, self._dtype = inputs.shape, model.weights.norm.dtype
         group = model.num_heads // model.num_kv_heads
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
         self.row_groups = -(-self.rows // WARPGROUP_ROWS)
         self.key_groups = 1 if self.row_groups * self.dim > 128 else 2
-        self.cluster = MOST_CLUSTER
+        self.cluster = most
         while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
             self.cluster //= 2
         self.stages = STAGES
@@ -130,6 +136,10 @@ class ClusterAttention:
         more = ("run_branches", "run_depths", "tables", "scratch")
         self._told = [inputs[name] for name in (*rows, *runs, *more)]
         self._scale = math.log2(math.e) / math.sqrt(shape.dim)
+
+    def has_room(self) -> bool:
+        """Whether the device has room for a cluster at all."""
+        return self._kernel.most_clusters(self._grid, self._cluster) > 0
 
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         rope, eps = self._model.rope, self._model.config.qk_norm_eps

@@ -13,7 +13,7 @@ import click
 
 from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.log import FORMATS, is_structured
-from ssd_engine.runner_options import DTYPE_NAMES
+from ssd_engine.runner_options import DTYPE_NAMES, KERNELS
 from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ class Options:
                 "--eager",
                 "Debug: on a GPU, launch steps kernel by kernel instead of as graphs.",
                 is_flag=True,
+            ),
+            self(
+                "--kernels",
+                "On a GPU: the fastest for it, Triton's, or torch's own operations alone (slow).",
+                type=click.Choice(KERNELS),
             ),
             self(
                 "--kernel-cache",

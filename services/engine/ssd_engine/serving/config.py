@@ -56,6 +56,7 @@ class ServiceConfig:
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
     eager: bool = False
+    kernels: str = "auto"
     kernel_cache: Path | None = None
     threads: int | None = None
     expand_to: str | None = None
@@ -185,6 +186,7 @@ def runner_options(
         max_tail=sizes.max_tail,
         exact=sizes.exact,
         eager=config.eager,
+        kernels=config.kernels,
         kernel_cache=config.kernel_cache,
         step_rows=sizes.step_rows,
         branches=sizes.branches,

@@ -47,7 +47,7 @@ class ModelPlan:
         if runner.device != "cuda" or not runner.step_rows:
             return ()
         sizes = (runner.max_num_seqs, runner.step_rows, runner.max_forward_tokens)
-        return (runner.device, runner.exact, runner.max_model_len, *sizes)
+        return (runner.device, runner.kernels, runner.exact, runner.max_model_len, *sizes)
 
     def describe(self, num_blocks: int) -> str:
         runner = self.runner
