@@ -140,9 +140,13 @@ class Decoder:
     def normalise(self, hidden: Tensor) -> Tensor:
         return self._norm(hidden, self.weights.norm)
 
+    def multiply_head(self, hidden: Tensor) -> Tensor:
+        """[rows, this rank's tokens], from hidden states after the final norm."""
+        return self._linear(hidden, self.weights.head, None)
+
     def logits(self, hidden: Tensor) -> Tensor | None:
         """[rows, head_rows] float32 on rank 0, -inf beyond the vocabulary; None on other ranks."""
-        whole = self.tp.gather_columns(self._linear(hidden, self.weights.head, None))
+        whole = self.tp.gather_columns(self.multiply_head(hidden))
         if whole is None:
             return None
         logits = whole[:, : self.config.head_rows].float()

@@ -16,6 +16,10 @@ class ConfigError(SSDError):
     """A server option, or a combination of options, that cannot work."""
 
 
+class SelfCheckError(SSDError):
+    """What a loaded model computes is not what plain torch computes from the same weights."""
+
+
 class InputError(SSDError):
     """A request field that is wrong; names the field and the bound."""
 

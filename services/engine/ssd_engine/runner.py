@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ssd_engine.attention import QueryRun, Run, TreeRun
+from ssd_engine.attention import AttentionPlan, QueryRun, Run, TreeRun
 from ssd_engine.attention.choice import OWN_DIMS, is_tuned, make_attention
 from ssd_engine.batch import Chunk, Draw, Moved, Part, Rows, TreeRows
 from ssd_engine.checkpoint import open_checkpoint
@@ -41,10 +41,33 @@ SECOND_COPY_SHARE = 0.1  # likewise, at most, for weights in a second layout
 LOGIT_ROWS = 8  # of one product with the head, where row counts are fixed
 
 
+# (config, tp, dtype, device): the weights of one rank.
+WeightLoader = Callable[[ModelConfig, TensorParallel, torch.dtype, torch.device], DecoderWeights]
+
+
+def _checkpoint_loader(config: ModelConfig, options: RunnerOptions) -> WeightLoader:
+    """The checkpoint is looked at now, before anything else is done."""
+    checkpoint = open_checkpoint(options.directory, config)
+
+    def load(
+        grown: ModelConfig, tp: TensorParallel, dtype: torch.dtype, device: torch.device
+    ) -> DecoderWeights:
+        return load_weights(config, grown, checkpoint, tp, dtype, device)
+
+    return load
+
+
 class ModelRunner:
-    def __init__(self, config: ModelConfig, options: RunnerOptions, tp: TensorParallel) -> None:
-        """``config`` is the checkpoint's; ``self.config`` that of the model it is grown to."""
-        checkpoint = open_checkpoint(options.directory, config)
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: RunnerOptions,
+        tp: TensorParallel,
+        load: WeightLoader | None = None,
+    ) -> None:
+        """``config`` is the checkpoint's; ``self.config`` that of the model it is grown to.
+        ``load`` makes weights where there is no checkpoint."""
+        load = load or _checkpoint_loader(config, options)
         grown = grow_config(config, options.expand_to or Shape())
         self.config = grown
         self.options = options
@@ -68,7 +91,7 @@ class ModelRunner:
             use_kernel_cache(options.kernel_cache)
             torch.cuda.set_device(self.device)
             check_weights_fit(grown, options, tp.size, dtype, self.device)
-        weights = load_weights(config, grown, checkpoint, tp, dtype, self.device)
+        weights = load(grown, tp, dtype, self.device)
         self.kv = KVCache(spec, self.device)
         attention = make_attention(
             grown, options, grown.num_heads // tp.size, kv_heads, dtype, self.device
@@ -88,6 +111,20 @@ class ModelRunner:
         self.num_blocks = self._allocate()
         if self._steps is not None:
             self._steps.capture(self._dummy_slot)
+        if options.self_check:
+            from ssd_engine.self_check import check_model
+
+            check_model(self)
+
+    @property
+    def steps(self) -> "GraphRunner | None":
+        """Of few rows, where these have kernels of their own."""
+        return self._steps
+
+    @property
+    def dummy_slot(self) -> int:
+        """Of no sequence: what pads a step is written there."""
+        return self._dummy_slot
 
     @property
     def asynchronous(self) -> bool:
@@ -258,6 +295,16 @@ class ModelRunner:
         return Computed(lambda: self.forward(parts, launched))
 
     def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
+        hidden = self.model.forward(*self.prepare(parts), self.kv.layers)
+        wanted = _logit_rows(parts)
+        if not wanted:
+            return None
+        if len(wanted) < hidden.shape[0]:
+            hidden = hidden[self._upload(wanted)]
+        return self._logits(hidden)
+
+    def prepare(self, parts: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:
+        """Tokens, positions and slots of the rows of a forward, and its plan of attention."""
         tokens = [t for part in parts for t in part.tokens]
         positions, slots = self._places(parts)
         if self._tuned and self.options.exact:
@@ -267,29 +314,26 @@ class ModelRunner:
             positions += [0] * padding
             slots += [self._dummy_slot] * padding
         plan = self.model.attention.plan([_run(part) for part in parts])
-        hidden = self.model.forward(
-            self._upload(tokens), self._upload(positions), self._upload(slots), plan, self.kv.layers
-        )
-        wanted = _logit_rows(parts)
-        if not wanted:
-            return None
-        if len(wanted) < hidden.shape[0]:
-            hidden = hidden[self._upload(wanted)]
+        return self._upload(tokens), self._upload(positions), self._upload(slots), plan
+
+    def _logits(self, hidden: Tensor) -> Tensor | None:
         if self._head is None:
             return self.model.logits(hidden)
-        return self._logits(hidden, self._head)
+        whole = self.tp.gather_columns(self.multiply_head(hidden))
+        return None if whole is None else whole[:, : self.config.vocab_size]
 
-    def _logits(self, hidden: Tensor, product: "Product") -> Tensor | None:
-        """As the model's own, by products of a fixed number of rows."""
+    def multiply_head(self, hidden: Tensor) -> Tensor:
+        """[rows, this rank's tokens]; on a tuned device by products of a fixed number of rows."""
+        if self._head is None:
+            return self.model.multiply_head(hidden)
         rows, head = hidden.shape[0], self.model.weights.head
         padded = hidden.new_zeros(-(-rows // LOGIT_ROWS) * LOGIT_ROWS, hidden.shape[1])
         padded[:rows] = hidden
         out = torch.empty(padded.shape[0], head.shape[0], device=self.device)
         for begin in range(0, rows, LOGIT_ROWS):
             some = slice(begin, begin + LOGIT_ROWS)
-            product(head, padded[some], out[some])
-        whole = self.tp.gather_columns(out[:rows])
-        return None if whole is None else whole[:, : self.config.vocab_size]
+            self._head(head, padded[some], out[some])
+        return out[:rows]
 
     def _upload(self, values: list[int]) -> Tensor:
         if self.device.type == "cpu":

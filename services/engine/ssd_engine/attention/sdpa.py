@@ -60,7 +60,7 @@ def _part_anywhere(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tupl
     scores = (q.float() * (1 / math.sqrt(q.shape[-1]))) @ k.float().transpose(-1, -2)
     scores = scores if mask is None else scores + mask
     weight = scores.logsumexp(dim=-1)
-    return (torch.exp(scores - weight[..., None]) @ v.float()).to(q.dtype), weight
+    return torch.exp(scores - weight[..., None]) @ v.float(), weight
 
 
 class SdpaBackend:
@@ -203,8 +203,9 @@ class SdpaBackend:
         shared, shared_weight = self._attend_part(q, k, v, beyond)
         own, own_weight = self._attend_part(q, tail_k, tail_v, group.mask)
         # Both parts are normalised by themselves: under one softmax each has its share.
-        share = torch.sigmoid(shared_weight - own_weight)[..., None].to(q.dtype)
-        return torch.lerp(own, shared, share)
+        # In float32, as a small share of a large part would be lost in halves.
+        share = torch.sigmoid(shared_weight - own_weight)[..., None].float()
+        return torch.lerp(own.float(), shared.float(), share).to(q.dtype)
 
     def _gather_tail(self, pages: Tensor, group: _TreeGroup) -> Tensor:
         """[runs, kv_heads, tail, dim]"""

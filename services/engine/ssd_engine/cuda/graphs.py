@@ -94,6 +94,20 @@ class GraphRunner:
                 self._captured[step.shape, side] = _Captured(beginnings, rest)
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
 
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self._steps
+
+    def replay(self, step: Step, side: int) -> None:
+        """What was captured of a step, on this side; the step itself where nothing was."""
+        captured = self._captured.get((step.shape, side))
+        if captured is None:
+            step.run()
+            return
+        _, beginning = captured.beginnings[0]
+        beginning.replay()
+        captured.rest.replay()
+
     def launch(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int
     ) -> "InFlight | None":

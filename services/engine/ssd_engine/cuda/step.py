@@ -209,21 +209,26 @@ class Step:
         if self._last is not None:
             self._follow(self._last)
         if self.shape.moves:
-            self._move()
+            self.move()
         self.layers.begin()
 
     def finish(self) -> None:
         self.logits = self.layers.finish()
         if self.logits is None:
             return
-        (self._draw if self.ranks == 1 else self._rank)(self.logits)
+        self.draw(self.logits)
         self.host_drawn.copy_(self.drawn, non_blocking=True)
+
+    def draw(self, logits: Tensor) -> None:
+        """Tokens, or the best of every row, to ``drawn``."""
+        (self._draw if self.ranks == 1 else self._rank)(logits)
 
     def _follow(self, last: Tensor) -> None:
         rows = self.shape.rows
         follow_kernel[(1,)](self.inputs["tokens"], last, rows, triton.next_power_of_2(rows))
 
-    def _move(self) -> None:
+    def move(self) -> None:
+        """Keys and values of taken branches to where they belong."""
         pool = self._kv.pool
         width, slots = pool.shape[-1] * pool.shape[-2], pool.shape[1] * pool.shape[2]
         move_kernel[(self.shape.moves, pool.shape[0])](

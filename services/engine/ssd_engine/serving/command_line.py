@@ -84,6 +84,11 @@ class Options:
                 "the next. Default: in the home.",
                 type=Path,
             ),
+            self(
+                "--self-check/--no-self-check",
+                "Before it serves, hold what the loaded model computes against plain torch, and "
+                "exit when they differ by more than rounding. Default: on a GPU.",
+            ),
             self("--threads", "CPU threads per rank. Default: all cores but one.", type=int),
             self(
                 "--expand-to",

@@ -58,6 +58,7 @@ class ServiceConfig:
     eager: bool = False
     kernels: str = "auto"
     kernel_cache: Path | None = None
+    self_check: bool | None = None
     threads: int | None = None
     expand_to: str | None = None
     drain_timeout: float = 30.0
@@ -188,6 +189,7 @@ def runner_options(
         eager=config.eager,
         kernels=config.kernels,
         kernel_cache=config.kernel_cache,
+        self_check=device == "cuda" if config.self_check is None else config.self_check,
         step_rows=sizes.step_rows,
         branches=sizes.branches,
         ranks=sizes.ranks,

@@ -1,0 +1,195 @@
+"""Everything that a loaded model will be asked for, once, before it is asked."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ssd_engine.batch import Draw, Part, TreeRows
+from ssd_engine.few_rows import MOST_ROWS
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling import SampleRow, perturbed_scores
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.self_check.findings import TOLERANCE, Findings, Place
+from ssd_engine.self_check.layers import LayerCheck
+from ssd_engine.self_check.operations import ForwardOperations, StepOperations
+from ssd_engine.self_check.workload import (
+    Room,
+    clear_context,
+    fill_context,
+    prefill_parts,
+    round_parts,
+    tree_parts,
+)
+
+if TYPE_CHECKING:
+    from ssd_engine.cuda.graphs import GraphRunner
+    from ssd_engine.cuda.step import Step
+
+log = logging.getLogger(__name__)
+
+PREFILL, FORWARD, STEP, TREE = "prefill", "forward", "step", "tree step"
+CAPTURED, DRAWN, MOVE = "captured graph", "drawing of tokens", "move of keys and values"
+TORCH_ALONE = "--kernels torch computes it by torch's own operations"
+EAGER = "--eager launches it kernel by kernel"
+DRAWN_ROWS = 16  # whose tokens are drawn again
+NEARLY_EQUAL = 1e-5  # of two scores
+NOTHING_ELSE = "torch itself computes something else here: check the device and its libraries"
+
+
+@torch.inference_mode()
+def check_model(runner: ModelRunner) -> Findings:
+    """Raises SelfCheckError, on every rank, when an operation of any rank is off by more than
+    rounding. Leaves the model as it was."""
+    begin = time.monotonic()
+    findings = Findings(runner.model.weights.norm.dtype)
+    room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
+    remedy = NOTHING_ELSE if runner.steps is None else TORCH_ALONE
+    for use, parts in _forwards(runner, room):
+        fill_context(runner.kv, parts)
+        operations = ForwardOperations(runner, parts)
+        LayerCheck(runner, operations, parts, findings, use, remedy).run()
+        clear_context(runner.kv, parts)
+    if runner.steps is not None:
+        for step in runner.steps.steps:
+            if parts := _step_parts(room, step):
+                StepCheck(runner, step, parts, findings).run(runner.steps)
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize()
+    findings.raise_if_wrong(runner.tp)
+    worst = max((error for _, error in findings.errors()), default=0.0)
+    log.info(
+        "self-check passed in %.1f s: the worst of %d operations is off by %.1f roundings",
+        time.monotonic() - begin,
+        len(findings.errors()),
+        worst,
+    )
+    return findings
+
+
+def _forwards(runner: ModelRunner, room: Room) -> list[tuple[str, list[Part]]]:
+    """A prefill; and where steps have no kernels of their own, what they consist of."""
+    options = runner.options
+    found = [(PREFILL, prefill_parts(room, options.max_forward_tokens))]
+    if runner.steps is not None:
+        return found
+    most = min(options.max_forward_tokens, max(MOST_ROWS, options.step_rows) + 1)
+    found += [(FORWARD, round_parts(room, 1, rows, rows)) for rows in range(1, most + 1)]
+    if options.branches:
+        room_for = options.max_forward_tokens
+        found.append((TREE, tree_parts(room, 4, options.branches, room_for, options.step_rows)))
+        found.append((TREE, tree_parts(room, 2, options.branches, room_for, 0)))
+    return [(use, parts) for use, parts in found if parts]
+
+
+def _step_parts(room: Room, step: "Step") -> list[Part]:
+    """As many sequences and rows as the shape was made for."""
+    shape, options = step.shape, room.options
+    if not options.branches or shape.rows_per_run < options.branches:
+        return round_parts(room, shape.runs, shape.rows_per_run, shape.rows)
+    chain = 0
+    if shape.rows < shape.runs * shape.rows_per_run:  # new tokens before a tree have their own run
+        chain = min(options.step_rows, shape.rows // (shape.runs // 2) - options.branches)
+    return tree_parts(room, shape.runs, options.branches, shape.rows, chain)
+
+
+class StepCheck:
+    """A step of few rows: its operations one by one, what is drawn from their logits, and then the
+    graph of all of them, whose bits must be the same."""
+
+    def __init__(
+        self, runner: ModelRunner, step: "Step", parts: Sequence[Part], findings: Findings
+    ) -> None:
+        from ssd_engine.cuda.graphs import step_runs
+
+        self._runner, self._step, self._parts, self._findings = runner, step, parts, findings
+        self._use = TREE if any(isinstance(part, TreeRows) for part in parts) else STEP
+        self._num_rows = sum(len(part.tokens) for part in parts)
+        self._samples = [_sample_row(i) for i in range(self._num_rows)]
+        draws = [Draw(s.params.seed, s.params.temperature, s.position) for s in self._samples]
+        self._runs, self._moves = step_runs(parts, draws, runner.options.block_size)
+
+    def run(self, graphs: "GraphRunner") -> None:
+        runner, step, parts = self._runner, self._step, self._parts
+        fill_context(runner.kv, parts)
+        self._tell(0)
+        step.inputs.copy()
+        if self._moves:
+            self._check_moves()
+        operations = StepOperations(runner, step)
+        LayerCheck(runner, operations, parts, self._findings, self._use, TORCH_ALONE).run()
+        self._check_drawing()
+        self._check_graphs(graphs)
+        step.inputs.clear(runner.dummy_slot)
+        step.use(0)
+        clear_context(runner.kv, parts)
+
+    def _tell(self, side: int) -> None:
+        self._step.use(side)
+        self._step.inputs.fill(self._runs, self._runner.dummy_slot, self._moves)
+
+    def _place(self, operation: str, remedy: str = TORCH_ALONE) -> Place:
+        return Place(self._use, self._num_rows, None, operation, remedy)
+
+    def _check_moves(self) -> None:
+        self._step.move()
+        device = self._runner.device
+        sources, targets = torch.tensor(self._moves, device=device).unbind(1)
+        for cache in self._runner.kv.layers:
+            for kept in (cache.key, cache.value):
+                slots = kept.flatten(0, 1)
+                self._findings.compare_bits(self._place(MOVE), slots[targets], slots[sources])
+
+    def _check_drawing(self) -> None:
+        step = self._step
+        logits = self._runner.tp.gather_columns(step.layers.logits)
+        if logits is None:  # on other ranks than the first
+            return
+        step.draw(logits)
+        rows = min(self._num_rows, DRAWN_ROWS)
+        scores = perturbed_scores(logits[:rows, : step.vocab_size], self._samples[:rows]).double()
+        best = scores.topk(step.ranks).values
+        drawn = scores.gather(1, self._drawn_tokens(rows))
+        # Of two that are as good as equal either may come first.
+        error = (drawn - best).abs() / (NEARLY_EQUAL * (1 + best.abs()))
+        self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
+
+    def _drawn_tokens(self, rows: int) -> Tensor:
+        """[rows, ranks], of the first rows."""
+        step, drawn = self._step, self._step.drawn.long()
+        if step.ranks > 1:
+            return drawn.view(-1, step.ranks)[:rows]
+        table = drawn.view(step.shape.runs, -1)  # how many are right, then the tokens
+        lengths = [len(run.tokens) for run in self._runs]
+        tokens = torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])
+        return tokens[:rows, None]
+
+    def _check_graphs(self, graphs: "GraphRunner") -> None:
+        step, place = self._step, self._place(CAPTURED, EAGER)
+        logits, drawn = step.layers.logits.clone(), step.drawn.clone()
+        for side in range(step.num_sides):
+            self._tell(side)
+            step.layers.logits.zero_()
+            step.drawn.zero_()
+            graphs.replay(step, side)
+            rows = self._num_rows
+            self._findings.compare_bits(place, step.layers.logits[:rows], logits[:rows])
+            if self._runner.tp.rank == 0:
+                used = self._used(step.drawn), self._used(drawn)
+                self._findings.compare_bits(place, *used)
+            if self._runner.device.type == "cuda":
+                torch.cuda.synchronize()  # what the host tells is written anew
+
+    def _used(self, drawn: Tensor) -> Tensor:
+        """What was drawn for rows that do not pad."""
+        if self._step.ranks > 1:
+            return drawn.view(-1, self._step.ranks)[: self._num_rows]
+        return drawn.view(self._step.shape.runs, -1)[: len(self._runs)]
+
+
+def _sample_row(i: int) -> SampleRow:
+    """Greedy and not, in turns."""
+    return SampleRow(SamplingParams(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2]), (), range(i))

@@ -1,0 +1,95 @@
+"""What a check has found: how far each operation is from plain torch, and what is too far."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_engine.errors import SelfCheckError
+from ssd_engine.self_check.expected import Expected, unit_of
+from ssd_engine.tensor_parallel import TensorParallel
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 8.0  # times the spread of one rounding: seen are 2 to 3 in millions of results
+HELD_SECONDS = 10.0  # that other ranks wait while rank 0 tells what was found
+_NONE = 1 << 62
+
+
+@dataclass(frozen=True)
+class Place:
+    use: str  # "prefill", "step", "tree step"
+    rows: int
+    layer: int | None  # None: before or after all layers
+    operation: str
+    remedy: str  # the option that avoids the operation
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        return f"{layer}{self.operation} of a {self.use} of {self.rows} rows"
+
+
+class Findings:
+    """Errors in units of what rounding explains. They stay on the device until all are there."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype, self._unit = dtype, unit_of(dtype)
+        self._places: list[Place] = []
+        self._errors: list[Tensor] = []
+
+    def compare(self, place: Place, got: Tensor, expected: Expected) -> None:
+        error = (got.to(expected.value.dtype) - expected.value).abs()
+        least = torch.finfo(self._dtype).tiny
+        self.note(place, (error / (self._unit * expected.spread + least)).max())
+
+    def compare_bits(self, place: Place, got: Tensor, expected: Tensor) -> None:
+        same = (got == expected).all()
+        self.note(place, torch.where(same, 0.0, torch.inf))
+
+    def note(self, place: Place, error: Tensor) -> None:
+        """More than TOLERANCE is too much."""
+        self._places.append(place)
+        # What is no number is as far off as can be.
+        self._errors.append(error.double().nan_to_num(nan=torch.inf).reshape(()))
+
+    def errors(self) -> list[tuple[Place, float]]:
+        if not self._errors:
+            return []
+        return list(zip(self._places, torch.stack(self._errors).tolist(), strict=True))
+
+    def worst(self) -> dict[str, float]:
+        """The largest error of each operation."""
+        found: dict[str, float] = {}
+        for place, error in self.errors():
+            found[place.operation] = max(error, found.get(place.operation, 0.0))
+        return found
+
+    def raise_if_wrong(self, tp: TensorParallel) -> None:
+        """All ranks agree on the first place that is wrong on any of them."""
+        errors = self.errors()
+        wrong = [i for i, (_, error) in enumerate(errors) if not error <= TOLERANCE]
+        for i in wrong[:3]:
+            log.error("%s: off by %.3g times what rounding explains", *errors[i])
+        mine = wrong[0] * tp.size + tp.rank if wrong else _NONE
+        first = tp.minimum(mine)
+        if first == _NONE:
+            return
+        if tp.rank:
+            time.sleep(HELD_SECONDS)  # a rank that ends first would be all that is told
+        raise SelfCheckError(self._reason(errors, first // tp.size, first % tp.size, tp))
+
+    def _reason(
+        self, errors: list[tuple[Place, float]], number: int, rank: int, tp: TensorParallel
+    ) -> str:
+        if number >= len(errors):
+            return f"self-check: rank {rank} computes something else than plain torch"
+        place, error = errors[number]
+        whose = f"rank {rank}, " if tp.size > 1 else ""
+        size = f" by {error:.3g} times that, {TOLERANCE:g} are allowed" if rank == tp.rank else ""
+        return (
+            f"self-check: {whose}{place} differs from plain torch by more than rounding to "
+            f"{str(self._dtype).removeprefix('torch.')} explains{size}; {place.remedy}, "
+            "--no-self-check serves it all the same"
+        )

@@ -1,0 +1,145 @@
+"""The operations of a forward, one at a time, each by the very kernels that serve requests."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ssd_engine.batch import Chunk, Part, TreeRows
+from ssd_engine.decoder import LayerWeights
+from ssd_engine.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from ssd_engine.cuda.step import Step
+
+
+class Operations(Protocol):
+    """Of layer ``i``, to be called in this order. The next one may write to what one returns."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """[rows or more, d]"""
+        ...
+
+    def embed(self) -> None: ...
+
+    def project(self, i: int) -> Tensor: ...
+
+    def attend(self, i: int) -> Tensor: ...
+
+    def multiply_o(self, i: int) -> Tensor | None:
+        """This rank's part of the sum; None where it has been added to the hidden states."""
+        ...
+
+    def add_o(self, i: int) -> None:
+        """The sum over ranks, to the hidden states."""
+        ...
+
+    def gate(self, i: int) -> Tensor: ...
+
+    def multiply_down(self, i: int) -> Tensor | None: ...
+
+    def add_down(self, i: int) -> None: ...
+
+    def score(self, rows: Tensor) -> Tensor:
+        """Logits of these rows, of this rank's tokens."""
+        ...
+
+
+class ForwardOperations:
+    """A prefill, and on a CPU every forward."""
+
+    def __init__(self, runner: ModelRunner, parts: Sequence[Part]) -> None:
+        self._runner, self._model = runner, runner.model
+        rows = [part for part in parts if isinstance(part, Chunk | TreeRows)]
+        self._tokens, positions, self._slots, self._plan = runner.prepare(rows)
+        self._places = self._model.places(positions)
+        self.hidden = torch.empty(0)
+        self._value = torch.empty(0)  # what the last operation gave
+
+    def embed(self) -> None:
+        self.hidden = self._model.embed(self._tokens)
+
+    def project(self, i: int) -> Tensor:
+        self._value = self._model.project(self._layer(i), self.hidden)
+        return self._value
+
+    def attend(self, i: int) -> Tensor:
+        cache, slots = self._runner.kv.layers[i], self._slots
+        self._value = self._model.attend(
+            self._layer(i), cache, self._value, self._places, slots, self._plan
+        )
+        return self._value
+
+    def multiply_o(self, i: int) -> Tensor:
+        self._value = self._model.multiply_o(self._layer(i), self._value)
+        return self._value.clone()
+
+    def add_o(self, i: int) -> None:
+        self.hidden = self.hidden + self._model.sum_ranks(self._value, self._layer(i).o_bias)
+
+    def gate(self, i: int) -> Tensor:
+        self._value = self._model.gate(self._layer(i), self.hidden)
+        return self._value
+
+    def multiply_down(self, i: int) -> Tensor:
+        self._value = self._model.multiply_down(self._layer(i), self._value)
+        return self._value.clone()
+
+    def add_down(self, i: int) -> None:
+        self.hidden = self.hidden + self._model.sum_ranks(self._value, self._layer(i).down_bias)
+
+    def score(self, rows: Tensor) -> Tensor:
+        return self._runner.multiply_head(self._model.normalise(self.hidden)[rows])
+
+    def _layer(self, i: int) -> LayerWeights:
+        return self._model.weights.layers[i]
+
+
+class StepOperations:
+    """A step of few rows, over the buffers of its shape, whose inputs are on the device."""
+
+    def __init__(self, runner: ModelRunner, step: "Step") -> None:
+        self._layers, self._weights = step.layers, runner.model.weights.layers
+        self._attended = torch.empty(0)
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._layers.hidden
+
+    def embed(self) -> None:
+        self._layers.embed()
+
+    def project(self, i: int) -> Tensor:
+        self._layers.project(i)
+        return self._layers.projected
+
+    def attend(self, i: int) -> Tensor:
+        self._attended = self._layers.attend(i)
+        return self._attended
+
+    def multiply_o(self, i: int) -> Tensor | None:
+        self._layers.multiply_o(i, self._attended)
+        return self._part()
+
+    def add_o(self, i: int) -> None:
+        self._layers.sum_ranks(self._weights[i].o_bias)
+
+    def gate(self, i: int) -> Tensor:
+        self._layers.gate(i)
+        return self._layers.gated
+
+    def multiply_down(self, i: int) -> Tensor | None:
+        self._layers.multiply_down(i)
+        return self._part()
+
+    def add_down(self, i: int) -> None:
+        self._layers.sum_ranks(self._weights[i].down_bias)
+
+    def score(self, rows: Tensor) -> Tensor:
+        self._layers.score()
+        return self._layers.logits[rows]
+
+    def _part(self) -> Tensor | None:
+        return None if self._layers.alone else self._layers.summed.clone()

@@ -1,0 +1,181 @@
+"""What a check computes: rows of several sequences, over contexts of several lengths."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_engine.batch import Chunk, Moved, Part, TreeRows
+from ssd_engine.kv_cache import KVCache
+from ssd_engine.runner_options import RunnerOptions
+
+CONTEXTS = (330, 64, 1, 127, 700, 17, 200, 0)  # tokens before a sequence's rows
+PREFIX = 80  # before the rows of a prefill
+TREE_DEPTH = 1  # of a branch, before its last token
+MOVED = 2  # tokens of a taken branch
+
+
+@dataclass(frozen=True)
+class Room:
+    """Blocks that the sequences of a check share, and what bounds a sequence."""
+
+    options: RunnerOptions
+    num_blocks: int
+    vocab_size: int
+
+    def tokens(self, count: int, seed: int) -> list[int]:
+        rng = random.Random(seed)
+        return [rng.randrange(self.vocab_size) for _ in range(count)]
+
+    def chunk(self, sequence: int, sequences: int, rows: int, start: int) -> Chunk | None:
+        """As many rows, and as long a context, as there is room for; None: for not even one."""
+        size, longest = self.options.block_size, self.options.max_model_len
+        share = self.num_blocks // sequences
+        count = min(share - self._scratch_blocks, -(-longest // size))
+        room = min(max(0, count) * size, longest)
+        rows = min(rows, room)
+        if rows < 1:
+            return None
+        blocks = list(range(sequence * share, sequence * share + count))
+        return Chunk(self.tokens(rows, sequence), min(start, room - rows), blocks, rows)
+
+    @property
+    def _scratch_blocks(self) -> int:
+        """For a tree's branches, and for a branch that was taken: after a sequence's own blocks."""
+        tail = self.options.max_tail
+        return -(-(tail + MOVED) // self.options.block_size) if tail else 0
+
+    def scratch(self, blocks: Sequence[int], count: int) -> list[int]:
+        """Slots of the sequence that has these blocks."""
+        first = (blocks[-1] + 1) * self.options.block_size
+        return list(range(first, first + count))
+
+
+def round_parts(room: Room, runs: int, rows_per_run: int, most_rows: int) -> list[Part]:
+    """Rounds of several sequences, of different lengths; the last place stays empty."""
+    sequences = max(1, runs - 1)
+    parts: list[Part] = []
+    for i in range(sequences):
+        left = most_rows - sum(len(part.tokens) for part in parts)
+        rows = min(max(1, rows_per_run - i % 3), left)
+        chunk = room.chunk(i, sequences, rows, CONTEXTS[i % len(CONTEXTS)]) if rows else None
+        if chunk is not None:
+            parts.append(chunk)
+    return parts
+
+
+def tree_parts(room: Room, runs: int, branches: int, most_rows: int, chain: int) -> list[Part]:
+    """One depth of the trees of several sequences. With a ``chain``, each after so many new tokens,
+    and after a branch that was taken."""
+    runs_each = 2 if chain else 1
+    sequences = max(1, runs // runs_each)
+    parts: list[Part] = []
+    for i in range(sequences):
+        left = most_rows - sum(len(part.tokens) for part in parts)
+        before = room.chunk(i, sequences, max(1, chain), max(MOVED, CONTEXTS[i % len(CONTEXTS)]))
+        if before is None or left < branches + chain:
+            break
+        tree = _tree_after(room, before if chain else None, before, branches)
+        if chain and before.start >= MOVED:
+            taken = room.scratch(before.blocks, room.options.max_tail + MOVED)[-MOVED:]
+            parts.append(Moved(taken, before.start - MOVED, before.blocks))
+        parts += [before, tree] if chain else [tree]
+    return parts
+
+
+def _tree_after(room: Room, chain: Chunk | None, chunk: Chunk, branches: int) -> TreeRows:
+    """Branches that leave the chain after each of its tokens."""
+    context = chunk.start if chain is not None else chunk.end
+    length = len(chain.tokens) if chain is not None else 0
+    depth = TREE_DEPTH if (TREE_DEPTH + 1) * branches <= room.options.max_tail else 0
+    limits = [context - 1 + i % (length + 1) for i in range(branches)]
+    scratch = room.scratch(chunk.blocks, branches * (depth + 1))
+    return TreeRows(
+        room.tokens(branches, context),
+        [limit + depth + 1 for limit in limits],
+        limits,
+        scratch[-branches:],
+        context,
+        chunk.blocks,
+        scratch,
+    )
+
+
+def prefill_parts(room: Room, rows: int) -> list[Part]:
+    """The rest of a prompt whose beginning is in the cache."""
+    chunk = room.chunk(0, 1, rows, PREFIX)
+    return [] if chunk is None else [chunk]
+
+
+def fill_context(kv: KVCache, parts: Sequence[Part]) -> None:
+    """Keys and values of earlier tokens: any will do, as long as no two are equal."""
+    used = _used_blocks(kv, parts)
+    generator = torch.Generator(kv.pool.device).manual_seed(0)
+    for cache in kv.layers:
+        for tensor in (cache.key, cache.value):
+            shape = (len(used), *tensor.shape[1:])
+            filler = torch.randn(shape, generator=generator, device=tensor.device)
+            tensor[used] = filler.to(tensor.dtype)
+
+
+def clear_context(kv: KVCache, parts: Sequence[Part]) -> None:
+    used = _used_blocks(kv, parts)
+    for cache in kv.layers:
+        cache.clear(used)
+
+
+def _used_blocks(kv: KVCache, parts: Sequence[Part]) -> Tensor:
+    used = {block for part in parts for block in part.blocks}
+    for part in parts:
+        slots = part.scratch if isinstance(part, TreeRows) else ()
+        slots = part.sources if isinstance(part, Moved) else slots
+        used |= {slot // kv.spec.block_size for slot in slots}
+    return torch.tensor(sorted(used), device=kv.pool.device)
+
+
+def slots_of(part: Chunk | Moved, block_size: int) -> list[int]:
+    places = range(part.start, part.end)
+    return [part.blocks[p // block_size] * block_size + p % block_size for p in places]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What some rows of one sequence see."""
+
+    rows: Tensor  # [n] of the forward
+    slots: Tensor  # [keys] of the cache
+    visible: Tensor  # [n, keys]
+
+
+def sights_of(
+    parts: Sequence[Part], block_size: int, chosen: Sequence[int], device: torch.device
+) -> list[Sight]:
+    """Of those rows of a forward over ``parts`` that are ``chosen``."""
+    wanted, first, sights = set(chosen), 0, []
+    for part in parts:
+        rows = [r for r in range(first, first + len(part.tokens)) if r in wanted]
+        if rows and not isinstance(part, Moved):
+            sights.append(_sight(part, [r - first for r in rows], first, block_size, device))
+        first += len(part.tokens)
+    return sights
+
+
+def _sight(
+    part: Chunk | TreeRows, rows: list[int], first: int, block_size: int, device: torch.device
+) -> Sight:
+    limits = part.limits if isinstance(part, TreeRows) else range(part.start, part.end)
+    seen = range(max(limits[r] for r in rows) + 1)
+    slots = [part.blocks[p // block_size] * block_size + p % block_size for p in seen]
+    limit = torch.tensor([limits[r] for r in rows])[:, None]
+    visible = torch.arange(len(seen)) <= limit
+    if isinstance(part, TreeRows):
+        branch = torch.arange(len(part.scratch)) % len(part.tokens)
+        visible = torch.cat((visible, branch == torch.tensor(rows)[:, None]), dim=1)
+        slots += part.scratch
+    return Sight(
+        torch.tensor([first + r for r in rows], device=device),
+        torch.tensor(slots, device=device),
+        visible.to(device),
+    )

@@ -1,0 +1,341 @@
+"""A model that computes something else than plain torch is found before it serves."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd_engine.attention.sdpa import SdpaBackend
+from ssd_engine.batch import Chunk, Part, TreeRows
+from ssd_engine.config import load_model_config
+from ssd_engine.cuda.step import Step, StepLayers
+from ssd_engine.cuda.step_attention import TritonAttention
+from ssd_engine.cuda.step_inputs import StepShape
+from ssd_engine.decoder import Decoder, LayerWeights
+from ssd_engine.errors import SelfCheckError
+from ssd_engine.runner import ModelRunner
+from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.self_check import TOLERANCE, check_model
+from ssd_engine.self_check.check import StepCheck
+from ssd_engine.self_check.expected import PlainTorch
+from ssd_engine.self_check.findings import Findings, Place
+from ssd_engine.self_check.layers import spread_out
+from ssd_engine.self_check.workload import Room, round_parts, tree_parts
+from ssd_engine.tensor_parallel import SingleRank
+from tests.random_models import make_model
+
+pytestmark = pytest.mark.computes
+
+BLOCK, LAYERS = 16, 2
+OPTIONS = RunnerOptions(
+    directory=Path(),
+    dtype="float32",
+    device="cpu",
+    block_size=BLOCK,
+    max_model_len=512,
+    max_num_seqs=3,
+    max_forward_tokens=32,
+    num_kv_blocks=160,
+    step_rows=3,
+)
+DRAFT = {"step_rows": 3, "branches": 4, "max_tail": 8, "ranks": 3}
+Load = Callable[..., ModelRunner]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    made: dict[str, Path] = {}
+
+    def load(family: str = "qwen3", **options: Any) -> ModelRunner:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            make_model(family, made[family])
+        directory = made[family]
+        runner = ModelRunner(
+            load_model_config(directory),
+            replace(OPTIONS, directory=directory, **options),
+            SingleRank(),
+        )
+        del runner.model.weights.layers[LAYERS:], runner.kv.layers[LAYERS:]
+        return runner
+
+    return load
+
+
+def without_a_tile(x: Tensor) -> Tensor:
+    """Of k: what a product leaves out that multiplies this."""
+    left = x.clone()
+    left[:, 16:24] = 0
+    return left
+
+
+# Forwards, as on a CPU or with --kernels torch
+
+
+@pytest.mark.parametrize("family", ["llama-biases", "qwen2.5", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_is_right_passes(load: Load, family: str, dtype: str) -> None:
+    worst = check_model(load(family, dtype=dtype, **DRAFT)).worst()
+    assert {"attention", "down product", "norm and head product"} <= worst.keys()
+    assert 0 < max(worst.values()) < TOLERANCE / 2
+
+
+def test_the_cache_is_left_empty(load: Load) -> None:
+    runner = load(**DRAFT)
+    check_model(runner)
+    assert not runner.kv.pool.any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_product_that_leaves_out_a_tile_at_one_row_count(
+    load: Load, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    multiply = Decoder.multiply_down
+
+    def broken(self: Decoder, layer: LayerWeights, gated: Tensor) -> Tensor:
+        return multiply(self, layer, without_a_tile(gated) if len(gated) == 3 else gated)
+
+    monkeypatch.setattr(Decoder, "multiply_down", broken)
+    with pytest.raises(SelfCheckError, match="layer 0, down product of a forward of 3 rows"):
+        check_model(load(dtype=dtype))
+
+
+def test_logits_that_are_wrong(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply = Decoder.multiply_head
+    monkeypatch.setattr(
+        Decoder, "multiply_head", lambda self, hidden: multiply(self, without_a_tile(hidden))
+    )
+    with pytest.raises(SelfCheckError, match="self-check: norm and head product of a prefill"):
+        check_model(load())
+
+
+def test_what_is_no_number_is_wrong(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Decoder.project
+
+    def broken(self: Decoder, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        projected = project(self, layer, hidden)
+        projected[-1, 7] = float("nan")
+        return projected
+
+    monkeypatch.setattr(Decoder, "project", broken)
+    with pytest.raises(SelfCheckError, match="norm and QKV product"):
+        check_model(load())
+
+
+@pytest.mark.parametrize(("method", "use"), [("_attend", "prefill"), ("_attend_tree", "tree step")])
+def test_attention_that_leaves_out_keys(
+    load: Load, monkeypatch: pytest.MonkeyPatch, method: str, use: str
+) -> None:
+    gather = SdpaBackend._gather
+    inner: Any = getattr(SdpaBackend, method)
+
+    def without_values(self: SdpaBackend, pages: Tensor, group: Any) -> Tensor:
+        gathered = gather(self, pages, group).clone()
+        gathered[:, :, :4] = 0
+        return gathered
+
+    def broken(self: SdpaBackend, *given: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SdpaBackend, "_gather", without_values)
+            out: Tensor = inner(self, *given)
+            return out
+
+    monkeypatch.setattr(SdpaBackend, method, broken)
+    with pytest.raises(SelfCheckError, match=f"layer 0, attention of a {use}"):
+        check_model(load(**DRAFT))
+
+
+def test_keys_that_are_turned_wrongly(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Decoder.places
+    monkeypatch.setattr(Decoder, "places", lambda self, positions: places(self, positions + 1))
+    with pytest.raises(SelfCheckError, match="layer 0, rotary embedding and KV write"):
+        check_model(load())
+
+
+def test_the_option_that_avoids_it_is_named(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decoder, "embed", lambda self, tokens: torch.zeros(len(tokens), 64))
+    with pytest.raises(SelfCheckError, match=r"embedding .*--no-self-check"):
+        check_model(load())
+
+
+# Steps of few rows: interpreted kernels
+
+VERIFY = StepShape(rows=8, runs=3, rows_per_run=3, max_positions=512, block_size=BLOCK)
+TREE = StepShape(
+    rows=16, runs=4, rows_per_run=5, max_positions=512, block_size=BLOCK, scratch=8, moves=8
+)
+
+
+class Graphs:
+    """In place of captured graphs."""
+
+    def replay(self, step: Step, side: int) -> None:
+        step.run()
+
+
+def check_step(load: Load, shape: StepShape, graphs: Any = None) -> Findings:
+    runner = load(dtype="float32", **(DRAFT if shape.scratch else {}))
+    step = Step(runner.model, runner.kv, shape, 3 if shape.scratch else 1)
+    room = Room(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
+    runner._dummy_slot = (runner.num_blocks - 1) * BLOCK
+    step.inputs.clear(runner.dummy_slot)
+    parts: list[Part] = (
+        tree_parts(room, shape.runs, 4, shape.rows, 3)
+        if shape.scratch
+        else round_parts(room, shape.runs, shape.rows_per_run, shape.rows)
+    )
+    findings = Findings(torch.float32)
+    with torch.inference_mode():
+        StepCheck(runner, step, parts, findings).run(graphs or Graphs())
+    findings.raise_if_wrong(SingleRank())
+    return findings
+
+
+@pytest.mark.parametrize("shape", [VERIFY, TREE], ids=["round", "tree"])
+def test_a_step_that_is_right_passes(load: Load, shape: StepShape) -> None:
+    worst = check_step(load, shape).worst()
+    assert {"attention", "captured graph", "drawing of tokens"} <= worst.keys()
+    assert ("move of keys and values" in worst) == bool(shape.moves)
+
+
+def test_a_product_of_a_step_that_leaves_out_a_tile(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply = StepLayers.multiply_o
+    monkeypatch.setattr(
+        StepLayers, "multiply_o", lambda self, i, x: multiply(self, i, without_a_tile(x))
+    )
+    with pytest.raises(SelfCheckError, match=r"output product of a step .*--kernels torch"):
+        check_step(load, VERIFY)
+
+
+def test_attention_of_a_tree_that_leaves_out_its_branches(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend = TritonAttention.__call__
+
+    def broken(self: TritonAttention, *given: Any) -> Tensor:
+        self._inputs["run_depths"].zero_()
+        return attend(self, *given)
+
+    monkeypatch.setattr(TritonAttention, "__call__", broken)
+    with pytest.raises(SelfCheckError, match="layer 0, attention of a tree step"):
+        check_step(load, TREE)
+
+
+def test_a_graph_that_computes_something_else(load: Load) -> None:
+    class Other(Graphs):
+        def replay(self, step: Step, side: int) -> None:
+            super().replay(step, side)
+            step.layers.logits[1, 5] += 1e-3
+
+    with pytest.raises(SelfCheckError, match=r"captured graph of a step .*--eager"):
+        check_step(load, VERIFY, Other())
+
+
+def test_tokens_that_are_not_those_of_the_logits(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = Step.draw
+    monkeypatch.setattr(Step, "draw", lambda self, logits: draw(self, logits.roll(1, 1)))
+    with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
+        check_step(load, VERIFY)
+
+
+# Ranks
+
+
+class Ranks:
+    """One of two ranks, whose other one has found something at its first place."""
+
+    rank, size = 0, 2
+
+    def minimum(self, value: int) -> int:
+        return min(value, 1)
+
+
+def test_every_rank_learns_what_another_has_found() -> None:
+    findings = Findings(torch.bfloat16)
+    place = Place("step", 8, 3, "down product", "--kernels torch")
+    findings.note(place, torch.tensor(1.0))
+    with pytest.raises(SelfCheckError, match="rank 1, layer 3, down product of a step of 8 rows"):
+        findings.raise_if_wrong(Ranks())  # type: ignore[arg-type]
+
+
+# The tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("k", [64, 1536, 14336])
+def test_the_tolerance_knows_rounding_from_a_tile_that_is_missing(
+    dtype: torch.dtype, k: int
+) -> None:
+    generator = torch.Generator().manual_seed(k)
+    x = torch.randn(4, k, generator=generator).to(dtype)
+    weight = (torch.randn(256, k, generator=generator) / k**0.5).to(dtype)
+    expected = PlainTorch(dtype).product(x, weight)
+    place = Place("step", 4, 0, "product", "")
+
+    def error(product: Tensor) -> float:
+        findings = Findings(dtype)
+        findings.compare(place, product.to(dtype), expected)
+        return findings.errors()[0][1]
+
+    assert error(x.float() @ weight.float().T) < TOLERANCE / 2
+    assert error(without_a_tile(x).float() @ weight.float().T) > TOLERANCE
+
+
+def test_outliers_do_not_hide_what_is_missing() -> None:
+    """Trained models have entries of the hidden state that are a thousand times the others."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(4, 2048, generator=generator)
+    x[:, 99] *= 1000
+    weight = torch.randn(256, 2048, generator=generator) / 45
+    x, weight = x.bfloat16(), weight.bfloat16()
+    expected = PlainTorch(torch.bfloat16).product(x, weight)
+    right = (x.float() @ weight.float().T).bfloat16()
+    findings = Findings(torch.bfloat16)
+    place = Place("step", 4, 0, "product", "")
+    findings.compare(place, right, expected)
+    shorter = x.clone()
+    shorter[:, 64:128] = 0  # with the outlier among them
+    findings.compare(place, (shorter.float() @ weight.float().T).bfloat16(), expected)
+    (_, of_right), (_, of_wrong) = findings.errors()
+    assert of_right < TOLERANCE / 2
+    assert of_wrong > TOLERANCE
+
+
+# What is computed
+
+
+def test_parts_have_room() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        blocks, size = rng.randint(8, 200), rng.choice((4, 16, 64))
+        tail = rng.choice((0, 8, 48))
+        longest = rng.choice((64, 900))
+        options = replace(OPTIONS, block_size=size, max_tail=tail, max_model_len=longest)
+        room, runs, rows = Room(options, blocks, 100), rng.randint(1, 9), rng.randint(1, 9)
+        parts = round_parts(room, runs, rows, runs * rows)
+        if tail:
+            parts += tree_parts(room, runs, tail // 2, runs * (tail // 2 + 3), rng.choice((0, 3)))
+        for part in parts:
+            assert max(part.blocks) < blocks
+            if isinstance(part, Chunk):
+                assert part.start >= 0
+                assert part.end <= min(longest, len(part.blocks) * size)
+                assert len(part.blocks) <= -(-longest // size)
+            if isinstance(part, TreeRows):
+                assert max(part.scratch) < blocks * size
+                assert min(part.scratch) >= (part.blocks[-1] + 1) * size
+
+
+def test_rows_are_looked_at_from_the_first_to_the_last() -> None:
+    assert spread_out(3, 8) == [0, 1, 2]
+    chosen = spread_out(1000, 8)
+    assert (chosen[0], chosen[-1], len(chosen)) == (0, 999, 8)
