@@ -20,7 +20,7 @@ from ssd_engine.decoder import Decoder, LayerWeights
 from ssd_engine.errors import SelfCheckError
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.self_check import TOLERANCE, check_model
+from ssd_engine.self_check import TOLERANCE, check_model, workload
 from ssd_engine.self_check.check import StepCheck
 from ssd_engine.self_check.expected import PlainTorch
 from ssd_engine.self_check.findings import Findings, Place
@@ -167,7 +167,7 @@ def test_the_option_that_avoids_it_is_named(load: Load, monkeypatch: pytest.Monk
 
 VERIFY = StepShape(rows=8, runs=3, rows_per_run=3, max_positions=512, block_size=BLOCK)
 TREE = StepShape(
-    rows=16, runs=4, rows_per_run=5, max_positions=512, block_size=BLOCK, scratch=8, moves=8
+    rows=8, runs=2, rows_per_run=5, max_positions=512, block_size=BLOCK, scratch=8, moves=8
 )
 
 
@@ -178,8 +178,15 @@ class Graphs:
         step.run()
 
 
+@pytest.fixture
+def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is interpreted takes its time."""
+    monkeypatch.setattr(workload, "CONTEXTS", (70, 17, 1))
+
+
 def check_step(load: Load, shape: StepShape, graphs: Any = None) -> Findings:
     runner = load(dtype="float32", **(DRAFT if shape.scratch else {}))
+    del runner.model.weights.layers[1:], runner.kv.layers[1:]
     step = Step(runner.model, runner.kv, shape, 3 if shape.scratch else 1)
     room = Room(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
     runner._dummy_slot = (runner.num_blocks - 1) * BLOCK
@@ -197,12 +204,14 @@ def check_step(load: Load, shape: StepShape, graphs: Any = None) -> Findings:
 
 
 @pytest.mark.parametrize("shape", [VERIFY, TREE], ids=["round", "tree"])
+@pytest.mark.usefixtures("short_contexts")
 def test_a_step_that_is_right_passes(load: Load, shape: StepShape) -> None:
     worst = check_step(load, shape).worst()
     assert {"attention", "captured graph", "drawing of tokens"} <= worst.keys()
     assert ("move of keys and values" in worst) == bool(shape.moves)
 
 
+@pytest.mark.usefixtures("short_contexts")
 def test_a_product_of_a_step_that_leaves_out_a_tile(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +223,7 @@ def test_a_product_of_a_step_that_leaves_out_a_tile(
         check_step(load, VERIFY)
 
 
+@pytest.mark.usefixtures("short_contexts")
 def test_attention_of_a_tree_that_leaves_out_its_branches(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +238,7 @@ def test_attention_of_a_tree_that_leaves_out_its_branches(
         check_step(load, TREE)
 
 
+@pytest.mark.usefixtures("short_contexts")
 def test_a_graph_that_computes_something_else(load: Load) -> None:
     class Other(Graphs):
         def replay(self, step: Step, side: int) -> None:
@@ -238,6 +249,7 @@ def test_a_graph_that_computes_something_else(load: Load) -> None:
         check_step(load, VERIFY, Other())
 
 
+@pytest.mark.usefixtures("short_contexts")
 def test_tokens_that_are_not_those_of_the_logits(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +343,7 @@ def test_parts_have_room() -> None:
                 assert part.end <= min(longest, len(part.blocks) * size)
                 assert len(part.blocks) <= -(-longest // size)
             if isinstance(part, TreeRows):
+                assert max(part.positions) < longest
                 assert max(part.scratch) < blocks * size
                 assert min(part.scratch) >= (part.blocks[-1] + 1) * size
 

@@ -13,7 +13,8 @@ from ssd_engine.few_rows import MOST_ROWS
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.self_check.findings import TOLERANCE, Findings, Place
+from ssd_engine.self_check.expected import TOLERANCE
+from ssd_engine.self_check.findings import Findings, Place
 from ssd_engine.self_check.layers import LayerCheck
 from ssd_engine.self_check.operations import ForwardOperations, StepOperations
 from ssd_engine.self_check.workload import (

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ssd_engine.errors import SelfCheckError
-from ssd_engine.self_check.expected import Expected, unit_of
+from ssd_engine.self_check.expected import TOLERANCE, Expected, unit_of
 from ssd_engine.tensor_parallel import TensorParallel
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 8.0  # times the spread of one rounding: seen are 2 to 3 in millions of results
 HELD_SECONDS = 10.0  # that other ranks wait while rank 0 tells what was found
 _NONE = 1 << 62
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from ssd_engine.self_check.findings import Findings, Place
 from ssd_engine.self_check.operations import Operations
 from ssd_engine.self_check.workload import Sight, sights_of, slots_of
 
-MOST_ROWS = 128  # that are looked at
+MOST_ROWS = 64  # that are looked at
+MOST_RUNS = 8  # whose attention is looked at
 MOST_ATTENDED = 48  # likewise, of a run's attention
 HEAD_ROWS = 16  # likewise, of the head, which is as large as many layers
 
@@ -45,6 +47,7 @@ class Rows:
         positions: list[int] = []
         slots: list[int] = []
         attended: list[int] = []
+        looked_at = _begins(parts)
         for part in parts:
             if not isinstance(part, Chunk | TreeRows):
                 continue
@@ -54,7 +57,8 @@ class Rows:
             else:
                 positions += part.positions
                 slots += part.slots
-            attended += [len(tokens) + r for r in spread_out(len(part.tokens), MOST_ATTENDED)]
+            if len(tokens) in looked_at:
+                attended += [len(tokens) + r for r in spread_out(len(part.tokens), MOST_ATTENDED)]
             tokens += part.tokens
 
         def upload(values: list[int]) -> Tensor:
@@ -63,6 +67,12 @@ class Rows:
         sights = sights_of(parts, block_size, attended, device)
         chosen = upload(spread_out(len(tokens), MOST_ROWS))
         return cls(upload(tokens), upload(positions), upload(slots), sights, chosen)
+
+
+def _begins(parts: Sequence[Part]) -> set[int]:
+    """First rows of some runs: the more of them, the longer it takes."""
+    begins = [0, *accumulate(len(part.tokens) for part in parts if part.tokens)][:-1]
+    return {begins[i] for i in spread_out(len(begins), MOST_RUNS)}
 
 
 def spread_out(count: int, most: int) -> list[int]:

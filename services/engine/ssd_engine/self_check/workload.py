@@ -29,12 +29,15 @@ class Room:
         rng = random.Random(seed)
         return [rng.randrange(self.vocab_size) for _ in range(count)]
 
-    def chunk(self, sequence: int, sequences: int, rows: int, start: int) -> Chunk | None:
-        """As many rows, and as long a context, as there is room for; None: for not even one."""
+    def chunk(
+        self, sequence: int, sequences: int, rows: int, start: int, after: int = 0
+    ) -> Chunk | None:
+        """As many rows, and as long a context, as there is room for, with so many positions
+        ``after`` them; None: for not even one row."""
         size, longest = self.options.block_size, self.options.max_model_len
         share = self.num_blocks // sequences
         count = min(share - self._scratch_blocks, -(-longest // size))
-        room = min(max(0, count) * size, longest)
+        room = min(max(0, count) * size, longest - after)
         rows = min(rows, room)
         if rows < 1:
             return None
@@ -74,7 +77,8 @@ def tree_parts(room: Room, runs: int, branches: int, most_rows: int, chain: int)
     parts: list[Part] = []
     for i in range(sequences):
         left = most_rows - sum(len(part.tokens) for part in parts)
-        before = room.chunk(i, sequences, max(1, chain), max(MOVED, CONTEXTS[i % len(CONTEXTS)]))
+        start = max(MOVED, CONTEXTS[i % len(CONTEXTS)])
+        before = room.chunk(i, sequences, max(1, chain), start, after=TREE_DEPTH + 1)
         if before is None or left < branches + chain:
             break
         tree = _tree_after(room, before if chain else None, before, branches)

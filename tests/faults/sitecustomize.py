@@ -1,0 +1,151 @@
+"""Faults in the arithmetic of a real service: every Python process that starts with this folder on
+its path looks at SSD_TEST_FAULT, and breaks what it names as soon as that is imported.
+
+Each fault leaves out a part of what is to be added up, as a kernel does that skips a tile.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+TILE = slice(32, 48)  # of k
+ROWS = 4  # the one row count at which a product is wrong, on a CPU
+STEP_ROWS = 16  # likewise, of a captured step
+
+
+def _without_tile(x: Any) -> Any:
+    left = x.clone()
+    left[:, TILE] = 0
+    return left
+
+
+def break_product(decoder: ModuleType) -> None:
+    whole = decoder.Decoder.multiply_down
+
+    def multiply_down(self: Any, layer: Any, gated: Any) -> Any:
+        return whole(self, layer, _without_tile(gated) if len(gated) == ROWS else gated)
+
+    decoder.Decoder.multiply_down = multiply_down
+
+
+def break_rank(decoder: ModuleType) -> None:
+    whole = decoder.Decoder.gate
+
+    def gate(self: Any, layer: Any, hidden: Any) -> Any:
+        return whole(self, layer, _without_tile(hidden) if self.tp.rank == 1 else hidden)
+
+    decoder.Decoder.gate = gate
+
+
+def break_attention(sdpa: ModuleType) -> None:
+    whole = sdpa.SdpaBackend._attend
+
+    def attend(self: Any, q: Any, cache: Any, group: Any) -> Any:
+        value = cache.value.clone()
+        value[:, :4] = 0
+        return whole(self, q, type(cache)(cache.key, value), group)
+
+    sdpa.SdpaBackend._attend = attend
+
+
+def break_tree(sdpa: ModuleType) -> None:
+    whole = sdpa.SdpaBackend._gather_tail
+
+    def gather(self: Any, pages: Any, group: Any) -> Any:
+        tail = whole(self, pages, group).clone()
+        tail[:, :, -2:] = 0
+        return tail
+
+    sdpa.SdpaBackend._gather_tail = gather
+
+
+def break_step_product(step: ModuleType) -> None:
+    whole = step.StepLayers.multiply_down
+
+    def multiply_down(self: Any, i: int) -> None:
+        if self._inputs.shape.rows == STEP_ROWS:
+            self.gated[:, TILE] = 0
+        whole(self, i)
+
+    step.StepLayers.multiply_down = multiply_down
+
+
+def break_step_attention(attention: ModuleType) -> None:
+    whole = attention.ClusterAttention.__call__
+
+    def attend(self: Any, projected: Any, layer: Any, cache: Any) -> Any:
+        out = whole(self, projected, layer, cache)
+        out[:, TILE] *= 0.9
+        return out
+
+    attention.ClusterAttention.__call__ = attend
+
+
+def break_step_tree(attention: ModuleType) -> None:
+    whole = attention.ClusterAttention.__call__
+
+    def attend(self: Any, projected: Any, layer: Any, cache: Any) -> Any:
+        self._inputs["run_depths"].clamp_(max=1)
+        return whole(self, projected, layer, cache)
+
+    attention.ClusterAttention.__call__ = attend
+
+
+def break_graph(graphs: ModuleType) -> None:
+    whole = graphs._capture
+
+    def capture(run: Callable[[], None], memory: Any) -> Any:
+        def more() -> None:
+            run()
+            step = getattr(run, "__self__", None)
+            if step is not None:
+                step.layers.logits[0] += 1
+
+        return whole(more, memory)
+
+    graphs._capture = capture
+
+
+FAULTS: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
+    "product": ("ssd_engine.decoder", break_product),
+    "rank": ("ssd_engine.decoder", break_rank),
+    "attention": ("ssd_engine.attention.sdpa", break_attention),
+    "tree": ("ssd_engine.attention.sdpa", break_tree),
+    "step-product": ("ssd_engine.cuda.step", break_step_product),
+    "step-attention": ("ssd_engine.cuda.step_attention", break_step_attention),
+    "step-tree": ("ssd_engine.cuda.step_attention", break_step_tree),
+    "graph": ("ssd_engine.cuda.graphs", break_graph),
+}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Breaks a module right after it is executed."""
+
+    def __init__(self, name: str, break_it: Callable[[ModuleType], None]) -> None:
+        self._name, self._break = name, break_it
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> Any:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_break(module: ModuleType) -> None:
+            execute(module)
+            self._break(module)
+
+        spec.loader.exec_module = execute_and_break  # type: ignore[method-assign]
+        return spec
+
+
+if fault := os.environ.get("SSD_TEST_FAULT"):
+    sys.meta_path.insert(0, Finder(*FAULTS[fault]))
