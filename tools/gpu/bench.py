@@ -36,6 +36,7 @@ SECTIONS = {
     "transformers": lambda args: sections.against_transformers(args.prompts),
     "exact": lambda args: serving.exact(args.prompts, args.tokens, 0.0),
     "exact-sampled": lambda args: serving.exact(args.prompts, args.tokens, 1.0),
+    "exact-shares": lambda args: serving.exact_shares(args.prompts, args.tokens),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "shares": lambda args: serving.shares(args.prompts),
     "projection": lambda args: projection.project(args.prompts),
