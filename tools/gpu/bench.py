@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.gpu import projection, report, sections, serving
+from tools.gpu import dense, projection, report, sections, serving
 from tools.gpu.report import Rows
 
 PAGE = Path("docs/benchmarks/h200.md")
@@ -37,6 +37,7 @@ SECTIONS = {
     "exact": lambda args: serving.exact(args.prompts, args.tokens, 0.0),
     "exact-sampled": lambda args: serving.exact(args.prompts, args.tokens, 1.0),
     "exact-shares": lambda args: serving.exact_shares(args.prompts, args.tokens),
+    "dense": lambda args: dense.dense(args.prompts, args.tokens),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "shares": lambda args: serving.shares(args.prompts),
     "projection": lambda args: projection.project(args.prompts),
