@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import torch
@@ -115,11 +116,14 @@ class Client:
     def __init__(self, address: str) -> None:
         self._stub = rpc.TargetServiceStub(grpc.insecure_channel(address))
 
-    def wait_for_links(self, count: int) -> None:
+    def wait_for_links(self, count: int, limit_s: float = 120.0) -> None:
+        begin = time.monotonic()
         while True:
             info = self._stub.GetModelInfo(pb.GetModelInfoRequest())
             if sum(e.state == "up" for e in info.speculation_endpoints) >= count:
                 return
+            if time.monotonic() - begin > limit_s:
+                raise SystemExit(f"a link does not come up: {info.speculation_endpoints}")
             time.sleep(0.05)
 
     def generate(
@@ -133,11 +137,13 @@ class Client:
         endpoints: Sequence[str] = (),
         generated: Sequence[int] = (),
         before: Sequence[tuple[str, str]] = (),
+        **sampling: Any,
     ) -> Generated:
-        """``before``: earlier turns of the chat, as (role, text)."""
+        """``before``: earlier turns of the chat, as (role, text). ``sampling``: more fields of
+        SamplingOptions."""
         request = pb.GenerateRequest(
             generated_token_ids=pack_tokens(list(generated)),
-            sampling=pb.SamplingOptions(temperature=temperature, seed=seed),
+            sampling=pb.SamplingOptions(temperature=temperature, seed=seed, **sampling),
             stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
             speculation=pb.SpeculationOptions(
                 mode=MODES[mode], depth=depth, endpoints=list(endpoints)

@@ -4,16 +4,18 @@
     python -m tools.gpu.bench join --out DIR
 
 Each section is a matter of minutes, and leaves a JSON file with its commit and versions; join makes
-one page of the sections of one commit.
+one page of the sections of one commit. Sections that check something fail: the exit code is 1 then,
+after all have run.
 """
 
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.gpu import projection, report, sections, serving
+from tools.gpu import dense, projection, report, sections, serving
 from tools.gpu.report import Rows
 
 PAGE = Path("docs/benchmarks/h200.md")
@@ -34,6 +36,8 @@ SECTIONS = {
     "transformers": lambda args: sections.against_transformers(args.prompts),
     "exact": lambda args: serving.exact(args.prompts, args.tokens, 0.0),
     "exact-sampled": lambda args: serving.exact(args.prompts, args.tokens, 1.0),
+    "exact-shares": lambda args: serving.exact_shares(args.prompts, args.tokens),
+    "dense": lambda args: dense.dense(args.prompts, args.tokens),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "shares": lambda args: serving.shares(args.prompts),
     "projection": lambda args: projection.project(args.prompts),
@@ -55,13 +59,19 @@ def main() -> None:
         return
     names = list(SECTIONS) if "all" in args.sections else args.sections
     if len(names) > 1:
-        # Each in a process of its own: what one leaves on the device is not the next one's.
-        rest = [word for word in sys.argv[1:] if word not in [*SECTIONS, "all"]]
-        for name in names:
-            subprocess.run([sys.executable, "-m", "tools.gpu.bench", name, *rest], check=False)
-        return
-    commit = args.commit or report.commit()
-    report.run_section(names[0], partial(SECTIONS[names[0]], args), args.out, commit)
+        passed = _run_each(names)
+    else:
+        section, commit = partial(SECTIONS[names[0]], args), args.commit or report.commit()
+        passed = report.run_section(names[0], section, args.out, commit)
+    sys.exit(not passed)
+
+
+def _run_each(names: Sequence[str]) -> bool:
+    """Each in a process of its own: what one leaves on the device is not the next one's."""
+    rest = [word for word in sys.argv[1:] if word not in [*SECTIONS, "all"]]
+    commands = [[sys.executable, "-m", "tools.gpu.bench", name, *rest] for name in names]
+    codes = [subprocess.run(command, check=False).returncode for command in commands]
+    return not any(codes)
 
 
 if __name__ == "__main__":

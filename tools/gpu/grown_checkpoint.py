@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from ssd_engine.checkpoint import open_checkpoint
 from ssd_engine.config import load_model_config
@@ -12,10 +11,11 @@ from ssd_engine.grown_weights import GrowingReader
 from ssd_engine.growth import grow_config, parse_shape, weight_shapes
 from ssd_engine.loader import CheckpointReader
 from ssd_engine.model_store import resolve_model
+from tools.gpu.checkpoint_files import write_weights
 
 
 def write_grown(model: str, shape: str, folder: Path) -> Path:
-    """Every weight, made on the device, in one file for each layer."""
+    """Every weight is made on the device."""
     directory = resolve_model(model)
     config = load_model_config(directory)
     grown = grow_config(config, parse_shape(shape))
@@ -23,15 +23,7 @@ def write_grown(model: str, shape: str, folder: Path) -> Path:
     inner = CheckpointReader(open_checkpoint(directory, config), dtype, device)
     reader = GrowingReader(inner, config, grown, 0, dtype, device)
     folder.mkdir(parents=True)
-    names = weight_shapes(grown)
-    where = {}
-    for group in sorted({_group(name) for name in names}):
-        file = f"{group}.safetensors"
-        weights = {name: reader.read(name).cpu() for name in names if _group(name) == group}
-        save_file(weights, folder / file, metadata={"format": "pt"})
-        where |= dict.fromkeys(weights, file)
-    index = {"metadata": {}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_weights(folder, weight_shapes(grown), reader.read)
     description = json.loads((directory / "config.json").read_text())
     description |= {
         "hidden_size": grown.hidden_size,
@@ -45,8 +37,3 @@ def write_grown(model: str, shape: str, folder: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(description))
     return folder
-
-
-def _group(name: str) -> str:
-    parts = name.split(".")
-    return f"layer-{parts[2]}" if parts[1] == "layers" else "rest"

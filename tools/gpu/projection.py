@@ -18,7 +18,7 @@ from tools.bench_kit import Client, story_prompts
 from tools.bench_overlap import DraftAlone, time_rounds
 from tools.gpu import engines
 from tools.gpu.report import Rows
-from tools.gpu.serving import PAIRS, mode_row, mps, pair
+from tools.gpu.serving import PAIRS, grown, mode_row, mps, pair
 
 BUDGET = 24
 CONTEXT = 300
@@ -42,7 +42,8 @@ def project(num_prompts: int) -> Rows:
 
 
 def _rates(prompts: Sequence[str]) -> dict[int, Rates]:
-    with mps(), pair(PAIRS[0][0], "", 1, max(DEPTHS), "--backup", "jit") as client:
+    models = grown(PAIRS[0][0], "")
+    with mps(), pair(models, 1, max(DEPTHS), "--backup", "jit") as client:
         for mode in ("sync", "ssd"):
             client.generate(prompts[0], mode, 32)
         return {depth: _count(client, prompts, depth) for depth in DEPTHS}

@@ -14,6 +14,7 @@ import torch
 
 PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "grpcio", "numpy")
 Rows = list[dict[str, Any]]
+FAILED = "failed"  # of a row: why the whole section has failed. Other rows do not have it
 
 
 def commit() -> str:
@@ -37,13 +38,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def run_section(name: str, section: Callable[[], Rows], folder: Path, of: str) -> None:
+def run_section(name: str, section: Callable[[], Rows], folder: Path, of: str) -> bool:
+    """Whether it has passed."""
     begin = time.monotonic()
     rows = section()
     result = {
         "section": name,
         "commit": of,
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": versions(),
         "command": " ".join(["python -m tools.gpu.bench", *sys.argv[1:]]),
         "seconds": round(time.monotonic() - begin, 1),
@@ -52,6 +54,10 @@ def run_section(name: str, section: Callable[[], Rows], folder: Path, of: str) -
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{name} ({result['seconds']} s, commit {of})\n{table(rows)}", flush=True)
+    failures = [row[FAILED] for row in rows if row.get(FAILED)]
+    for failure in failures:
+        print(f"{name} failed: {failure}", flush=True)
+    return not failures
 
 
 def table(rows: Rows) -> str:

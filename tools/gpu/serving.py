@@ -15,12 +15,14 @@ from typing import Any
 from ssd.v1 import target_pb2 as pb
 from ssd_client.local_mps import DRAFT_SHARE, SHARE, share_variables
 from tools.bench_kit import Client, Generated, service, story_prompts, wait_until_ready
-from tools.gpu.report import Rows
+from tools.gpu.report import FAILED, Rows
 
 PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
 METRICS = "127.0.0.1:9471"
+TIMED = ("--metrics-listen", METRICS)  # of a target whose forwards are timed
 MODES = ("off", "sync", "ssd")
 SHARES = (100, 15, 22, 30, 40)  # percent of the draft; 100: neither has a part of its own
+EXACT_SHARES = (15, 30, 50)
 MOST_TOKENS = 192  # of a request whose speed is taken
 DEPTHS = {"sync": (3, 4, 5, 7), "ssd": (2, 3, 4, 5, 7)}
 
@@ -48,37 +50,55 @@ def share(percent: int) -> Iterator[None]:
         os.environ.pop(SHARE, None)
 
 
+@dataclass(frozen=True)
+class Model:
+    """A model, as a service is told of it."""
+
+    name: str  # a shipped one, or a directory
+    shape: str = ""  # that it is grown to
+    device: str = "cuda"
+    threads: int | None = None  # on a CPU; None: the service decides
+
+    @property
+    def flags(self) -> list[str]:
+        grown = ["--expand-to", self.shape] if self.shape else []
+        threads = ["--threads", str(self.threads)] if self.threads else []
+        return [self.name, "--device", self.device, *grown, *threads]
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    target: Model
+    draft: Model
+
+
+def grown(target: str, draft: str) -> ModelPair:
+    """The shipped models in these shapes; an empty one: as it ships."""
+    return ModelPair(Model("stories-target", target), Model("stories-draft", draft))
+
+
 @contextlib.contextmanager
 def pair(
-    target: str,
-    draft: str | None,
+    models: ModelPair,
     seqs: int,
     depth: int,
     *more: str,
     budget: int = 24,
     draft_share: int = 100,
 ) -> Iterator[Client]:
-    """Target and draft on one GPU, of which the draft may have a part to itself. Without a shape
-    the draft is as it ships; None: and on CPU cores."""
-    size = ["--max-num-seqs", str(seqs), "--max-model-len", "2048"]
-    where = ["--device", "cpu", "--threads", "4"]
-    grown = ["--expand-to", draft] if draft else []
-    if draft is not None:
-        where = ["--device", "cuda", *grown]
-    speculated = ["--depth", str(depth), "--budget", str(budget)]
-    flags = ["--device", "cuda", "--expand-to", target, "--depth", str(depth), "--no-auto-off"]
-    flags += ["--metrics-listen", METRICS, "--no-adapt-depth", *size, *more]
-    flags += ["--draft-model", "stories-draft"]  # of sync, always on the target's device
-    flags += ["--draft-expand-to", draft] if draft else []
+    """A target and its draft. On one GPU each may have a part to itself. ``more``: flags of the
+    target; they come last, so that they win."""
+    size = ["--max-num-seqs", str(seqs), "--max-model-len", "2048", "--depth", str(depth)]
+    drafting = [*models.draft.flags, *size, "--budget", str(budget)]
+    serving = [*models.target.flags, *size, "--no-auto-off", "--no-adapt-depth"]
+    serving += ["--draft-model", models.draft.name]  # of sync, always on the target's device
+    serving += ["--draft-expand-to", models.draft.shape] if models.draft.shape else []
     with contextlib.ExitStack() as stack:
-        with share(draft_share):
-            drafting = service(
-                "ssd_draft", "stories-draft", *where, *size, *speculated, ready=False
-            )
-            address = stack.enter_context(drafting)  # the target starts at the same time
+        with share(draft_share):  # the target starts at the same time
+            address = stack.enter_context(service("ssd_draft", *drafting, ready=False))
         with share(100 - draft_share or 100):
-            serving = service("ssd_target", "stories-target", *flags, "--draft", address)
-            ready = stack.enter_context(serving)
+            linked = service("ssd_target", *serving, "--draft", address, *more)
+            ready = stack.enter_context(linked)
         wait_until_ready(address)
         client = Client(ready)
         client.wait_for_links(1)
@@ -116,17 +136,41 @@ class Clock:
 
 
 def exact(num_prompts: int, tokens: int, temperature: float) -> Rows:
+    return _exact(num_prompts, tokens, (temperature,), DRAFT_SHARE)
+
+
+def exact_shares(num_prompts: int, tokens: int) -> Rows:
+    """The draft with parts of several sizes: a part decides which kernels a service uses."""
+    return [
+        {"draft's part, %": part, **row}
+        for part in EXACT_SHARES
+        for row in _exact(num_prompts, tokens, (0.0, 1.0), part)
+    ]
+
+
+def _exact(num_prompts: int, tokens: int, temperatures: Sequence[float], draft_share: int) -> Rows:
     """One server: three modes, alone and 8 at a time, a second turn, a resume half way."""
-    target, draft = PAIRS[1]
     prompts = story_prompts(num_prompts, seed=1)
+    rows: Rows = []
     flags = ("--prefill-chunk", "64")
-    with mps(), pair(target, draft, 8, 5, *flags, draft_share=DRAFT_SHARE) as client:
-        checked = Checked(client, prompts, tokens, temperature)
-        rows = [checked.alone(mode) for mode in MODES]
-        rows += [checked.together(mode) for mode in MODES]
-        rows += [checked.second_turn(mode) for mode in MODES]
-        rows += [checked.resumed(mode) for mode in MODES]
+    with mps(), pair(grown(*PAIRS[1]), 8, 5, *flags, draft_share=draft_share) as client:
+        for temperature in temperatures:
+            checked = Checked(client, prompts, tokens, temperature)
+            for check in (checked.alone, checked.together, checked.second_turn, checked.resumed):
+                rows += [check(mode) for mode in MODES]
     return rows
+
+
+def against(done: Sequence[Generated], expected: Sequence[list[int]]) -> dict[str, Any]:
+    """How much of what was generated is as expected; a difference fails the section."""
+    both = list(zip([one.tokens for one in done], expected, strict=True))
+    pairs = [pair for a, b in both for pair in zip(a, b, strict=False)]
+    equal = sum(a == b for a, b in both)
+    return {
+        "texts equal": f"{equal} of {len(both)}",
+        "tokens equal": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
+        **({FAILED: f"{len(both) - equal} texts differ"} if equal < len(both) else {}),
+    }
 
 
 class Checked:
@@ -195,15 +239,12 @@ class Checked:
     def _row(
         self, mode: str, how: str, done: Sequence[Generated], expected: Sequence[list[int]]
     ) -> dict[str, Any]:
-        both = list(zip([one.tokens for one in done], expected, strict=True))
-        pairs = [pair for a, b in both for pair in zip(a, b, strict=False)]
         stats = [one.stats for one in done]
         return {
             "T": self._temperature,
             "mode": mode,
             "how": how,
-            "texts equal": f"{sum(a == b for a, b in both)} of {len(both)}",
-            "tokens equal": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
+            **against(done, expected),
             "hits": sum(s.hits for s in stats),
             "late": sum(s.late for s in stats),
             "missed": sum(s.length_misses + s.token_misses for s in stats),
@@ -223,7 +264,8 @@ def modes(num_prompts: int, tokens: int, pairs: Sequence[tuple[str, str]] = PAIR
         name, rows = f"{target}, {draft}", []
         for part, kinds in ((DRAFT_SHARE, MODES), (100, MODES[:2])):
             where = f"draft {part} %" if part < 100 else "no draft beside it"
-            with mps(), pair(target, draft, 1, 7, "--backup", "jit", draft_share=part) as client:
+            models, flags = grown(target, draft), ("--backup", "jit", *TIMED)
+            with mps(), pair(models, 1, 7, *flags, draft_share=part) as client:
                 rows += _modes(client, name, where, num_prompts, tokens, kinds)
         found += _with_theory(rows)
     return found
@@ -234,7 +276,9 @@ def modes_with_draft_on_cpu(num_prompts: int, tokens: int) -> Rows:
     found: Rows = []
     for target, _ in PAIRS:
         name = f"{target}, draft ungrown"
-        with pair(target, None, 1, 7, "--backup", "jit") as client:
+        draft = Model("stories-draft", device="cpu", threads=4)
+        models = ModelPair(Model("stories-target", target), draft)
+        with pair(models, 1, 7, "--backup", "jit", *TIMED) as client:
             rows = _modes(client, name, "draft on CPU", num_prompts, tokens, MODES)
         found += _with_theory(rows)
     return found
@@ -261,10 +305,11 @@ def _modes(
 
 def shares(num_prompts: int) -> Rows:
     """The 32B pair on one GPU, the draft with parts of several sizes."""
-    (target, draft), rows = PAIRS[0], []
+    models, rows = grown(*PAIRS[0]), []
     prompts = story_prompts(min(num_prompts, 4), seed=15)
+    flags = ("--backup", "jit", *TIMED)
     for part in SHARES:
-        with mps(), pair(target, draft, 1, 7, "--backup", "jit", draft_share=part) as client:
+        with mps(), pair(models, 1, 7, *flags, draft_share=part) as client:
             for mode in ("off", "ssd"):
                 client.generate(prompts[0], mode, 32)
             before = Clock.read()

@@ -16,7 +16,7 @@ from tools.bench_kit import story_prompts
 from tools.gpu import engines
 from tools.gpu.grown_checkpoint import write_grown
 from tools.gpu.report import Rows
-from tools.gpu.serving import mps, pair
+from tools.gpu.serving import grown, mps, pair
 
 TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"
 NEW = 128
@@ -51,7 +51,7 @@ def _ours(asked: list[str]) -> dict[str, float]:
     """Whole requests, prefill included, as theirs are."""
     rates = {}
     for mode, draft_share in (("off", 100), ("ssd", DRAFT_SHARE)):
-        with mps(), pair(TARGET, DRAFT, 1, 5, draft_share=draft_share) as client:
+        with mps(), pair(grown(TARGET, DRAFT), 1, 5, draft_share=draft_share) as client:
             client.generate(asked[0], mode, NEW)
             times = []
             for text in asked:

@@ -1,0 +1,60 @@
+"""Sections of the GPU benchmark, as far as they can run without one."""
+
+from typing import Any
+
+from ssd.v1 import target_pb2 as pb
+from tools.bench_kit import Generated
+from tools.gpu import report
+from tools.gpu.dense import KINDS, Setting, dense, summaries
+from tools.gpu.serving import MODES, against
+
+TINY: dict[str, Any] = dict(
+    hidden_size=64,
+    intermediate_size=160,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=4200,
+    max_position_embeddings=2048,
+)
+
+
+def generated(*tokens: int) -> Generated:
+    return Generated(list(tokens), 1.0, pb.SpeculationStats())
+
+
+def test_dense_weights_are_served_in_every_mode() -> None:
+    """Real services on CPU cores. Which rounds are met there depends on the machine."""
+    settings = [Setting("noisy copy", seqs=8, depth=4, budget=1, request_depths=(0, 1))]
+    rows = dense(3, 12, settings, device="cpu", changes=TINY)
+    *checked, beside, whole = rows
+    assert [(row["T"], row["how"], row["mode"]) for row in checked] == [
+        (t, how, mode) for t in (0.0, 1.0) for how in ("alone", "8 at a time") for mode in MODES
+    ]
+    for row in checked:
+        assert row["texts equal"] == "3 of 3"
+        assert row["tokens equal"] == "36 of 36"
+        assert report.FAILED not in row
+        if row["mode"] != "ssd":
+            assert (row["rejections"] + row["full acceptances"] > 0) == (row["mode"] == "sync")
+    assert (beside["draft"], whole["draft"]) == ("noisy copy", "all")
+    assert all(whole[kind] == sum(row[kind] for row in checked) for kind in KINDS)
+
+
+def test_a_kind_of_round_that_was_never_met_fails_the_section() -> None:
+    all_met: dict[str, Any] = {"seconds": 1.0, **dict.fromkeys(KINDS, 1)}
+    rows = [{"draft": "a", **all_met, "hits": 0}, {"draft": "b", **all_met, "late": 0}]
+    a, b, whole = summaries(rows)
+    assert (a["never met"], b["never met"], whole["never met"]) == ("hits", "late", "")
+    assert not any(report.FAILED in row for row in (a, b, whole))
+    _, whole = summaries(rows[:1])
+    assert whole[report.FAILED] == "never met: hits"
+
+
+def test_a_text_that_differs_fails_the_section() -> None:
+    assert report.FAILED not in against([generated(1, 2)], [[1, 2]])
+    assert against([generated(1, 2), generated(3)], [[1, 2], [3, 4]]) == {
+        "texts equal": "1 of 2",
+        "tokens equal": "3 of 3",
+        report.FAILED: "1 texts differ",
+    }
