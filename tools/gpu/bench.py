@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.gpu import dense, projection, report, sections, serving
+from tools.gpu import check, dense, projection, report, sections, serving
+from tools.gpu.check import PARTS
 from tools.gpu.report import Rows
+from tools.gpu.shapes import SHAPES
 
 PAGE = Path("docs/benchmarks/h200.md")
 
@@ -26,6 +28,7 @@ def attention(args: argparse.Namespace) -> Rows:
 
 
 SECTIONS = {
+    "check": lambda args: check.check(args.shapes, args.parts),
     "attention": attention,
     "memcheck": lambda args: sections.memcheck(),
     "plain": lambda args: sections.plain(),
@@ -53,6 +56,10 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=12, help="of attention, for each use")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument(
+        "--parts", nargs="+", type=int, choices=PARTS, default=list(PARTS), help="percent, of check"
+    )
     args = parser.parse_args()
     if args.sections == ["join"]:
         report.join(args.out, PAGE)
