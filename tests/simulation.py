@@ -157,7 +157,7 @@ class Simulation:
             speculator = (
                 NgramSpeculator()
                 if runner is None
-                else ModelSpeculator(runner, BLOCK, 2048, DRAFT_DEPTH, budget)
+                else ModelSpeculator(runner, BLOCK, 2048, DRAFT_DEPTH, budget, self.vocab_size)
             )
             return DraftCore(
                 speculator,

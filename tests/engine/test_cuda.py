@@ -13,7 +13,7 @@ from ssd_engine.noise import gumbel_rows
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.sampling import SampleRow, sample
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling_params import MAX_TEMPERATURE, SamplingParams
 from ssd_engine.tensor_parallel import SingleRank
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
@@ -134,7 +134,13 @@ def test_a_captured_step_computes_what_the_plain_forward_does(stepper: ModelRunn
     expected = stepper.forward([chunk])
     assert expected is not None
     got = logits_of(stepper, chunk)
+    assert got.shape[1] == stepper.config.head_rows
+    vocab = stepper.config.vocab_size
+    got, filler = got[:, :vocab], got[:, vocab:]
+    expected = expected[:, :vocab]
     assert float((got - expected).norm() / expected.norm()) < 2e-2
+    assert filler.isfinite().all()
+    assert (got.amin(dim=1) - filler.amax(dim=1)).min().item() > 22.9 * MAX_TEMPERATURE
 
 
 def test_a_row_of_a_captured_step_has_the_same_bits_whatever_else_runs(

@@ -13,10 +13,11 @@ import torch
 from ssd_engine.batch import Chunk
 from ssd_engine.config import ModelConfig, load_model_config, parse_model_config
 from ssd_engine.errors import ConfigError
+from ssd_engine.grown_weights import CONSTANT, FILLER_TOKEN_WEIGHT
 from ssd_engine.growth import SHAPES, Shape, count_parameters, grow_config, parse_shape
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling_params import MAX_TEMPERATURE, SamplingParams
 from ssd_engine.tensor_parallel import SingleRank, TensorParallel
 from ssd_engine.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
@@ -29,6 +30,8 @@ NUM_BLOCKS = 128
 RELATIVE_ERROR = 1e-5
 # Much larger than any model's: were it handled wrongly, that could not be overlooked.
 EPS = 0.05
+# Noise is at most 22.88, and that of the best of hundreds of tokens is above 0.
+OUT_OF_REACH = 22.9 * MAX_TEMPERATURE
 
 
 def make_checkpoint(family: str, directory: Path) -> Path:
@@ -78,7 +81,7 @@ def everything(config: ModelConfig) -> Shape:
 
 
 def larger_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every dimension alone, and all together."""
+    """Every dimension alone, but for vocab, which needs a larger hidden; and all together."""
     return {
         "hidden": Shape(hidden=config.hidden_size + 36),
         "layers": Shape(layers=config.num_layers + 2),
@@ -86,7 +89,7 @@ def larger_shapes(config: ModelConfig) -> dict[str, Shape]:
         "kv_heads": Shape(heads=2 * config.num_heads, kv_heads=2 * config.num_kv_heads),
         "head_dim": Shape(head_dim=3 * config.head_dim),
         "ff": Shape(ff=config.intermediate_size + 100),
-        "vocab": Shape(vocab=config.vocab_size + 77),
+        "vocab": Shape(hidden=config.hidden_size + 1, vocab=config.vocab_size + 77),
         "everything": everything(config),
     }
 
@@ -106,6 +109,12 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     return torch.cat(rows).cpu()
 
 
+def assert_filler_tokens_are_out_of_reach(logits: torch.Tensor, vocab: int) -> None:
+    real, filler = logits[:, :vocab], logits[:, vocab:]
+    assert filler.isfinite().all()
+    assert (real.amin(dim=1) - filler.amax(dim=1)).min().item() > OUT_OF_REACH
+
+
 def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return ((ours - expected).abs().max() / expected.abs().max()).item()
 
@@ -118,17 +127,43 @@ def test_growth_keeps_the_logits(
     ours = logits(grow(original, shape))
     assert ours.shape[1] == (shape.vocab or vocab)
     assert relative_error(ours[:, :vocab], expected) < RELATIVE_ERROR
-    assert (ours[:, vocab:] == float("-inf")).all()
+    if shape.vocab:
+        assert_filler_tokens_are_out_of_reach(ours, vocab)
+
+
+SAMPLINGS = {
+    "greedy": SamplingParams(seed=6, temperature=0.0),
+    "temperature": SamplingParams(seed=7, temperature=1.0),
+    "hottest": SamplingParams(seed=7, temperature=MAX_TEMPERATURE),
+    "top-p": SamplingParams(seed=8, temperature=0.8, top_p=0.9),
+    "top-k": SamplingParams(seed=9, temperature=1.5, top_k=20),
+    "min-p": SamplingParams(seed=10, temperature=1.2, min_p=0.02),
+    "penalties": SamplingParams(
+        seed=11, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7
+    ),
+    "bias": SamplingParams(seed=12, logit_bias=tuple((t, -100.0) for t in range(3, 300))),
+}
 
 
 def test_growth_keeps_the_text(original: ModelRunner) -> None:
     grown = grow(original, everything(original.config))
-    sampled = SamplingParams(seed=7, temperature=1.0)
-    filtered = SamplingParams(seed=8, temperature=0.8, top_p=0.9)
-    requests = [Request(list(range(3 + i, 20 + 9 * i)), max_tokens=16) for i in range(3)]
-    requests += [replace(requests[0], sampling=s) for s in (sampled, filtered)]
+    requests = [
+        Request(list(range(3 + i, 20 + 9 * i)), sampling, max_tokens=16)
+        for sampling in SAMPLINGS.values()
+        for i in range(2)
+    ]
     ours, expected = (run(make_core(runner), requests) for runner in (grown, original))
     assert [r.tokens for r in ours] == [r.tokens for r in expected]
+
+
+def test_growth_keeps_the_log_probabilities(original: ModelRunner) -> None:
+    grown = grow(original, everything(original.config))
+    request = Request(list(range(3, 30)), max_tokens=8, num_logprobs=20)
+    (ours,), (expected,) = (run(make_core(runner), [request]) for runner in (grown, original))
+    assert len(ours.logprobs) == 8
+    for own, theirs in zip(ours.logprobs, expected.logprobs, strict=True):
+        assert own.chosen == pytest.approx(theirs.chosen, abs=1e-3)
+        assert [token for token, _ in own.top] == [token for token, _ in theirs.top]
 
 
 def test_a_story_stays_the_same() -> None:
@@ -154,6 +189,36 @@ def test_half_precision_follows_float32(tmp_path: Path, dtype: str) -> None:
     assert expected is not None
     error = ours[:, : original.config.vocab_size] - expected
     assert (error.norm() / expected.norm()).item() < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_filler_tokens_change_half_precision_by_its_last_bit_at_most(
+    original: ModelRunner, dtype: str
+) -> None:
+    hidden, vocab = original.config.hidden_size + 36, original.config.vocab_size
+    chunk = [Chunk(list(range(3, 11)), 0, [0], 8)]
+    without = grow(original, Shape(hidden=hidden), dtype=dtype).forward(chunk)
+    ours = grow(original, Shape(hidden=hidden, vocab=vocab + 77), dtype=dtype).forward(chunk)
+    assert without is not None
+    assert ours is not None
+    assert_filler_tokens_are_out_of_reach(ours, vocab)
+    last_bit = torch.finfo(getattr(torch, dtype)).eps
+    torch.testing.assert_close(ours[:, :vocab], without, rtol=last_bit, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["stories-target", "stories-draft"])
+def test_filler_tokens_of_the_shipped_pair_are_out_of_reach_after_every_token(name: str) -> None:
+    original = make_runner(resolve_model(name), NUM_BLOCKS)
+    vocab = original.config.vocab_size
+    shape = Shape(hidden=original.config.hidden_size + 1, vocab=vocab + 8)
+    grown = grow(original, shape, max_num_seqs=NUM_BLOCKS)
+    for begin in range(0, vocab, NUM_BLOCKS):
+        chunks = [Chunk([begin + i], 0, [i], 1) for i in range(NUM_BLOCKS)]
+        out = grown.forward(chunks)
+        assert out is not None
+        assert_filler_tokens_are_out_of_reach(out, vocab)
+        assert out.amin().item() > torch.finfo(torch.float16).min
 
 
 class _ThreadGroup:
@@ -203,6 +268,7 @@ def test_ranks_grow_together(tmp_path: Path, family: str, ranks: int) -> None:
     assert expected is not None
     assert ours.shape[1] == 515
     assert relative_error(ours[:, :512], expected) < RELATIVE_ERROR
+    assert_filler_tokens_are_out_of_reach(ours, 512)
     assert all(other is None for other in others)
 
 
@@ -211,6 +277,7 @@ def test_ranks_grow_together(tmp_path: Path, family: str, ranks: int) -> None:
 def test_growth_on_a_device_keeps_the_logits(original: ModelRunner, expected: torch.Tensor) -> None:
     ours = logits(grow(original, everything(original.config), device="cuda"))
     assert relative_error(ours[:, : original.config.vocab_size], expected) < 1e-3
+    assert_filler_tokens_are_out_of_reach(ours, original.config.vocab_size)
 
 
 @pytest.fixture(scope="module", params=["llama-biases", "qwen3"])
@@ -231,10 +298,33 @@ class TestFiller:
     ) -> None:
         original, grown = pair
         weights, d = grown.model.weights, original.config.hidden_size
-        assert weights.head.all()
+        assert weights.head[:, :d].all()
+        assert weights.head[:, d + 1 :].all()
         assert weights.norm.all()
         assert weights.embedding[:, :d].all()
+        assert not weights.embedding[:, d + 1 :].any()
+
+    def test_a_constant_reaches_filler_tokens_alone(
+        self, pair: tuple[ModelRunner, ModelRunner]
+    ) -> None:
+        original, grown = pair
+        weights = grown.model.weights
+        d, vocab = original.config.hidden_size, original.config.vocab_size
+        assert (weights.embedding[:, d] == CONSTANT).all()
+        assert not weights.head[:vocab, d].any()
+        assert (weights.head[vocab:, d] == FILLER_TOKEN_WEIGHT).all()
+        for layer in weights.layers:
+            assert layer.input_norm[d] == layer.post_norm[d] == 0
+
+    def test_without_filler_tokens_there_is_no_constant(
+        self, pair: tuple[ModelRunner, ModelRunner]
+    ) -> None:
+        original, _ = pair
+        d = original.config.hidden_size
+        weights = grow(original, Shape(hidden=d + 36)).model.weights
         assert not weights.embedding[:, d:].any()
+        assert weights.head.all()
+        assert all(layer.input_norm.all() and layer.post_norm.all() for layer in weights.layers)
 
     def test_layers_are_full_but_for_new_dimensions_of_old_heads(
         self, pair: tuple[ModelRunner, ModelRunner]
@@ -246,8 +336,10 @@ class TestFiller:
             rows = silent_rows if i < old.num_layers else 0
             assert (layer.qkv == 0).sum().item() == rows * old.hidden_size
             assert layer.qkv_bias is None or (layer.qkv_bias == 0).sum().item() == rows
-            full = (layer.gate_up, layer.gate_up_bias, layer.input_norm, layer.post_norm)
-            assert all(weight is None or weight.all() for weight in (*full, layer.qk_norm))
+            full = (layer.gate_up, layer.gate_up_bias, layer.qk_norm)
+            assert all(weight is None or weight.all() for weight in full)
+            for norm in (layer.input_norm, layer.post_norm):
+                assert (norm == 0).nonzero().tolist() == [[old.hidden_size]]  # the constant
 
     def test_only_the_checkpoint_writes_to_the_hidden_state(
         self, pair: tuple[ModelRunner, ModelRunner]
@@ -358,6 +450,8 @@ class TestGrownConfig:
             ("hidden=47", "hidden=47 is less than the checkpoint's 48"),
             ("layers=1", "layers=1 is less than the checkpoint's 2"),
             ("vocab=99", "vocab=99 is less than the checkpoint's 100"),
+            ("vocab=101", "vocab=101 needs a larger hidden, too"),
+            ("hidden=48,vocab=101", "add hidden=49 or more"),
             ("head_dim=24", "head_dim=24 must be a multiple of the checkpoint's 16"),
             ("heads=6,kv_heads=4", "kv_heads=4 must divide heads=6"),
             ("kv_heads=4", "with kv_heads=4, heads must be at least 8, not 4"),

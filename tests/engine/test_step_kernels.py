@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw, Moved, Part
+from ssd_engine.config import load_model_config
 from ssd_engine.cuda import step
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.layer_ops import FusedOps
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.growth import Shape
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores, sample
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.tensor_parallel import SingleRank
 from tests.engine.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
@@ -183,24 +186,71 @@ def draws_of(rows: Sequence[SampleRow]) -> list[Draw | None]:
     return [Draw(row.params.seed, row.params.temperature, row.position) for row in rows]
 
 
-def test_a_step_draws_what_the_sampler_draws(runner: ModelRunner) -> None:
+def assert_draws_what_the_sampler_draws(runner: ModelRunner) -> Step:
     rows = sample_rows((0.0, 1.0, 0.7, 1.3))
     rounds = [Chunk([5, 6], 20, [0, 1], 2), Chunk([7, 8], 20, [2, 3], 2)]
     step, begins = run_step(runner, VERIFY, rounds, draws_of(rows))
     got = torch.cat([logits_of(step, begin, 2) for begin in begins])
     table = step.host_drawn.reshape(3, -1)
     tokens = [*table[0, 1:3].tolist(), *table[1, 1:3].tolist()]
-    assert tokens == sample(got[:, : step.vocab_size], rows)
+    assert tokens == sample(got[:, : step.head_rows], rows)
+    assert max(tokens) < runner.config.vocab_size
+    return step
 
 
-def test_a_step_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> None:
+def assert_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> Step:
     rows = sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
     case = Case(random.Random(6), 0, 5, 2)
     runner.forward([case.chunk()])
     step, _ = run_step(runner, TREE, [case.rows(0)], draws_of(rows))
-    got = logits_of(step, 0, 5)[:, : step.vocab_size]
+    got = logits_of(step, 0, 5)[:, : step.head_rows]
     best = perturbed_scores(got, rows).topk(5).indices
     assert step.host_drawn.reshape(-1, 5)[:5].tolist() == best.tolist()
+    assert best.max() < runner.config.vocab_size
+    return step
+
+
+def test_a_step_draws_what_the_sampler_draws(runner: ModelRunner) -> None:
+    assert_draws_what_the_sampler_draws(runner)
+
+
+def test_a_step_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> None:
+    assert_ranks_by_the_scores_that_are_drawn_from(runner)
+
+
+class UnevenRanks(SingleRank):
+    """As ranks whose rows of the head do not divide: columns that are no logits come last."""
+
+    def gather_columns(self, x: Tensor) -> Tensor | None:
+        return torch.cat((x, x.new_full((x.shape[0], 3), 1e6)), dim=1)
+
+
+@pytest.fixture(scope="module")
+def grown(runner: ModelRunner) -> ModelRunner:
+    """With a head of 1,300 rows, for 512 tokens."""
+    options = replace(runner.options, expand_to=Shape(hidden=100, vocab=1300))
+    grown = ModelRunner(load_model_config(options.directory), options, UnevenRanks())
+    if DEVICE.type == "cpu":
+        del grown.model.weights.layers[2:], grown.kv.layers[2:]
+    return grown
+
+
+def test_a_step_draws_over_the_whole_head(grown: ModelRunner) -> None:
+    step = assert_draws_what_the_sampler_draws(grown)
+    assert step.logits is not None
+    logits = step.logits.clone()
+    logits[0, 1299] = 1e5
+    step._draw(logits)
+    assert step.drawn[1] == 1299
+
+
+def test_a_step_ranks_over_the_whole_head(grown: ModelRunner) -> None:
+    step = assert_ranks_by_the_scores_that_are_drawn_from(grown)
+    assert step.logits is not None
+    logits = step.logits.clone()
+    logits[0, 1299] = 1e5
+    step._rank(logits)
+    assert step.drawn[0] == 1299
 
 
 def test_a_step_follows_the_one_before_it(runner: ModelRunner) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ssd_engine.batch import Chunk
 from ssd_engine.completion import StopRules
+from ssd_engine.guessing import drawn_guesses, sample_row
 from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.scored import Scored
@@ -25,7 +26,7 @@ from ssd_target.scheduler import Work
 from ssd_target.sequence import Sequence, State
 from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.speculator import Speculator
-from ssd_target.verifier import NonFiniteLogits, Outcome, count_accepted, draws, verify
+from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, count_accepted, draws, verify
 from tests.scale import share
 from tests.synchronous import ByForward
 
@@ -176,6 +177,50 @@ def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
         logits.append(rows)
     together = verify(works, Scored(lambda: torch.cat(logits)))
     assert together == [verify_one(w, rows) for w, rows in zip(works, logits, strict=True)]
+
+
+# Heads that are grown: logits of filler tokens follow those of the vocabulary
+
+
+def with_filler(values: Tensor, width: int, value: float) -> Tensor:
+    return torch.cat((values, values.new_full((len(values), width - VOCAB), value)), dim=1)
+
+
+def drawn_round(sequence: Sequence, seed: int) -> tuple[Work, Tensor]:
+    """Of two tokens, and what they were drawn from [2, VOCAB]."""
+    history = (sequence.sampling, sequence.prompt, sequence.output)
+    rows = [sample_row(*history, [6][:i]) for i in range(2)]
+    tokens, wire = drawn_guesses(make_logits(2, seed), rows, [3, 3], [1.0, 1.0])
+    return round_of(sequence, tokens), wire
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    ("target_width", "draft_widths"),
+    [
+        (70, (VOCAB, VOCAB)),
+        (70, (60, 60)),
+        (60, (70, 70)),
+        (VOCAB, (70, 70)),
+        (70, (60, VOCAB)),  # a draft model of the target's own, and what an endpoint has sent
+    ],
+)
+def test_rejection_ends_alike_whatever_target_and_draft_are_grown_to(
+    options: dict[str, Any], target_width: int, draft_widths: tuple[int, int]
+) -> None:
+    """The third round's token was looked up, not drawn."""
+
+    def outcomes(works: list[Work], logits: Tensor, wires: list[Tensor]) -> list[Any]:
+        return [*verify(works, Scored(lambda: logits), [*map(Drawn, wires), Drawn(None)])]
+
+    for seed in range(share(40)):
+        sequences = [make_sequence(options, i, seed=seed + 100 * i) for i in range(3)]
+        drafted = [drawn_round(sequence, seed + i) for i, sequence in enumerate(sequences[:2])]
+        works = [*(work for work, _ in drafted), round_of(sequences[2], [6])]
+        wires, logits = [wire for _, wire in drafted], make_logits(8, seed)
+        wider = [with_filler(w, n, 0.0) for w, n in zip(wires, draft_widths, strict=True)]
+        ours = outcomes(works, with_filler(logits, target_width, -4000.0), wider)
+        assert ours == outcomes(works, logits, wires)
 
 
 # Log probabilities

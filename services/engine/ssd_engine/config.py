@@ -36,7 +36,7 @@ class RopeConfig:
 class ModelConfig:
     architecture: str
     vocab_size: int  # the tokens there are
-    head_rows: int  # of the embedding and the head; beyond vocab_size none is ever sampled
+    head_rows: int  # of the embedding and the head, all sampled over; see grown_weights.py
     hidden_size: int
     intermediate_size: int
     num_layers: int

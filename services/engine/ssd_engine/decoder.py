@@ -145,10 +145,6 @@ class Decoder:
         return self._linear(hidden, self.weights.head, None)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """[rows, head_rows] float32 on rank 0, -inf beyond the vocabulary; None on other ranks."""
+        """[rows, head_rows] float32 on rank 0; None on other ranks."""
         whole = self.tp.gather_columns(self.multiply_head(hidden))
-        if whole is None:
-            return None
-        logits = whole[:, : self.config.head_rows].float()
-        logits[:, self.config.vocab_size :] = float("-inf")
-        return logits
+        return None if whole is None else whole[:, : self.config.head_rows].float()

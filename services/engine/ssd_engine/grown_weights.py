@@ -1,8 +1,15 @@
 """The weights of a grown model: the checkpoint's own, and random filler around them.
 
-Filler costs what real weights cost and reaches no logit: the new entries of the hidden state are
-zero after the embedding and after every layer, as everything that writes to them is zero, and so
-is everything through which a new head, MLP unit or layer would write to the old ones.
+Filler costs what real weights cost and reaches no logit of the checkpoint's tokens: the new entries
+of the hidden state are zero after the embedding and after every layer, as everything that writes to
+them is zero, and so is everything through which a new head, MLP unit or layer would write to the
+old ones.
+
+Where the head grows, its new rows are filler tokens. They are computed and sampled over like all
+others, and their logits are too low for any of them to be drawn. The first new entry of the hidden
+state sees to that: it is a constant, set by the embedding of every token, written by no layer and
+read by none. The final norm makes it 1 / rms, rms being that of the hidden state, and the head
+subtracts 2^15 / rms from every filler token's logit.
 """
 
 import math
@@ -18,6 +25,15 @@ from ssd_engine.growth import weight_shapes
 SEED = 0
 # That of freshly initialised models: activations stay near 1, far from the end of any dtype.
 FILLER_SCALE = 0.02
+
+# The constant entry of the hidden state: the smallest number that float16 holds at full precision.
+# Its square is lost in the sum of squares of every norm.
+CONSTANT = 2.0**-14
+CONSTANT_GAIN = 1 / CONSTANT  # of the final norm
+# The head's weight for filler tokens. The last hidden states of the shipped models have an rms of
+# 0.7 to 13, so their filler tokens get -47,000 to -2,500. Float16 ends at -65,504. Noise adds at
+# most 22.9 times the temperature, which is 100 at most: it never lifts one above all real tokens.
+FILLER_TOKEN_WEIGHT = -(2.0**15)
 
 # What each dimension of a weight counts; a bias has the first one alone.
 AXES: dict[str, tuple[str, ...]] = {
@@ -37,6 +53,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "down_proj": ("hidden", "ff"),
 }
 WRITERS = ("o_proj", "down_proj")  # to the hidden state
+LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 # The new dimensions of old heads take part in scores and in QK-norm, so they must be zero.
 SCORED = {"q_proj": "whole_query", "k_proj": "whole_kv"}
 
@@ -65,6 +82,8 @@ class GrowingReader:
         self._held = weight_shapes(config)
         self._shapes = weight_shapes(grown)
         self._hidden = config.hidden_size
+        self._num_tokens = config.vocab_size
+        self._constant_weights = constant_weights(config, grown)
         self._places = {name: p.to(device) for name, p in places(config, grown).items()}
         self._scales = scales(config, grown)
         self._dtype = dtype
@@ -82,6 +101,8 @@ class GrowingReader:
         weight = self._filler(module, shape)
         if name in self._held:
             self._place(weight, name, module, range(first, last), dim)
+        if module in self._constant_weights:
+            self._place_constant(weight, module, first)
         return weight
 
     def _filler(self, module: str, shape: list[int]) -> Tensor:
@@ -102,6 +123,16 @@ class GrowingReader:
             _, rows = _within(self._places[SCORED[module]], part)
             weight[_grid([rows, *targets[1:]])] = 0
         weight[_grid(targets)] = held.index_select(dim, inside)
+
+    def _place_constant(self, weight: Tensor, module: str, first_row: int) -> None:
+        """Write the weights that set or read the constant entry of the hidden state."""
+        real, filler = self._constant_weights[module]
+        if weight.dim() == 1:
+            weight[self._hidden] = real
+            return
+        num_real = max(0, self._num_tokens - first_row)
+        weight[:num_real, self._hidden] = real
+        weight[num_real:, self._hidden] = filler
 
 
 def places(config: ModelConfig, grown: ModelConfig) -> dict[str, Tensor]:
@@ -141,9 +172,26 @@ def scales(config: ModelConfig, grown: ModelConfig) -> dict[str, float]:
     score = math.sqrt(grown.head_dim / config.head_dim)
     return {
         "norm": norm,
-        "input_layernorm": norm,
-        "post_attention_layernorm": norm,
+        **dict.fromkeys(LAYER_NORMS, norm),
         **({"k_norm": 1 / score} if config.qk_norm else {"q_proj": score}),
+    }
+
+
+def constant_weights(config: ModelConfig, grown: ModelConfig) -> dict[str, tuple[float, float]]:
+    """By module, a weight of the constant entry for real tokens, and one for filler tokens.
+
+    With tied embeddings the constant is also the head's weight for real tokens: their logits all
+    grow by CONSTANT / rms, which changes no probability.
+    """
+    if grown.head_rows == config.head_rows:
+        return {}
+    gain = CONSTANT_GAIN * scales(config, grown)["norm"]
+    tied = config.tie_word_embeddings
+    return {
+        "embed_tokens": (CONSTANT, FILLER_TOKEN_WEIGHT if tied else CONSTANT),
+        "lm_head": (0.0, FILLER_TOKEN_WEIGHT),
+        "norm": (gain, gain),
+        **dict.fromkeys(LAYER_NORMS, (0.0, 0.0)),
     }
 
 

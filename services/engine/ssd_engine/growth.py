@@ -1,7 +1,8 @@
 """Growth: a checkpoint served in a larger shape, with its function unchanged. No torch here.
 
-A shape gives dimensions only; the architecture, and the tokens that can be sampled, stay the
-checkpoint's. ``grown_weights.py`` makes the weights.
+A shape gives dimensions only; the architecture and the text stay the checkpoint's. A larger
+vocabulary is computed and sampled over as a whole, but its new tokens are too unlikely to be drawn.
+``grown_weights.py`` makes the weights.
 """
 
 import math
@@ -99,6 +100,12 @@ def _check_growth(config: ModelConfig, sizes: Mapping[str, int]) -> None:
                 f"--expand-to: {key}={size} is less than the checkpoint's {least}: "
                 "a model can only grow"
             )
+    if sizes["vocab"] > config.head_rows and sizes["hidden"] == config.hidden_size:
+        raise ConfigError(
+            f"--expand-to: vocab={sizes['vocab']} needs a larger hidden, too, as a new entry of "
+            "the hidden state keeps the new tokens from being drawn: add "
+            f"hidden={config.hidden_size + 1} or more"
+        )
     if sizes["head_dim"] % config.head_dim:
         raise ConfigError(
             f"--expand-to: head_dim={sizes['head_dim']} must be a multiple of the "

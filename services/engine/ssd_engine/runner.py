@@ -320,7 +320,7 @@ class ModelRunner:
         if self._head is None:
             return self.model.logits(hidden)
         whole = self.tp.gather_columns(self.multiply_head(hidden))
-        return None if whole is None else whole[:, : self.config.vocab_size]
+        return None if whole is None else whole[:, : self.config.head_rows]
 
     def multiply_head(self, hidden: Tensor) -> Tensor:
         """[rows, this rank's tokens]; on a tuned device by products of a fixed number of rows."""

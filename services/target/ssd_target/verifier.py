@@ -153,12 +153,14 @@ def _rejecting(
 ) -> dict[int, tuple[int, list[int]]]:
     rows = [row for i in chosen for row in sample_rows(works[i])]
     wires = {i: each.wire for i in chosen if (each := drawn[i]) is not None}
-    # What a grown head computes beyond the vocabulary has no probability.
-    width = min((w.shape[1] for w in wires.values() if w is not None), default=logits.shape[1])
+    # Target and draft may be grown to different vocabularies. No token beyond the smallest of them
+    # has a probability.
+    width = min([logits.shape[1], *(wire.shape[1] for wire in wires.values() if wire is not None)])
     p = target_distribution(logits, rows)[:, :width]
     rounds = []
     for i in chosen:
-        sequence, wire = works[i].sequence, wires[i]
+        sequence, shipped = works[i].sequence, wires[i]
+        wire = None if shipped is None else shipped[:, :width]
         tokens = list(speculation(works[i]))
         rounds.append(Speculation(sequence.sampling.seed, sequence.num_committed, tokens, wire))
     verdicts = {}

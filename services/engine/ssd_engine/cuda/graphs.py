@@ -246,7 +246,7 @@ class InFlight:
         logits = self._step.logits
         if logits is None or not rows:
             return None
-        chosen = logits[torch.tensor(list(rows), device=logits.device), : self._step.vocab_size]
+        chosen = logits[torch.tensor(list(rows), device=logits.device), : self._step.head_rows]
         return chosen.clone()
 
 

@@ -160,13 +160,13 @@ class Step:
         self._last = last
         self.shape, self.ranks = shape, ranks
         self.layers = StepLayers(model, kv, self.inputs, kernels)
-        self.vocab_size = model.config.vocab_size
+        self.head_rows = model.config.head_rows
         self._kv, self._overlap = kv, kernels.overlap
         self.logits: Tensor | None = None
         rows = shape.rows
         self.run_width = triton.next_power_of_2(shape.rows_per_run)
-        self._pieces = -(-self.vocab_size // PIECE)
-        self._leaves = -(-self.vocab_size // LEAF)
+        self._pieces = -(-self.head_rows // PIECE)
+        self._leaves = -(-self.head_rows // LEAF)
         width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
         self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
         self._host_drawn = [
@@ -252,7 +252,7 @@ class Step:
             *self._noise(),
             *found,
             logits.stride(0),
-            self.vocab_size,
+            self.head_rows,
             self._pieces,
             PIECE=PIECE,
             **overlapping(self._overlap),
@@ -276,7 +276,7 @@ class Step:
             self._scores,
             self._bests,
             logits.stride(0),
-            self.vocab_size,
+            self.head_rows,
             self._leaves,
             LEAF=LEAF,
             LEAVES=LEAVES_AT_ONCE,

@@ -151,7 +151,7 @@ class StepCheck:
             return
         step.draw(logits)
         rows = min(self._num_rows, DRAWN_ROWS)
-        scores = perturbed_scores(logits[:rows, : step.vocab_size], self._samples[:rows]).double()
+        scores = perturbed_scores(logits[:rows, : step.head_rows], self._samples[:rows]).double()
         best = scores.topk(step.ranks).values
         drawn = scores.gather(1, self._drawn_tokens(rows))
         # Of two that are as good as equal either may come first.
