@@ -12,7 +12,7 @@ HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"
 ABOUT = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "ROWS": 32, "OVERLAP": True}
 DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
 
-PRODUCT = {"PARTS": 4, "EVEN": False, "BIAS": True, "ADD": True}
+PRODUCT = {"EVEN": False, "BIAS": True, "ADD": True}
 
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
@@ -59,13 +59,13 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
     (
         triton_products.product_kernel,
-        [HALF, HALF, HALF, FLOATS] + ["i32"] * 6,
+        [HALF, HALF, HALF, FLOATS] + ["i32"] * 7,
         {**PRODUCT, "ROWS": 64, "COLUMNS": 64, "DEPTH": 128},
     ),
     (
         triton_products.product_kernel,
-        [HALF] * 4 + ["i32"] * 6,
-        {**PRODUCT, "PARTS": 1, "ROWS": 128, "COLUMNS": 128, "DEPTH": 64},
+        [HALF] * 4 + ["i32"] * 7,
+        {**PRODUCT, "ROWS": 128, "COLUMNS": 128, "DEPTH": 64},
     ),
     (
         triton_products.add_parts_kernel,

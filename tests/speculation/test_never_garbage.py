@@ -15,13 +15,16 @@ SMALL = ["--max-num-seqs", "2", "--max-model-len", "256", "--prefill-chunk", "32
 LIMIT_S = 240  # only a hang takes so long
 
 
+def environment(fault: str) -> dict[str, str]:
+    path = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "SSD_TEST_FAULT": fault, "PYTHONPATH": path}
+
+
 def serve(command: list[str], fault: str) -> subprocess.CompletedProcess[str]:
     """Until it ends by itself, as a service does that refuses to serve."""
-    path = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "SSD_TEST_FAULT": fault, "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, "-m", *command, "--listen", "127.0.0.1:0"],
-        env=environment,
+        env=environment(fault),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -90,7 +93,7 @@ def test_the_option_that_is_named_avoids_the_fault() -> None:
     flags = [*ON_DEVICE, *SMALL, "--kernels", "torch", "--drain-timeout", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", *TARGET, *flags, "--listen", "127.0.0.1:0"],
-        env={**os.environ, "SSD_TEST_FAULT": "step-attention"},
+        env=environment("step-attention"),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -4,7 +4,7 @@
     python -m tools.gpu.bench join --out DIR
 
 Each section is a matter of minutes, and leaves a JSON file with its commit and versions; join makes
-one page of the sections of one commit. Sections that check something fail: the exit code is 1 then,
+one page of all sections. Sections that check something fail: the exit code is 1 then,
 after all have run.
 """
 

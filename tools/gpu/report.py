@@ -74,22 +74,19 @@ def _cell(value: object) -> str:
 
 
 def join(folder: Path, out: Path) -> None:
-    """Sections of one commit, as one page."""
+    """All sections as one page. Each says of which commit it is."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not results:
         raise SystemExit(f"no sections in {folder}")
-    commits = {result["commit"] for result in results}
-    if len(commits) > 1:
-        raise SystemExit(f"sections of different commits: {', '.join(sorted(commits))}")
     first = results[0]
     about = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
     page = [
         f"# {first['device']}",
-        f"Commit {first['commit']}; {about}. Made by `tools/gpu/bench.py`: one section after the "
-        "other, each in one process, bf16.",
+        f"{about}. Made by `tools/gpu/bench.py`: one section after the other, bf16.",
     ]
     for result in results:
-        page += [f"## {result['section']}", f"`{result['command']}`", table(result["rows"])]
+        command = f"`{result['command']}` ({result['commit']}, {result['seconds']:.0f} s)"
+        page += [f"## {result['section']}", command, table(result["rows"])]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n\n".join(page) + "\n")
-    print(f"{out}: {len(results)} sections of {first['commit']}")
+    print(f"{out}: {len(results)} sections")

@@ -17,6 +17,7 @@ from torch import Tensor
 FEW_ROWS = 64
 MANY_PROGRAMS = 128  # that a product of few rows is cut into, where it is long enough
 LEAST_PART = 256  # of k, of a program
+PART_UNIT = 128  # every tile's depth divides it, so that parts end at the same k in all tilings
 MOST_PARTS = 8
 MOST_STAGES = 4
 
@@ -65,6 +66,7 @@ def multiply(
     """out [rows, n] = x [rows, k] * weight [n, k] + bias; with ``add`` onto what is there."""
     (rows, k), n = x.shape, weight.shape[0]
     tiling, in_parts = Tiling.of(rows, k), parts > 1
+    part = -(-k // (PART_UNIT * parts)) * PART_UNIT
     grid = (-(-n // tiling.columns) * -(-rows // tiling.rows), parts)
     sums = out.new_empty(parts, rows, n, dtype=torch.float32) if in_parts else out
     product_kernel[grid](
@@ -75,14 +77,14 @@ def multiply(
         rows,
         n,
         k,
+        part,
         x.stride(0),
         weight.stride(0),
         sums.stride(-2),
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
         DEPTH=tiling.depth,
-        PARTS=parts,
-        EVEN=n % tiling.columns == 0 and k % (tiling.depth * parts) == 0,
+        EVEN=n % tiling.columns == 0 and k == part * parts,
         BIAS=bias is not None and not in_parts,
         ADD=add and not in_parts,
         num_warps=tiling.num_warps,
@@ -121,17 +123,17 @@ def product_kernel(
     x,  # [rows, k]
     weight,  # [n, k]
     bias,  # [n], where BIAS
-    out,  # [rows, n], or [PARTS, rows, n] float32
+    out,  # [rows, n], or [parts, rows, n] float32
     rows,
     n,
     k,
+    part_size,  # of k, a multiple of DEPTH
     x_stride,
     weight_stride,
     out_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
     EVEN: tl.constexpr,  # every program has whole tiles of the weight
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
@@ -141,10 +143,10 @@ def product_kernel(
     row = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) // row_tiles * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(1)
-    steps = tl.cdiv(tl.cdiv(k, DEPTH), PARTS)
+    steps = part_size // DEPTH
     real = row < rows
     inside = column < n
-    depth = part * steps * DEPTH + tl.arange(0, DEPTH)
+    depth = part * part_size + tl.arange(0, DEPTH)
     from_x = x + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * x_stride + depth[None, :]
     from_weight = weight + column.to(tl.int64)[:, None] * weight_stride + depth[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
