@@ -3,8 +3,8 @@
 Three facts decide: the compute capability, the multiprocessors that this process may use, and
 whether these are all that the device has. In a process that has only a part of a device (MPS with
 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, a MIG slice) cuBLAS cannot be trusted: with CUDA 13.0 on an H200,
-its bf16 kernels for clusters of eight blocks leave tiles out there, which was seen in a sixth of
-the shapes that were tried. So there every product is one of ours.
+its kernels of halves for clusters of eight blocks leave tiles out there, which was seen in a fifth
+of the shapes that were tried. So there every product is one of ours.
 """
 
 import ctypes

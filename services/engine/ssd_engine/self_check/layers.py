@@ -16,7 +16,7 @@ from ssd_engine.self_check.operations import Operations
 from ssd_engine.self_check.workload import Sight, sights_of, slots_of
 
 MOST_ROWS = 64  # that are looked at
-MOST_RUNS = 8  # whose attention is looked at
+MOST_RUNS = 4  # whose attention is looked at
 MOST_ATTENDED = 48  # likewise, of a run's attention
 HEAD_ROWS = 16  # likewise, of the head, which is as large as many layers
 
