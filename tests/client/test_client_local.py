@@ -564,9 +564,12 @@ class RealPair:
 
 
 @pytest.mark.services
-def test_the_real_pair_gives_the_text_of_plain_decoding():
+def test_the_real_pair_gives_the_text_of_plain_decoding(monkeypatch):
     pair = RealPair()
     results = {mode: pair.generate("--mode", mode) for mode in ("off", "sync")}
+    # Branches are waited for, however slow the machine is.
+    monkeypatch.setenv("SSD_TARGET_WAIT", "2000")
+    monkeypatch.setenv("SSD_TARGET_AUTO_OFF", "false")
     results["ssd"] = pair.generate()
     assert results["off"]["speculation"]["mode"] == "off"
     assert results["sync"]["speculation"]["sync_rounds"] > 0

@@ -1,12 +1,13 @@
 """The same engine on a CUDA device. Runs where there is one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config
+from ssd_engine.config import load_model_config, parse_model_config
 from ssd_engine.growth import parse_shape
 from ssd_engine.model_store import resolve_model
 from ssd_engine.noise import gumbel_rows
@@ -17,6 +18,8 @@ from ssd_engine.sampling_params import MAX_TEMPERATURE, SamplingParams
 from ssd_engine.tensor_parallel import SingleRank
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
+from tools.gpu.check import random_weights
+from tools.gpu.shapes import SHAPES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,32 +97,36 @@ def test_the_cache_is_sized_from_free_memory() -> None:
     assert runner.num_blocks == 4 * 2048 // 16
 
 
-# Steps of few rows, in bf16, at a size for which our own products are used
+# Steps of few rows, in bf16, in the shapes of published models, on weights of which none is zero
 
+DENSE = ("llama-3.2-1b", "qwen2.5-1.5b", "qwen3-0.6b")
 GROWN = "hidden=1024,layers=8,heads=16,kv_heads=4,head_dim=64,ff=4096,vocab=16384"
+SETTINGS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "block_size": 16,
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "max_forward_tokens": 128,
+    "step_rows": 6,
+}
 
 
-def make_stepper(**changes: object) -> ModelRunner:
-    directory = resolve_model("stories-target")
-    settings: dict[str, object] = {
-        "directory": directory,
-        "dtype": "bfloat16",
-        "device": "cuda",
-        "block_size": 16,
-        "max_model_len": 512,
-        "max_num_seqs": 4,
-        "max_forward_tokens": 128,
-        "step_rows": 6,
-        "expand_to": parse_shape(GROWN),
-        **changes,
-    }
-    options = RunnerOptions(**settings)  # type: ignore[arg-type]
-    return ModelRunner(load_model_config(directory), options, SingleRank())
+def make_stepper(shape: str, **changes: Any) -> ModelRunner:
+    config = parse_model_config({**SHAPES[shape], "num_hidden_layers": 2})
+    options = RunnerOptions(directory=Path(), **SETTINGS, **changes)
+    return ModelRunner(config, options, SingleRank(), random_weights)
+
+
+@pytest.fixture(scope="module", params=DENSE)
+def shape(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
-def stepper() -> ModelRunner:
-    return make_stepper()
+def stepper(shape: str) -> ModelRunner:
+    return make_stepper(shape)
 
 
 def logits_of(runner: ModelRunner, *chunks: Chunk) -> torch.Tensor:
@@ -127,15 +134,27 @@ def logits_of(runner: ModelRunner, *chunks: Chunk) -> torch.Tensor:
     return runner.step(chunks, [None] * rows).result().logits
 
 
-def test_a_captured_step_computes_what_the_plain_forward_does(stepper: ModelRunner) -> None:
+def step_and_forward(stepper: ModelRunner) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = list(range(20))
     stepper.forward([Chunk(list(range(5, 125)), 0, blocks, 0)])
     chunk = Chunk([7, 8, 9, 10], 120, blocks, 4)
     expected = stepper.forward([chunk])
     assert expected is not None
-    got = logits_of(stepper, chunk)
-    assert got.shape[1] == stepper.config.head_rows
-    vocab = stepper.config.vocab_size
+    return logits_of(stepper, chunk), expected
+
+
+def test_a_captured_step_computes_what_the_plain_forward_does(stepper: ModelRunner) -> None:
+    got, expected = step_and_forward(stepper)
+    assert float((got - expected).norm() / expected.norm()) < 3e-2
+
+
+def test_a_grown_model_samples_over_its_whole_head() -> None:
+    directory = resolve_model("stories-target")
+    options = RunnerOptions(directory=directory, expand_to=parse_shape(GROWN), **SETTINGS)
+    grown = ModelRunner(load_model_config(directory), options, SingleRank())
+    got, expected = step_and_forward(grown)
+    assert got.shape[1] == grown.config.head_rows
+    vocab = grown.config.vocab_size
     got, filler = got[:, :vocab], got[:, vocab:]
     expected = expected[:, :vocab]
     assert float((got - expected).norm() / expected.norm()) < 2e-2
@@ -157,8 +176,10 @@ def test_a_row_of_a_captured_step_has_the_same_bits_whatever_else_runs(
     assert torch.equal(among[6:], verified)
 
 
-def test_a_step_launched_kernel_by_kernel_has_the_same_bits(stepper: ModelRunner) -> None:
-    eager = make_stepper(eager=True)
+def test_a_step_launched_kernel_by_kernel_has_the_same_bits(
+    stepper: ModelRunner, shape: str
+) -> None:
+    eager = make_stepper(shape, eager=True)
     for runner in (stepper, eager):
         runner.forward([Chunk(list(range(5, 125)), 0, list(range(20)), 0)])
     chunk = Chunk([7, 8, 9], 120, list(range(20)), 3)

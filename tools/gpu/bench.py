@@ -57,8 +57,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    percent = "of an H200's multiprocessors, for check"
     parser.add_argument(
-        "--parts", nargs="+", type=int, choices=PARTS, default=list(PARTS), help="percent, of check"
+        "--parts", nargs="+", type=int, choices=PARTS, default=list(PARTS), help=percent
     )
     args = parser.parse_args()
     if args.sections == ["join"]:

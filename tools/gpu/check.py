@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from ssd_engine.self_check.layers import Rows
 from ssd_engine.self_check.operations import Operations, StepOperations
 from ssd_engine.self_check.workload import Room, fill_context, round_parts
 from ssd_engine.tensor_parallel import SingleRank, TensorParallel
+from tools.gpu.report import FAILED
 from tools.gpu.report import Rows as Table
 from tools.gpu.serving import mps
 from tools.gpu.shapes import SHAPES
@@ -68,11 +69,11 @@ def _in_process(shape: str, percent: int) -> Table:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return [{"shape": shape, "multiprocessors": PARTS[percent], "failed": last[0]}]
+        return [{"shape": shape, "multiprocessors": PARTS[percent], FAILED: last[0]}]
     rows: Table = json.loads(done.stdout.splitlines()[-1])
     for row in rows:
-        if row["multiprocessors"] != PARTS.get(percent):
-            row["failed"] = f"{PARTS[percent]} multiprocessors were asked for"
+        if row["multiprocessors"] != PARTS[percent]:
+            row[FAILED] = f"{PARTS[percent]} multiprocessors were asked for: this is for an H200"
     return rows
 
 
@@ -84,10 +85,10 @@ class Tally:
     worst: float = 0.0  # in roundings
     worst_layer: float = 0.0  # relative
     rows_compared: int = 0
-    failures: list[str] | None = None
+    failures: list[str] = field(default_factory=list)
 
     def fail(self, what: str) -> None:
-        self.failures = [*(self.failures or []), what]
+        self.failures.append(what)
 
 
 def check_shape(name: str) -> Table:
@@ -110,7 +111,7 @@ def check_shape(name: str) -> Table:
                 "worst, roundings": tally.worst,
                 "worst layer": tally.worst_layer,
                 "rows with equal bits": tally.rows_compared,
-                "failed": "; ".join(tally.failures or []),
+                **({FAILED: "; ".join(tally.failures)} if tally.failures else {}),
             }
         )
     return rows
@@ -195,7 +196,7 @@ def _check_whole_layers(runner: ModelRunner, step: Step, tally: Tally) -> None:
     room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
     parts = round_parts(room, step.shape.runs, step.shape.rows_per_run, step.shape.rows)
     fill_context(runner.kv, parts)
-    _tell(runner, step, parts)
+    _fill_inputs(runner, step, parts)
     step.inputs.copy()
     operations = StepOperations(runner, step)
     rows = Rows.of(parts, runner.options.block_size, runner.device)
@@ -236,16 +237,16 @@ def _plain_layer(runner: ModelRunner, i: int, before: Tensor, rows: Rows) -> Ten
     ).value
     keys, values = (t.view(-1, kv_heads, dim) for t in (kept.key, kept.value))
     attended = torch.zeros(len(before), heads * dim, device=before.device)
-    for sight in rows.sights:
-        seen = keys[sight.slots], values[sight.slots]
-        attended[sight.rows] = plain.attention(query[sight.rows], *seen, sight.visible).value
+    for seen in rows.seen:
+        pages = keys[seen.slots], values[seen.slots]
+        attended[seen.rows] = plain.attention(query[seen.rows], *pages, seen.visible).value
     middle = before.float() + plain.product(attended, layer.o, layer.o_bias).value
     x = plain.normalised(middle, layer.post_norm, config.rms_norm_eps)
     gated = plain.gated(plain.product(x, layer.gate_up, layer.gate_up_bias)).value
     return middle + plain.product(gated, layer.down, layer.down_bias).value
 
 
-def _tell(runner: ModelRunner, step: Step, parts: Sequence[Part]) -> list[int]:
+def _fill_inputs(runner: ModelRunner, step: Step, parts: Sequence[Part]) -> list[int]:
     draws = [None] * sum(part.num_logits for part in parts)
     runs, moves = step_runs(parts, draws, runner.options.block_size)
     step.use(0)
@@ -278,7 +279,7 @@ def _check_row_bits(runner: ModelRunner, step: Step, tally: Tally) -> None:
 
 
 def _logits(runner: ModelRunner, step: Step, parts: Sequence[Part]) -> Tensor:
-    begins = _tell(runner, step, parts)
+    begins = _fill_inputs(runner, step, parts)
     if runner.steps is not None:
         runner.steps.replay(step, 0)
     torch.cuda.synchronize()

@@ -118,12 +118,12 @@ class ModelRunner:
 
     @property
     def steps(self) -> "GraphRunner | None":
-        """Of few rows, where these have kernels of their own."""
+        """Steps of few rows, where these have kernels of their own."""
         return self._steps
 
     @property
     def dummy_slot(self) -> int:
-        """Of no sequence: what pads a step is written there."""
+        """A slot of no sequence, to which rows are written that pad a step."""
         return self._dummy_slot
 
     @property

@@ -98,13 +98,18 @@ class GraphRunner:
     def steps(self) -> Sequence[Step]:
         return self._steps
 
-    def replay(self, step: Step, side: int) -> None:
-        """What was captured of a step, on this side; the step itself where nothing was."""
+    def num_replays(self, step: Step, side: int) -> int:
+        """How often a step was captured on this side."""
+        captured = self._captured.get((step.shape, side))
+        return 1 if captured is None else len(captured.beginnings)
+
+    def replay(self, step: Step, side: int, turn: int = 0) -> None:
+        """Run what was captured of a step on this side; the step itself where nothing was."""
         captured = self._captured.get((step.shape, side))
         if captured is None:
             step.run()
             return
-        _, beginning = captured.beginnings[0]
+        _, beginning = captured.beginnings[turn]
         beginning.replay()
         captured.rest.replay()
 

@@ -63,7 +63,7 @@ def has_whole_device(device: torch.device) -> bool:
         return False
     total = cores // _CORES_PER_PROCESSOR.get(capability, _USUAL_CORES)
     mine: int = properties.multi_processor_count
-    if mine < total:
+    if mine != total:
         log.info("this process may use %d of the device's %d multiprocessors", mine, total)
     return mine == total
 

@@ -1,7 +1,7 @@
 """Rows times the weights of a decoder: which kernel for which shape.
 
-The choice follows from the shape and the number of multiprocessors, never from a measurement at
-start: two servers of one configuration give the same bits.
+The choice follows from the shape and from what the process may use of the device, never from a
+measurement at start: two servers of one configuration give the same bits.
 """
 
 from collections.abc import Callable

@@ -139,7 +139,7 @@ class ClusterAttention:
 
     def has_room(self) -> bool:
         """Whether the device has room for a cluster at all."""
-        return self._kernel.most_clusters(self._grid, self._cluster) > 0
+        return self._cluster == 1 or self._kernel.most_clusters(self._grid, self._cluster) > 0
 
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         rope, eps = self._model.rope, self._model.config.qk_norm_eps

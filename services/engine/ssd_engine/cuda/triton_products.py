@@ -95,7 +95,7 @@ def multiply(
 
 
 def triton_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of a prefill, which has programs enough without dividing k."""
+    """For prefills, which have programs enough without dividing k."""
     out = x.new_empty(x.shape[0], weight.shape[0])
     multiply(x, weight, bias, out, add=False, parts=1)
     return out

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFILL, FORWARD, STEP, TREE = "prefill", "forward", "step", "tree step"
+SHORT_PREFILL = 17  # rows
 CAPTURED, DRAWN, MOVE = "captured graph", "drawing of tokens", "move of keys and values"
-TORCH_ALONE = "--kernels torch computes it by torch's own operations"
+USE_TORCH = "--kernels torch computes it by torch's own operations"
 EAGER = "--eager launches it kernel by kernel"
 DRAWN_ROWS = 16  # whose tokens are drawn again
 NEARLY_EQUAL = 1e-5  # of two scores
-NOTHING_ELSE = "torch itself computes something else here: check the device and its libraries"
+NO_REMEDY = "torch itself computes something else here: check the device and its libraries"
 
 
 @torch.inference_mode()
@@ -46,9 +47,9 @@ def check_model(runner: ModelRunner) -> Findings:
     """Raises SelfCheckError, on every rank, when an operation of any rank is off by more than
     rounding. Leaves the model as it was."""
     begin = time.monotonic()
-    findings = Findings(runner.model.weights.norm.dtype)
+    findings = Findings(runner.model.weights.norm.dtype, runner.options.directory.name)
     room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
-    remedy = NOTHING_ELSE if runner.steps is None else TORCH_ALONE
+    remedy = NO_REMEDY if runner.steps is None else USE_TORCH
     for use, parts in _forwards(runner, room):
         fill_context(runner.kv, parts)
         operations = ForwardOperations(runner, parts)
@@ -56,11 +57,11 @@ def check_model(runner: ModelRunner) -> Findings:
         clear_context(runner.kv, parts)
     if runner.steps is not None:
         for step in runner.steps.steps:
-            if parts := _step_parts(room, step):
+            for parts in _step_parts(room, step):
                 StepCheck(runner, step, parts, findings).run(runner.steps)
-    if runner.device.type == "cuda":
-        torch.cuda.synchronize()
     findings.raise_if_wrong(runner.tp)
+    if runner.device.type == "cuda":
+        torch.cuda.empty_cache()  # others may want the memory that it took
     worst = max((error for _, error in findings.errors()), default=0.0)
     log.info(
         "self-check passed in %.1f s: the worst of %d operations is off by %.1f roundings",
@@ -75,6 +76,8 @@ def _forwards(runner: ModelRunner, room: Room) -> list[tuple[str, list[Part]]]:
     """A prefill; and where steps have no kernels of their own, what they consist of."""
     options = runner.options
     found = [(PREFILL, prefill_parts(room, options.max_forward_tokens))]
+    if not options.exact:  # prompts are not padded to one shape
+        found.append((PREFILL, prefill_parts(room, SHORT_PREFILL)))
     if runner.steps is not None:
         return found
     most = min(options.max_forward_tokens, max(MOST_ROWS, options.step_rows) + 1)
@@ -86,15 +89,20 @@ def _forwards(runner: ModelRunner, room: Room) -> list[tuple[str, list[Part]]]:
     return [(use, parts) for use, parts in found if parts]
 
 
-def _step_parts(room: Room, step: "Step") -> list[Part]:
-    """As many sequences and rows as the shape was made for."""
+def _step_parts(room: Room, step: "Step") -> list[list[Part]]:
+    """Everything that a step of this shape may be asked for."""
     shape, options = step.shape, room.options
-    if not options.branches or shape.rows_per_run < options.branches:
-        return round_parts(room, shape.runs, shape.rows_per_run, shape.rows)
-    chain = 0
-    if shape.rows < shape.runs * shape.rows_per_run:  # new tokens before a tree have their own run
-        chain = min(options.step_rows, shape.rows // (shape.runs // 2) - options.branches)
-    return tree_parts(room, shape.runs, options.branches, shape.rows, chain)
+    found = []
+    if shape.rows_per_run < options.branches or options.branches <= options.step_rows:
+        rows_per_run = min(shape.rows_per_run, options.step_rows)
+        found.append(round_parts(room, shape.runs, rows_per_run, shape.rows))
+    if options.branches and shape.rows_per_run >= options.branches:
+        found.append(tree_parts(room, shape.runs, options.branches, shape.rows, 0))
+        if shape.runs > 1:
+            chain = min(options.step_rows, shape.rows // (shape.runs // 2) - options.branches)
+            chain = min(chain, shape.rows_per_run)
+            found.append(tree_parts(room, shape.runs, options.branches, shape.rows, max(1, chain)))
+    return [parts for parts in found if parts]
 
 
 class StepCheck:
@@ -116,23 +124,25 @@ class StepCheck:
     def run(self, graphs: "GraphRunner") -> None:
         runner, step, parts = self._runner, self._step, self._parts
         fill_context(runner.kv, parts)
-        self._tell(0)
+        self._fill_inputs(0)
         step.inputs.copy()
         if self._moves:
             self._check_moves()
         operations = StepOperations(runner, step)
-        LayerCheck(runner, operations, parts, self._findings, self._use, TORCH_ALONE).run()
+        LayerCheck(
+            runner, operations, parts, self._findings, self._use, USE_TORCH, step.shape.rows
+        ).run()
         self._check_drawing()
         self._check_graphs(graphs)
         step.inputs.clear(runner.dummy_slot)
         step.use(0)
         clear_context(runner.kv, parts)
 
-    def _tell(self, side: int) -> None:
+    def _fill_inputs(self, side: int) -> None:
         self._step.use(side)
         self._step.inputs.fill(self._runs, self._runner.dummy_slot, self._moves)
 
-    def _place(self, operation: str, remedy: str = TORCH_ALONE) -> Place:
+    def _place(self, operation: str, remedy: str = USE_TORCH) -> Place:
         return Place(self._use, self._num_rows, None, operation, remedy)
 
     def _check_moves(self) -> None:
@@ -147,13 +157,15 @@ class StepCheck:
     def _check_drawing(self) -> None:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
-        if logits is None:  # on other ranks than the first
+        if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
+            self._findings.note(self._place(DRAWN), torch.zeros(()))
             return
         step.draw(logits)
         rows = min(self._num_rows, DRAWN_ROWS)
         scores = perturbed_scores(logits[:rows, : step.head_rows], self._samples[:rows]).double()
         best = scores.topk(step.ranks).values
-        drawn = scores.gather(1, self._drawn_tokens(rows))
+        # From logits that are no numbers anything may be drawn.
+        drawn = scores.gather(1, self._drawn_tokens(rows).clamp(0, step.head_rows - 1))
         # Of two that are as good as equal either may come first.
         error = (drawn - best).abs() / (NEARLY_EQUAL * (1 + best.abs()))
         self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
@@ -169,20 +181,26 @@ class StepCheck:
         return tokens[:rows, None]
 
     def _check_graphs(self, graphs: "GraphRunner") -> None:
-        step, place = self._step, self._place(CAPTURED, EAGER)
-        logits, drawn = step.layers.logits.clone(), step.drawn.clone()
+        step, place, tp = self._step, self._place(CAPTURED, EAGER), self._runner.tp
+        logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
+        is_first = tp.size > 2  # Several ranks may be summed up in another order within a graph.
         for side in range(step.num_sides):
-            self._tell(side)
-            step.layers.logits.zero_()
-            step.drawn.zero_()
-            graphs.replay(step, side)
-            rows = self._num_rows
-            self._findings.compare_bits(place, step.layers.logits[:rows], logits[:rows])
-            if self._runner.tp.rank == 0:
-                used = self._used(step.drawn), self._used(drawn)
-                self._findings.compare_bits(place, *used)
-            if self._runner.device.type == "cuda":
-                torch.cuda.synchronize()  # what the host tells is written anew
+            for turn in range(graphs.num_replays(step, side)):
+                self._fill_inputs(side)
+                step.layers.logits.zero_()
+                step.drawn.zero_()
+                graphs.replay(step, side, turn)
+                if is_first:
+                    logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
+                    is_first = False
+                rows = self._num_rows
+                self._findings.compare_bits(place, step.layers.logits[:rows], logits[:rows])
+                if tp.rank == 0:
+                    self._findings.compare_bits(place, self._used(step.drawn), drawn)
+                else:
+                    self._findings.note(place, torch.zeros(()))
+                if self._runner.device.type == "cuda":
+                    torch.cuda.synchronize()  # the host's block is filled anew
 
     def _used(self, drawn: Tensor) -> Tensor:
         """What was drawn for rows that do not pad."""

@@ -1,4 +1,4 @@
-"""What each operation of a layer is to give, in plain torch, and how much rounding may change it.
+"""Each operation of a layer in plain torch, and how much rounding may change its result.
 
 Everything is computed in a dtype wider than the model's, from the very inputs that the operation
 under test had. Beside a value stands its *spread*: an error of one rounding unit of the model's
@@ -20,8 +20,9 @@ WIDER = {
     torch.float32: torch.float64,
 }
 TOLERANCE = 8.0  # roundings that an error may be: seen are 2 to 4 among millions of results
-SLICE_ELEMENTS = 1 << 26  # of a weight that is widened at a time
+SLICE_ELEMENTS = 1 << 25  # of a weight that is widened at a time
 _SUM_UNIT = torch.finfo(torch.float32).eps / 2
+_HALF_SUMS = 2.0**-25  # the smallest step of float16, of numbers whose largest is about 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def unit_of(dtype: torch.dtype) -> float:
 
 
 class PlainTorch:
-    """Of a model in ``dtype``."""
+    """The operations of a model in ``dtype``."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.wide = dtype, WIDER[dtype]
@@ -62,10 +63,10 @@ class PlainTorch:
         value, spread = torch.cat(values, 1), torch.cat(terms, 1).sqrt()
         if bias is not None:
             value = value + bias.to(self.wide)
-        return Expected(value, value.abs() + spread * self._of_sums(k))
+        return Expected(value, value.abs() + spread * self._sum_factor(k))
 
-    def _of_sums(self, k: int) -> float:
-        """What sums of k terms in float32 add to errors of the terms."""
+    def _sum_factor(self, k: int) -> float:
+        """By how much sums of k terms in float32 enlarge the errors of their terms."""
         return 1 + math.sqrt(k) * _SUM_UNIT / self.unit
 
     def gated(self, both: Expected) -> Expected:
@@ -94,7 +95,12 @@ class PlainTorch:
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Expected:
         """query [rows, heads, dim], key and value [keys, kv_heads, dim], visible [rows, keys]:
-        [rows, heads * dim]. Errors of scores and of weights both move a result."""
+        [rows, heads * dim].
+
+        Errors of scores and of weights both move a result. Where scores are in the hundreds, as
+        some heads of some models have them, their rounding alone can move it anywhere: such heads
+        are not told from wrong ones. Kernels may keep sums in float16 next to one power of two for
+        a vector, which costs its small entries a part of the largest."""
         rows, heads, dim = query.shape
         kv_heads = key.shape[1]
         q = query.to(self.wide).view(rows, kv_heads, heads // kv_heads, dim)
@@ -106,9 +112,10 @@ class PlainTorch:
         # Errors of scores, squared: of their terms, and of their own size, which is float32's.
         terms = torch.einsum("rhgd,shd->hgrs", q.square(), k.square()) * scale**2
         sizes = (scores.abs().amax(-1, keepdim=True) + scores.abs()) * (_SUM_UNIT / self.unit)
-        moved = terms * self._of_sums(dim) ** 2 + sizes.square()
-        weights = p.square() * self._of_sums(key.shape[0]) ** 2
+        moved = terms * self._sum_factor(dim) ** 2 + sizes.square()
+        weights = p.square() * self._sum_factor(key.shape[0]) ** 2
         by_scores = (weights * moved).sum(-1).sqrt().permute(2, 0, 1)[..., None]
         terms = torch.einsum("hgrs,shd->rhgd", weights * (1 + moved), v.square()).sqrt()
         spread = out.abs() * (1 + by_scores) + terms
+        spread = spread + out.abs().amax(-1, keepdim=True) * (_HALF_SUMS / self.unit)
         return Expected(out.reshape(rows, -1), spread.reshape(rows, -1))

@@ -1,6 +1,7 @@
-"""What a check has found: how far each operation is from plain torch, and what is too far."""
+"""The findings of a check: how far each operation is from plain torch, and whether too far."""
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 
@@ -33,8 +34,8 @@ class Place:
 class Findings:
     """Errors in units of what rounding explains. They stay on the device until all are there."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype, self._unit = dtype, unit_of(dtype)
+    def __init__(self, dtype: torch.dtype, model: str) -> None:
+        self._dtype, self._unit, self._model = dtype, unit_of(dtype), model
         self._places: list[Place] = []
         self._errors: list[Tensor] = []
 
@@ -50,20 +51,13 @@ class Findings:
     def note(self, place: Place, error: Tensor) -> None:
         """More than TOLERANCE is too much."""
         self._places.append(place)
-        # What is no number is as far off as can be.
+        # A NaN is as far off as can be.
         self._errors.append(error.double().nan_to_num(nan=torch.inf).reshape(()))
 
     def errors(self) -> list[tuple[Place, float]]:
         if not self._errors:
             return []
         return list(zip(self._places, torch.stack(self._errors).tolist(), strict=True))
-
-    def worst(self) -> dict[str, float]:
-        """The largest error of each operation."""
-        found: dict[str, float] = {}
-        for place, error in self.errors():
-            found[place.operation] = max(error, found.get(place.operation, 0.0))
-        return found
 
     def raise_if_wrong(self, tp: TensorParallel) -> None:
         """All ranks agree on the first place that is wrong on any of them."""
@@ -82,13 +76,14 @@ class Findings:
     def _reason(
         self, errors: list[tuple[Place, float]], number: int, rank: int, tp: TensorParallel
     ) -> str:
-        if number >= len(errors):
-            return f"self-check: rank {rank} computes something else than plain torch"
         place, error = errors[number]
         whose = f"rank {rank}, " if tp.size > 1 else ""
-        size = f" by {error:.3g} times that, {TOLERANCE:g} are allowed" if rank == tp.rank else ""
+        dtype = str(self._dtype).removeprefix("torch.")
+        size = f"by {error:.3g} roundings of {dtype}" if rank == tp.rank else "by too much"
+        remedy = place.remedy
+        if math.isinf(error) and self._dtype is torch.float16:
+            remedy = "float16 may be too narrow for this model: --dtype bfloat16 is wider"
         return (
-            f"self-check: {whose}{place} differs from plain torch by more than rounding to "
-            f"{str(self._dtype).removeprefix('torch.')} explains{size}; {place.remedy}, "
-            "--no-self-check serves it all the same"
+            f"self-check of {self._model}: {whose}{place} differs from plain torch {size}, "
+            f"{TOLERANCE:g} are allowed; {remedy}; --no-self-check serves it all the same"
         )

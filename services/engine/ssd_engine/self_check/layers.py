@@ -13,7 +13,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.self_check.expected import Expected, PlainTorch
 from ssd_engine.self_check.findings import Findings, Place
 from ssd_engine.self_check.operations import Operations
-from ssd_engine.self_check.workload import Sight, sights_of, slots_of
+from ssd_engine.self_check.workload import VisibleKeys, slots_of, visible_keys
 
 MOST_ROWS = 64  # that are looked at
 MOST_RUNS = 4  # whose attention is looked at
@@ -33,16 +33,24 @@ HEAD = "norm and head product"
 
 @dataclass(frozen=True)
 class Rows:
-    """What a check must know of the rows of a forward, those that pad it left out."""
+    """The rows of a forward, and which of them are looked at."""
 
-    tokens: Tensor  # [rows]
+    tokens: Tensor  # [rows], without those that pad it; likewise positions and slots
     positions: Tensor
     slots: Tensor
-    sights: list[Sight]
-    chosen: Tensor  # those that are looked at
+    seen: list[VisibleKeys]
+    real: Tensor  # some that do not pad
+    chosen: Tensor  # some of all: products are computed for rows that pad, too
 
     @classmethod
-    def of(cls, parts: Sequence[Part], block_size: int, device: torch.device) -> "Rows":
+    def of(
+        cls,
+        parts: Sequence[Part],
+        block_size: int,
+        device: torch.device,
+        num_rows: int | None = None,
+    ) -> "Rows":
+        """``num_rows``: with those that pad; None: there are none."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -64,9 +72,10 @@ class Rows:
         def upload(values: list[int]) -> Tensor:
             return torch.tensor(values, device=device)
 
-        sights = sights_of(parts, block_size, attended, device)
-        chosen = upload(spread_out(len(tokens), MOST_ROWS))
-        return cls(upload(tokens), upload(positions), upload(slots), sights, chosen)
+        seen = visible_keys(parts, block_size, attended, device)
+        real = upload(spread_out(len(tokens), MOST_ROWS))
+        chosen = upload(spread_out(num_rows or len(tokens), MOST_ROWS))
+        return cls(upload(tokens), upload(positions), upload(slots), seen, real, chosen)
 
 
 def _begins(parts: Sequence[Part]) -> set[int]:
@@ -83,7 +92,7 @@ def spread_out(count: int, most: int) -> list[int]:
 
 
 class LayerCheck:
-    """Of one forward, whose rows are those of ``parts``."""
+    """One forward, whose rows are those of ``parts``."""
 
     def __init__(
         self,
@@ -93,18 +102,20 @@ class LayerCheck:
         findings: Findings,
         use: str,
         remedy: str,
+        num_rows: int | None = None,
     ) -> None:
+        """``num_rows``: of the forward, where some pad it."""
         self._model, self._kv, self._operations = runner.model, runner.kv, operations
         self._plain = PlainTorch(runner.model.weights.norm.dtype)
         self._findings, self._use, self._remedy = findings, use, remedy
-        self._rows = Rows.of(parts, runner.options.block_size, runner.device)
+        self._rows = Rows.of(parts, runner.options.block_size, runner.device, num_rows)
         self._layer: int | None = None
 
     def run(self) -> None:
-        operations, chosen = self._operations, self._rows.chosen
+        operations, real = self._operations, self._rows.real
         operations.embed()
-        expected = self._model.weights.embedding[self._rows.tokens[chosen]]
-        self._findings.compare_bits(self._place(EMBEDDING), operations.hidden[chosen], expected)
+        expected = self._model.weights.embedding[self._rows.tokens[real]]
+        self._findings.compare_bits(self._place(EMBEDDING), operations.hidden[real], expected)
         for i in range(len(self._kv.layers)):
             self._layer = i
             self._attention(i)
@@ -165,29 +176,32 @@ class LayerCheck:
     def _written_and_attended(
         self, projected: Tensor, qk_norm: Tensor | None, kept: LayerCache, attended: Tensor
     ) -> None:
-        model, plain, rows = self._model, self._plain, self._rows
+        model, rows = self._model, self._rows
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.config.head_dim
-        count = len(rows.tokens)
-        x = projected[:count].view(count, heads + 2 * kv_heads, dim)
-        cosine, sine = model.rope.at(rows.positions)
-        turned = plain.rotated(
-            x[:, : heads + kv_heads], qk_norm, model.config.qk_norm_eps, cosine, sine
-        )
+        x = projected.view(-1, heads + 2 * kv_heads, dim)
         keys, values = (t.view(-1, kv_heads, dim) for t in (kept.key, kept.value))
-        key = Expected(turned.value[:, heads:], turned.spread[:, heads:])
-        self._findings.compare(self._place(WRITE), keys[rows.slots], key)
-        value = x[:, heads + kv_heads :]
-        self._findings.compare_bits(self._place(WRITE), values[rows.slots], value)
-        # Kernels compute with queries of the model's dtype.
-        query = turned.value[:, :heads].to(projected.dtype)
-        for sight in rows.sights:
-            seen_keys, seen_values = keys[sight.slots], values[sight.slots]
-            expected = plain.attention(query[sight.rows], seen_keys, seen_values, sight.visible)
-            self._findings.compare(self._place(ATTENTION), attended[sight.rows], expected)
+        slots = rows.slots[rows.real]
+        key = self._rotated(x, qk_norm, rows.real, slice(heads, heads + kv_heads))
+        self._findings.compare(self._place(WRITE), keys[slots], key)
+        value = x[rows.real, heads + kv_heads :]
+        self._findings.compare_bits(self._place(WRITE), values[slots], value)
+        for seen in rows.seen:
+            # Kernels compute with queries of the model's dtype.
+            query = self._rotated(x, qk_norm, seen.rows, slice(heads)).value.to(x.dtype)
+            pages = keys[seen.slots], values[seen.slots]
+            expected = self._plain.attention(query, *pages, seen.visible)
+            self._findings.compare(self._place(ATTENTION), attended[seen.rows], expected)
+
+    def _rotated(self, x: Tensor, qk_norm: Tensor | None, rows: Tensor, heads: slice) -> Expected:
+        """Some heads of some rows of a projection."""
+        norm = None if qk_norm is None else qk_norm[heads]
+        places = self._model.rope.at(self._rows.positions[rows])
+        return self._plain.rotated(x[rows, heads], norm, self._model.config.qk_norm_eps, *places)
 
     def _head(self) -> None:
         weights, eps = self._model.weights, self._model.config.rms_norm_eps
-        some = self._rows.chosen[-HEAD_ROWS:]
+        chosen = self._rows.chosen
+        some = chosen[spread_out(len(chosen), HEAD_ROWS)]
         x = self._plain.normalised(self._operations.hidden[some], weights.norm, eps)
         got = self._operations.score(some)
         self._findings.compare(self._place(HEAD), got, self._plain.product(x, weights.head))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Operations(Protocol):
-    """Of layer ``i``, to be called in this order. The next one may write to what one returns."""
+    """Operations of layer ``i``, to be called in this order. One may write to what the one before
+    has returned."""
 
     @property
     def hidden(self) -> Tensor:

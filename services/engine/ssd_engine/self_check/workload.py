@@ -1,4 +1,4 @@
-"""What a check computes: rows of several sequences, over contexts of several lengths."""
+"""The rows that a check computes: several sequences, over contexts of several lengths."""
 
 import random
 from collections.abc import Sequence
@@ -41,8 +41,14 @@ class Room:
         rows = min(rows, room)
         if rows < 1:
             return None
-        blocks = list(range(sequence * share, sequence * share + count))
-        return Chunk(self.tokens(rows, sequence), min(start, room - rows), blocks, rows)
+        start, first = min(start, room - rows), sequence * share
+        # No more than are used: what a check writes to is widened, too.
+        blocks = list(range(first, first + -(-(start + rows) // size)))
+        return Chunk(self.tokens(rows, sequence), start, blocks, rows)
+
+    def most_sequences(self, wanted: int) -> int:
+        """As many as get a block each, and a scratch."""
+        return max(1, min(wanted, self.num_blocks // (1 + self._scratch_blocks)))
 
     @property
     def _scratch_blocks(self) -> int:
@@ -58,7 +64,7 @@ class Room:
 
 def round_parts(room: Room, runs: int, rows_per_run: int, most_rows: int) -> list[Part]:
     """Rounds of several sequences, of different lengths; the last place stays empty."""
-    sequences = max(1, runs - 1)
+    sequences = room.most_sequences(max(1, runs - 1))
     parts: list[Part] = []
     for i in range(sequences):
         left = most_rows - sum(len(part.tokens) for part in parts)
@@ -73,13 +79,13 @@ def tree_parts(room: Room, runs: int, branches: int, most_rows: int, chain: int)
     """One depth of the trees of several sequences. With a ``chain``, each after so many new tokens,
     and after a branch that was taken."""
     runs_each = 2 if chain else 1
-    sequences = max(1, runs // runs_each)
+    sequences = room.most_sequences(max(1, runs // runs_each))
     parts: list[Part] = []
     for i in range(sequences):
         left = most_rows - sum(len(part.tokens) for part in parts)
         start = max(MOVED, CONTEXTS[i % len(CONTEXTS)])
         before = room.chunk(i, sequences, max(1, chain), start, after=TREE_DEPTH + 1)
-        if before is None or left < branches + chain:
+        if before is None or left < branches + chain or (chain and not before.start):
             break
         tree = _tree_after(room, before if chain else None, before, branches)
         if chain and before.start >= MOVED:
@@ -145,30 +151,30 @@ def slots_of(part: Chunk | Moved, block_size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What some rows of one sequence see."""
+class VisibleKeys:
+    """Keys that some rows of one sequence see."""
 
     rows: Tensor  # [n] of the forward
     slots: Tensor  # [keys] of the cache
     visible: Tensor  # [n, keys]
 
 
-def sights_of(
+def visible_keys(
     parts: Sequence[Part], block_size: int, chosen: Sequence[int], device: torch.device
-) -> list[Sight]:
-    """Of those rows of a forward over ``parts`` that are ``chosen``."""
-    wanted, first, sights = set(chosen), 0, []
+) -> list[VisibleKeys]:
+    """Those of the ``chosen`` rows of a forward over ``parts``, run by run."""
+    wanted, first, found = set(chosen), 0, []
     for part in parts:
         rows = [r for r in range(first, first + len(part.tokens)) if r in wanted]
         if rows and not isinstance(part, Moved):
-            sights.append(_sight(part, [r - first for r in rows], first, block_size, device))
+            found.append(_visible_keys(part, [r - first for r in rows], first, block_size, device))
         first += len(part.tokens)
-    return sights
+    return found
 
 
-def _sight(
+def _visible_keys(
     part: Chunk | TreeRows, rows: list[int], first: int, block_size: int, device: torch.device
-) -> Sight:
+) -> VisibleKeys:
     limits = part.limits if isinstance(part, TreeRows) else range(part.start, part.end)
     seen = range(max(limits[r] for r in rows) + 1)
     slots = [part.blocks[p // block_size] * block_size + p % block_size for p in seen]
@@ -178,7 +184,7 @@ def _sight(
         branch = torch.arange(len(part.scratch)) % len(part.tokens)
         visible = torch.cat((visible, branch == torch.tensor(rows)[:, None]), dim=1)
         slots += part.scratch
-    return Sight(
+    return VisibleKeys(
         torch.tensor([first + r for r in rows], device=device),
         torch.tensor(slots, device=device),
         visible.to(device),
