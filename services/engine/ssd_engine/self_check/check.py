@@ -158,7 +158,7 @@ class StepCheck:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
-            self._findings.note(self._place(DRAWN), torch.zeros(()))
+            self._findings.note(self._place(DRAWN), torch.zeros((), device=self._runner.device))
             return
         step.draw(logits)
         rows = min(self._num_rows, DRAWN_ROWS)
@@ -198,7 +198,7 @@ class StepCheck:
                 if tp.rank == 0:
                     self._findings.compare_bits(place, self._used(step.drawn), drawn)
                 else:
-                    self._findings.note(place, torch.zeros(()))
+                    self._findings.note(place, torch.zeros((), device=self._runner.device))
                 if self._runner.device.type == "cuda":
                     torch.cuda.synchronize()  # the host's block is filled anew
 
