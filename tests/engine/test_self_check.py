@@ -309,6 +309,13 @@ def test_every_rank_learns_what_another_has_found() -> None:
 # The tolerance
 
 
+def test_a_dtype_that_is_too_narrow_is_named() -> None:
+    findings = Findings(torch.float16, "model")
+    findings.note(Place("step", 8, 3, "down product", "--kernels torch"), torch.tensor(torch.nan))
+    with pytest.raises(SelfCheckError, match=r"explains; float16 .*--dtype bfloat16"):
+        findings.raise_if_wrong(SingleRank())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("k", [64, 1536, 14336])
 def test_the_tolerance_knows_rounding_from_a_tile_that_is_missing(

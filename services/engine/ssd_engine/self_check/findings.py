@@ -52,7 +52,7 @@ class Findings:
         """More than TOLERANCE is too much."""
         self._places.append(place)
         # A NaN is as far off as can be.
-        self._errors.append(error.double().nan_to_num(nan=torch.inf).reshape(()))
+        self._errors.append(error.double().nan_to_num(nan=torch.inf, posinf=torch.inf).reshape(()))
 
     def errors(self) -> list[tuple[Place, float]]:
         if not self._errors:
@@ -79,11 +79,13 @@ class Findings:
         place, error = errors[number]
         whose = f"rank {rank}, " if tp.size > 1 else ""
         dtype = str(self._dtype).removeprefix("torch.")
-        size = f"by {error:.3g} roundings of {dtype}" if rank == tp.rank else "by too much"
+        size = f"by {error:.3g} roundings of {dtype}, {TOLERANCE:g} are allowed"
+        if rank != tp.rank or math.isinf(error):  # no numbers, or bits that must be equal
+            size = f"by more than rounding to {dtype} explains"
         remedy = place.remedy
         if math.isinf(error) and self._dtype is torch.float16:
             remedy = "float16 may be too narrow for this model: --dtype bfloat16 is wider"
         return (
-            f"self-check of {self._model}: {whose}{place} differs from plain torch {size}, "
-            f"{TOLERANCE:g} are allowed; {remedy}; --no-self-check serves it all the same"
+            f"self-check of {self._model}: {whose}{place} differs from plain torch {size}; "
+            f"{remedy}; --no-self-check serves it all the same"
         )
