@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import DraftProcess, TargetProcess, draft, link_states, target
+from tests.scale import FULL
 from tests.tools import check_tools, skipped_tools
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
@@ -80,5 +81,9 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not str(item.path).endswith(LONG))
+    if not FULL:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
