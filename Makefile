@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
+.PHONY: help demo test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
 	bench-useless bench-fairness soak protos manifests sbom clean
 
 help:
 	@echo "make demo       stream a story from the shipped model"
 	@echo "make test       lint, types and tests (long checks: a tenth)"
 	@echo "make test-full  the same with every check in full"
+	@echo "make test-under-load  make test, while as many processes as there are cores burn them"
 	@echo "make bench      speed of plain decoding against transformers' generate"
 	@echo "make report     off, sync and ssd in one run: a table, and build/report.html with pictures"
 	@echo "make bench-overlap    off, sync and ssd side by side, and theorem 7"
@@ -58,40 +59,20 @@ style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# What was skipped for want of a tool: collected, and said last.
-SKIPPED = $(abspath build)/skipped-tools.txt
-
-# What watches how fast processes are goes one test at a time; then all else that starts some, one
-# more than there are cores, as they wait for one another. What only computes takes what both leave
-# of the machine, and gives way at once; its output comes last. Types are checked by one of its tests.
-GIVING_WAY = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
-SIDE_BY_SIDE = --dist loadfile --no-loadscope-reorder --numprocesses
-COMPUTED = build/computes.txt
-
-# To load all files only to leave most of them out takes a while.
-marked = $(shell grep -rl 'mark\.$1\b' tests --include='test_*.py')
-WHOLLY_MARKED = $(shell grep -rlE '^pytestmark = \[?pytest\.mark\.(services|computes)\b' tests)
-
-define run-tests
-	@mkdir -p build && rm -f $(SKIPPED)
-	@$(GIVING_WAY) $(BIN)/pytest -m computes $(call marked,computes) \
-		$(SIDE_BY_SIDE) $$(nproc) >$(COMPUTED) 2>&1 & computes=$$!; \
-	$(BIN)/pytest -m services $(call marked,services); services=$$?; \
-	$(BIN)/pytest -m "not services and not computes" $(addprefix --ignore=,$(WHOLLY_MARKED)) \
-		$(SIDE_BY_SIDE) $$(expr $$(nproc) + 1); rest=$$?; \
-	wait $$computes; computes=$$?; cat $(COMPUTED); \
-	[ "$$services $$rest $$computes" = "0 0 0" ]
-	@cat $(SKIPPED) 2>/dev/null || true
-endef
-
-test test-full: export SSD_TEST_SKIPPED = $(SKIPPED)
+# One worker more than there are cores, as tests wait for processes that they start. Tests that share
+# services stay on one worker (tests/side_by_side.py). Types are checked by one of the tests.
+PYTEST = $(BIN)/pytest --numprocesses $$(expr $$(nproc) + 1) --durations 10
 
 test: style
-	$(run-tests)
+	$(PYTEST)
 
-test-full: export SSD_TEST_FULL = 1
 test-full: style
-	$(run-tests)
+	SSD_TEST_FULL=1 $(PYTEST)
+
+# As many processes as there are cores do nothing but burn them; they end with the shell that began them.
+test-under-load: style
+	@for core in $$(seq $$(nproc)); do (while kill -0 $$$$ 2>/dev/null; do :; done) & done; \
+	$(MAKE) test
 
 # The shipped pair, grown until a verification takes longer than what the draft prepares meanwhile.
 report: $(VENV)/.dev

@@ -5,11 +5,13 @@ import signal
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.processes import DraftProcess, TargetProcess, draft, link_states, target
 from tests.scale import FULL
+from tests.side_by_side import place_in_order, scheduler
 from tests.tools import check_tools, skipped_tools
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
@@ -36,14 +38,9 @@ def pytest_terminal_summary(
 ) -> Generator[None, None, None]:
     yield
     line = skipped_tools(terminalreporter.stats.get("skipped", []))
-    if not line:
-        return
-    terminalreporter.section("tools")
-    terminalreporter.write_line(line)
-    collected = os.environ.get("SSD_TEST_SKIPPED")  # of make test, which runs pytest more than once
-    if collected:
-        with Path(collected).open("a") as file:
-            file.write(f"{line}\n")
+    if line:
+        terminalreporter.section("tools")
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -62,28 +59,14 @@ def traced_pair(
             yield serving, drafting
 
 
-# Files that take longest go first, so that no worker is left alone with one at the end.
-LONG = (
-    "wire/test_fuzz.py",
-    "target/test_exactness.py",
-    "target/test_nodes.py",
-    "wire/test_version_skew.py",
-    "speculation/test_exact_under_every_fault.py",
-    "speculation/test_protocol_explored.py",
-    "speculation/test_rejection_end_to_end.py",
-    "engine/test_step_kernels.py",
-    "deploy/test_observability.py",
-    "client/test_client_local.py",
-    "repository/test_packaging.py",
-    "security/test_guarded_services.py",
-    "engine/test_cuda_sources.py",
-    "speculation/test_rows_of_a_batch.py",
-)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not str(item.path).endswith(LONG))
+    items.sort(key=lambda item: place_in_order(item.nodeid))
     if not FULL:
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return scheduler(config, log)
