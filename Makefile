@@ -61,7 +61,8 @@ style: $(VENV)/.dev
 
 # One worker more than there are cores, as tests wait for processes that they start. Tests that share
 # services stay on one worker (tests/side_by_side.py). Types are checked by one of the tests.
-PYTEST = $(BIN)/pytest --numprocesses $$(expr $$(nproc) + 1) --durations 10
+# Services start faster where Python may keep what it has compiled.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $$(expr $$(nproc) + 1) --durations 10
 
 test: style
 	$(PYTEST)
