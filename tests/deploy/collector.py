@@ -43,10 +43,10 @@ class Collector(rpc.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def wait_for(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
-        wait_until(lambda: enough(self._received()), self._received)
-        return self._received()
+        wait_until(lambda: enough(self._kept()), self._kept)
+        return self._kept()
 
-    def _received(self) -> list[Received]:
+    def _kept(self) -> list[Received]:
         with self._lock:
             return list(self._spans)
 

@@ -65,7 +65,9 @@ class Host:
 
     def _port(self, number: str) -> str:
         if number not in self._ports:
-            free = next(port for port in PORTS if port not in self._ports.values() and is_free(port))
+            free = next(
+                port for port in PORTS if port not in self._ports.values() and is_free(port)
+            )
             self._ports[number] = free
         return self._ports[number]
 
