@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator, Iterator, Sequence
+from typing import Protocol
 
 import grpc
 
@@ -33,6 +34,14 @@ _END_OF_CALL_S = 0.2
 Metadata = tuple[tuple[str, str], ...]  # keys and values
 
 
+class Clock(Protocol):
+    """What a request needs of the module ``time``."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
 def generate(
     endpoints: Sequence[Endpoint],
     request: target_pb2.GenerateRequest,
@@ -40,6 +49,7 @@ def generate(
     timeout_s: float | None = None,
     policy: RetryPolicy | None = None,
     metadata: Metadata = (),
+    clock: Clock = time,
 ) -> Generator[Event, None, None]:
     """Yields the events of `request` up to its `Finished`, or raises a ClientError.
 
@@ -47,7 +57,7 @@ def generate(
     Closing the iterator cancels the call: wrap it in `contextlib.closing` where the loop may be
     left early.
     """
-    deadline = _Deadline(timeout_s)
+    deadline = _Deadline(timeout_s, clock)
     progress = _Progress(request)
     rota = Rota(len(endpoints), policy or RetryPolicy())
     index, _ = rota.best()
@@ -58,9 +68,9 @@ def generate(
         if isinstance(endpoints, Endpoints) and rota.hopeless(index, failure):
             endpoints.look_again()
             rota.grow(len(endpoints))
-        rota.note(index, failure, len(progress.token_ids), time.monotonic())
+        rota.note(index, failure, len(progress.token_ids), clock.monotonic())
         origin, (index, ready_at) = index, rota.best()
-        wait_s = max(0.0, ready_at - time.monotonic())
+        wait_s = max(0.0, ready_at - clock.monotonic())
         yield Moved(
             origin=endpoints[origin].address,
             to=endpoints[index].address,
@@ -142,19 +152,20 @@ def _events(responses: Responses, address: str) -> Iterator[Event]:
 class _Deadline:
     """The time of a whole request, over all its attempts."""
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, clock: Clock) -> None:
         self._timeout_s = timeout_s
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._clock = clock
+        self._end = None if timeout_s is None else clock.monotonic() + timeout_s
 
     def left_s(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
+        return None if self._end is None else max(0.0, self._end - self._clock.monotonic())
 
     def sleep(self, seconds: float, failure: ClientError) -> None:
         """Sleeps; raises at once where the deadline would come first."""
         left_s = self.left_s()
         if left_s is not None and seconds >= left_s:
             raise DeadlineError(f"no time left to try again ({self._text()}): {failure}")
-        time.sleep(seconds)
+        self._clock.sleep(seconds)
 
     def explain(self, failure: ClientError, tokens: int) -> ClientError:
         """A passed deadline of our own in our own words, any other failure as it is."""

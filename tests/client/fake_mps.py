@@ -21,10 +21,10 @@ if [ "$1" = -d ]; then
         cat $folder/stderr >&2
         exit 1
     fi
-    sleep 60 &
+    sleep 600 &
     echo $! > $pid_file
     cp $pid_file $folder/pid
-    [ ! -e $folder/slow ] || sleep 5
+    [ ! -e $folder/slow ] || sleep 60
 elif [ "$input" = quit ] && [ -e $pid_file ]; then
     kill $(cat $pid_file)
 fi

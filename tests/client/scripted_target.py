@@ -132,7 +132,7 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
             context.abort(*script.abort_after[1:])
         if script.hang_after == sent:
             self.hanging.set()
-            done.wait(20)
+            done.wait()  # the client or the server ends the call
         return script.end_after == sent
 
     def _text(self, seed: int, position: int, total: int) -> str:
@@ -260,12 +260,16 @@ class Running:
 
 
 @contextlib.contextmanager
-def serve(script: Script | None = None, address: str = ANY) -> Iterator[Running]:
+def serve(
+    script: Script | None = None,
+    address: str = ANY,
+    checks: health.HealthServicer | None = None,
+) -> Iterator[Running]:
     """A running target; a given `address` may be held by the fixture `nobody`."""
     server = grpc.server(
         futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", int(address != ANY))]
     )
-    target, checks = ScriptedTarget(script or Script()), health.HealthServicer()
+    target, checks = ScriptedTarget(script or Script()), checks or health.HealthServicer()
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     port = server.add_insecure_port(address)

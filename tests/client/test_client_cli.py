@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import grpc
 import pytest
@@ -16,7 +15,10 @@ from click.testing import CliRunner
 from scripted_target import DRAWN_SEED, full_text, full_tokens, invalid, status
 
 from ssd.v1 import target_pb2
+from ssd_client import stream
 from ssd_client.cli import cli
+from ssd_client.events import Tokens
+from tests.waiting import HANG_SECONDS
 
 LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
@@ -288,7 +290,7 @@ def test_invalid_utf8_is_named_with_its_place(tmp_path):
 
 def test_invalid_utf8_in_an_argument():
     process = client("generate", b"\xc3\xa9\xff")
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 2
     assert b"not valid UTF-8 at byte 2" in stderr
 
@@ -369,7 +371,7 @@ def in_terminal(*arguments):
             break
         shown += data
     os.close(ours)
-    return shown.decode().replace("\r\n", "\n"), process.wait(20)
+    return shown.decode().replace("\r\n", "\n"), process.wait(HANG_SECONDS)
 
 
 def test_a_move_is_noted_in_a_terminal(start):
@@ -393,23 +395,29 @@ def test_text_is_written_as_it_comes(start):
     expected = full_text(3).encode()
     assert process.stdout.read(len(expected)) == expected
     process.send_signal(signal.SIGINT)
-    rest, stderr = process.communicate(timeout=20)
+    rest, stderr = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, rest) == (130, b"\n")
     assert b"4 tokens" in stderr
     assert b"interrupted" in stderr
     assert b"Traceback" not in stderr
-    assert server.target.cancelled.wait(5)
+    assert server.target.cancelled.wait(HANG_SECONDS)
 
 
-def test_an_interrupted_json_generation_is_printed(start):
-    server = start(hang_after=4)
-    process = client("generate", "x", "--json", "--target", server.address)
-    assert server.target.hanging.wait(10)
-    time.sleep(1)  # what was sent before is to arrive
-    process.send_signal(signal.SIGINT)
-    stdout, _ = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert json.loads(stdout)["text"] == full_text(3)
+def test_an_interrupted_json_generation_is_printed(start, monkeypatch):
+    real = stream.generate
+
+    def interrupted_after_four(*arguments, **settings):
+        tokens = 0
+        for event in real(*arguments, **settings):
+            yield event
+            tokens += isinstance(event, Tokens)
+            if tokens == 4:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(stream, "generate", interrupted_after_four)
+    result = invoke("x", "--json", "--target", start(hang_after=4).address)
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["text"] == full_text(3)
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(start):
@@ -418,14 +426,14 @@ def test_a_reader_that_has_enough_ends_it_quietly(start):
     process.stdout.read(5)
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(20) == 1
-    assert server.target.cancelled.wait(5)
+    assert process.wait(HANG_SECONDS) == 1
+    assert server.target.cancelled.wait(HANG_SECONDS)
 
 
 def test_a_full_disk_is_said(start):
     with open("/dev/full", "wb") as full_disk:
         process = client("generate", "x", "--target", start().address, stdout=full_disk)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 1
     assert stderr == b"error: cannot write to standard output: No space left on device\n"
 
@@ -471,7 +479,7 @@ def test_a_proxy_is_not_asked_for_this_machine(start, nobody):
     server = start()
     env = {"http_proxy": f"http://{nobody}", "no_proxy": ""}
     process = client("generate", "x", "--target", server.address, env=env)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert stdout.decode() == full_text(12) + "\n", stderr
 
 

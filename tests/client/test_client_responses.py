@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import signal
 import threading
-import time
 from contextlib import closing
 
 import pytest
 
 from ssd_client import responses
 from ssd_client.responses import Responses
+from tests.waiting import HANG_SECONDS, wait_until
 
 
 class FakeCall:
@@ -23,6 +23,8 @@ class FakeCall:
             self.items.put(item)
         self.readers: set[threading.Thread] = set()
         self.taken = 0
+        self.used = 0  # by the test
+        self.most_ahead = 0
         self.cancelled = False
 
     def __iter__(self) -> FakeCall:
@@ -36,20 +38,12 @@ class FakeCall:
         if isinstance(item, Exception):
             raise item
         self.taken += 1
+        self.most_ahead = max(self.most_ahead, self.taken - self.used)
         return item
 
     def cancel(self) -> None:
         self.cancelled = True
         self.items.put(None)
-
-
-def settles(call: FakeCall) -> int:
-    """How many responses were taken once no more are for a while."""
-    while True:
-        taken = call.taken
-        time.sleep(0.2)
-        if call.taken == taken:
-            return taken
 
 
 class Struck(BaseException):
@@ -114,14 +108,16 @@ def test_an_end_that_does_not_come_is_not_waited_for_long():
 
 def test_little_is_read_ahead_of_a_slow_reader(monkeypatch):
     monkeypatch.setattr(responses, "_AHEAD", 3)
-    call = FakeCall(*range(10))
+    call = FakeCall(*range(40))
     with closing(Responses(call)) as read:
-        iterator = iter(read)
-        next(iterator)
-        assert settles(call) == 4
-        next(iterator)
-        next(iterator)
-        assert settles(call) == 6
+        for item in read:
+            assert item == call.used
+            call.used += 1
+            if call.used == 30:
+                break
+            ahead = min(40, call.used + 3)
+            wait_until(lambda ahead=ahead: call.taken >= ahead)
+    assert call.most_ahead <= 4  # the one that is handed over, and three
     for reader in call.readers:
-        reader.join(5)
+        reader.join(HANG_SECONDS)
         assert not reader.is_alive()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from concurrent import futures
 
@@ -22,6 +21,7 @@ from scripted_target import (
 )
 
 from ssd.v1 import target_pb2
+from ssd_client import stream
 from ssd_client.endpoints import connect
 from ssd_client.errors import (
     BadInputError,
@@ -31,7 +31,7 @@ from ssd_client.errors import (
     EndpointLostError,
     ModelMismatchError,
 )
-from ssd_client.events import FinishReason, Moved, Started, Usage
+from ssd_client.events import FinishReason, Moved, Started, Tokens, Usage
 from ssd_client.failover import RetryPolicy
 from ssd_client.request import (
     GenerateOptions,
@@ -42,11 +42,27 @@ from ssd_client.request import (
 )
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.stream import generate
+from tests.waiting import HANG_SECONDS
 
 QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)
 
 
-def run(addresses, request=None, *, result=None, events=None, **settings):
+class FakeClock:
+    """Time passes only by sleeping, and where a test lets it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float, /) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def run(addresses, request=None, *, result=None, events=None, on_event=None, **settings):
     """The result of a request, of a failed one too when `result` is given."""
     request = request or build_request(TextPrompt("Once"), GenerateOptions())
     result = result or GenerationResult(Timing(sent=time.monotonic()))
@@ -56,6 +72,8 @@ def run(addresses, request=None, *, result=None, events=None, **settings):
             result.add(event, time.monotonic())
             if events is not None:
                 events.append(event)
+            if on_event is not None:
+                on_event(event)
     return result
 
 
@@ -77,10 +95,11 @@ def test_a_plain_generation(start):
     assert (result.endpoints, result.resumed) == ([server.address], 0)
 
 
-def test_a_finished_call_is_not_cancelled(start):
+def test_a_finished_call_is_not_cancelled(start, monkeypatch):
+    monkeypatch.setattr(stream, "_END_OF_CALL_S", HANG_SECONDS)
     server = start(linger_s=0.1)
     run([server.address])
-    assert server.target.ended_well.wait(5)
+    assert server.target.ended_well.wait(HANG_SECONDS)
     assert not server.target.cancelled.is_set()
 
 
@@ -121,9 +140,12 @@ def test_a_stream_that_ends_without_a_finish_is_resumed(start):
 def test_a_server_that_stops_is_left_for_the_next(start):
     first, second = start(hang_after=4), start()
     events = []
-    stopper = threading.Timer(0.3, lambda: first.server.stop(0))
-    stopper.start()
-    check_whole(run([first.address, second.address], events=events))
+
+    def stop_after_four(event):
+        if sum(isinstance(each, Tokens) for each in events) == 4:
+            first.server.stop(0)
+
+    check_whole(run([first.address, second.address], events=events, on_event=stop_after_four))
     assert [e.tokens for e in events if isinstance(e, Moved)] == [4]
 
 
@@ -176,7 +198,7 @@ def test_another_model_is_not_resumed_on(start):
     with pytest.raises(ModelMismatchError, match=r"serves another model than .*model-b.*model-a"):
         run([first.address, second.address], result=result)
     assert result.token_ids == full_tokens(2)
-    assert second.target.cancelled.wait(5)
+    assert second.target.cancelled.wait(HANG_SECONDS)
 
 
 def test_a_further_endpoint_that_fits_is_resumed_on(start):
@@ -205,12 +227,16 @@ def test_a_single_endpoint_that_comes_back_is_resumed_with_retries(start):
 
 
 def test_a_restarted_server_is_found_again(nobody):
+    policy = RetryPolicy(retries=9, lost_wait_s=0.1)
     with contextlib.ExitStack() as stack:
-        timer = threading.Timer(0.4, lambda: stack.enter_context(serve(Script(), nobody)))
-        timer.start()
-        events = []
-        check_whole(run([nobody], events=events, policy=RetryPolicy(retries=9, lost_wait_s=0.1)))
-    assert isinstance(events[0], Moved)  # the server came up while the client waited
+
+        def come_up_while_it_waits(event):
+            if isinstance(event, Moved) and not servers:
+                servers.append(stack.enter_context(serve(Script(), nobody)))
+
+        servers = []
+        check_whole(run([nobody], policy=policy, on_event=come_up_while_it_waits))
+    assert len(servers[0].requests) == 1
 
 
 def test_a_servers_own_internal_error_is_not_retried(start):
@@ -258,17 +284,15 @@ def test_a_full_endpoint_gives_way_to_the_next_at_once(start):
 
 
 def test_full_endpoints_are_asked_again_after_their_delay(start):
-    first, second = start(refuse=full("full", 0.3, times=1)), start(refuse=full("full", 30.0))
-    events = []
-    began = time.monotonic()
-    result = run([first.address, second.address], events=events)
+    first, second = start(refuse=full("full", 20.0, times=1)), start(refuse=full("full", 30.0))
+    events, clock = [], FakeClock()
+    result = run([first.address, second.address], events=events, clock=clock)
     check_whole(result)
-    assert time.monotonic() - began >= 0.3
+    assert clock.slept == [0.0, 20.0]
     assert (len(first.requests), len(second.requests)) == (2, 1)
     there, back = (each for each in events if isinstance(each, Moved))
     assert (there.to, there.full, there.wait_s) == (second.address, True, 0.0)
-    assert (back.to, back.full) == (first.address, True)
-    assert back.wait_s <= 0.3
+    assert (back.to, back.full, back.wait_s) == (first.address, True, 20.0)
 
 
 def test_full_endpoints_are_not_asked_for_ever(start):
@@ -299,29 +323,44 @@ def test_a_full_endpoint_without_advice(start):
     check_whole(run([server.address]))
 
 
+PASSED = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+
 def test_the_deadline_ends_a_hanging_stream(start):
     server, other = start(hang_after=3), start()
-    result = GenerationResult(Timing(sent=0.0))
-    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 2 s\), 3 tokens"):
-        run([server.address, other.address], result=result, timeout_s=2.0)
+    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 0.5 s\), \d tokens?$"):
+        run([server.address, other.address], timeout_s=0.5)
     assert other.requests == []
-    assert server.target.cancelled.wait(5)
+
+
+def test_a_passed_deadline_is_not_tried_elsewhere(start):
+    server, other = start(abort_after=(3, *PASSED)), start()
+    result = GenerationResult(Timing(sent=0.0))
+    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 900 s\), 3 tokens$"):
+        run([server.address, other.address], result=result, timeout_s=900.0)
+    assert result.token_ids == full_tokens(3)
+    assert 0 < server.target.seconds_left[0] <= 900
+    assert other.requests == []
 
 
 def test_the_deadline_covers_all_attempts(start):
-    first = start(pause_s=0.1, abort_after=(4, *BROKEN[0]))
-    second = start(hang_after=1)
-    with pytest.raises(DeadlineError, match="5 tokens"):
-        run([first.address, second.address], timeout_s=3.0)
-    assert second.target.seconds_left[0] < 3.0 - 4 * 0.1
+    first, second = start(abort_after=(4, *BROKEN[0])), start(abort_after=(1, *PASSED))
+    clock = FakeClock()
+
+    def pass_six_hundred_seconds(event):
+        clock.now += 600.0 if isinstance(event, Moved) else 0.0
+
+    with pytest.raises(DeadlineError, match=r"\(timeout 900 s\), 5 tokens$"):
+        run([first.address, second.address], timeout_s=900.0, clock=clock,
+            on_event=pass_six_hundred_seconds)  # fmt: skip
+    assert 0 < second.target.seconds_left[0] <= 300
 
 
 def test_the_deadline_is_not_slept_through(start):
-    server = start(refuse=full("queue full", 20.0))
-    began = time.monotonic()
-    with pytest.raises(DeadlineError, match=r"timeout 10 s.*queue full"):
-        run([server.address], timeout_s=10.0)
-    assert time.monotonic() - began < 9
+    server, clock = start(refuse=full("queue full", 20.0)), FakeClock()
+    with pytest.raises(DeadlineError, match=r"no time left .*timeout 10 s.*queue full"):
+        run([server.address], timeout_s=10.0, clock=clock)
+    assert clock.slept == []
 
 
 def test_leaving_the_loop_cancels_the_call(start):
@@ -331,7 +370,7 @@ def test_leaving_the_loop_cancels_the_call(start):
         with contextlib.closing(generate(endpoints, request)) as events:
             next(events)
             next(events)
-        assert server.target.cancelled.wait(5)
+        assert server.target.cancelled.wait(HANG_SECONDS)
 
 
 def test_a_server_that_is_no_target():

@@ -1,7 +1,6 @@
 """An OpenTelemetry collector in this process: a real OTLP service that keeps what it is sent."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
+
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,12 @@ class Collector(rpc.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def wait_for(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
-        deadline = time.monotonic() + 60
-        while True:
-            with self._lock:
-                spans = list(self._spans)
-            if enough(spans) or time.monotonic() > deadline:
-                return spans
-            time.sleep(0.05)
+        wait_until(lambda: enough(self._kept()), self._kept)
+        return self._kept()
+
+    def _kept(self) -> list[Received]:
+        with self._lock:
+            return list(self._spans)
 
 
 def _received(service: str, span: Any) -> Received:

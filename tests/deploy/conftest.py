@@ -1,14 +1,13 @@
 """Two pairs of services, each shared by several tests."""
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from tests.deploy.collector import collecting
-from tests.deploy.watched import Bereft, Pair, start_pair, wait_for_links
+from tests.deploy.watched import SCRAPE_SECONDS, Bereft, Pair, start_pair, wait_for_links
 from tests.scale import FULL
 
 METRICS = ("--metrics-listen", "127.0.0.1:0")
@@ -39,7 +38,7 @@ def bereft(tmp_path_factory: pytest.TempPathFactory) -> Bereft:
         pair = start_pair(stack, tmp_path_factory.mktemp("bereft"), flags)
 
         def scrape(kept: list[tuple[float, str]]) -> None:
-            kept.append((time.monotonic(), pair.target.exposition()))
+            kept.append((SCRAPE_SECONDS * len(kept), pair.target.exposition()))
 
         scrape(seen.with_draft)
         seen.output = pair.generate()

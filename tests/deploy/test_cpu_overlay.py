@@ -7,7 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -22,10 +21,12 @@ from tests.deploy.checks.references import secret_files
 from tests.deploy.manifests import Manifest, Pod, manifests, pods
 from tests.deploy.trial_secrets import write_secrets
 from tests.tools import needs_tool
+from tests.waiting import HANG_SECONDS, wait_until
 
 pytestmark = needs_tool("openssl")
 
-START_SECONDS = 120
+# Below those that the system gives to outgoing connections: a free one stays free.
+PORTS = [str(port) for port in range(20_000 + os.getpid() % 10_000, 32_000)]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 # A cluster's names; the certificates know this one, too.
 NAMES = re.compile(r"(dns:///)?(ssd-draft-headless|ssd-target):")
@@ -64,10 +65,20 @@ class Host:
 
     def _port(self, number: str) -> str:
         if number not in self._ports:
-            with closing(socket.socket()) as probe:
-                probe.bind(("", 0))
-                self._ports[number] = str(probe.getsockname()[1])
+            free = next(
+                port for port in PORTS if port not in self._ports.values() and is_free(port)
+            )
+            self._ports[number] = free
         return self._ports[number]
+
+
+def is_free(port: str) -> bool:
+    with closing(socket.socket()) as probe:
+        try:
+            probe.bind(("", int(port)))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass
@@ -87,11 +98,8 @@ class Running:
         return bool(answer.status == SERVING)
 
     def wait_for(self, kind: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not self.probe(kind):
-            assert self.process.poll() is None, "it has ended"
-            assert time.monotonic() < deadline, f"{kind} says no"
-            time.sleep(0.1)
+        wait_until(lambda: self.probe(kind) or self.process.poll() is not None, kind)
+        assert self.process.poll() is None, "it has ended"
 
 
 @dataclass
@@ -108,11 +116,8 @@ class Cluster:
         return text
 
     def wait_for_link(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
         up = re.compile(r'^ssd_links?(_state)?\{.*state="up".*\} 1', re.MULTILINE)
-        while not up.search(self.scrape()):
-            assert time.monotonic() < deadline, "target and draft did not get together"
-            time.sleep(0.1)
+        wait_until(lambda: up.search(self.scrape()), "a link of target and draft")
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +147,12 @@ def test_the_smoke_test_passes_and_pods_end_as_they_should(cluster: Cluster) -> 
         assert each.probe("readinessProbe")
         assert each.probe("livenessProbe")
     cluster.wait_for_link()
-    done = subprocess.run(cluster.smoke_test, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(cluster.smoke_test, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "32 tokens" in done.stderr
     without = [each for each in cluster.smoke_test if not each.startswith("--token-file")]
-    assert subprocess.run(without, capture_output=True, timeout=120).returncode != 0
+    assert subprocess.run(without, capture_output=True, timeout=HANG_SECONDS).returncode != 0
     for each in cluster.services.values():
         each.process.send_signal(signal.SIGTERM)
-    assert [each.process.wait(timeout=60) for each in cluster.services.values()] == [0, 0]
+    assert [each.process.wait(timeout=HANG_SECONDS) for each in cluster.services.values()] == [0, 0]

@@ -4,8 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -15,6 +13,7 @@ from ssd.v1 import target_pb2 as pb
 from tests.deploy.watched import PROMPT, Bereft, Pair
 from tests.processes import collect, wait_until_idle
 from tests.scale import FULL
+from tests.waiting import HANG_SECONDS, wait_until
 
 SECRET = "Brumblewick"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -24,13 +23,6 @@ def lines(log: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.splitlines()]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def of_request(pair: Pair, request_id: str) -> list[dict[str, Any]]:
     """To its end, whose line may come a moment after the client has heard of it."""
 
@@ -38,7 +30,7 @@ def of_request(pair: Pair, request_id: str) -> list[dict[str, Any]]:
         whole = pair.target.log().rpartition("\n")[0]  # the last line may be half written
         return [line for line in lines(whole) if line.get("request_id") == request_id]
 
-    wait_for(lambda: bool(found()) and "outcome" in found()[-1])
+    wait_until(lambda: found() and "outcome" in found()[-1], pair.target.log)
     return found()
 
 
@@ -69,14 +61,14 @@ def test_a_request_has_a_start_and_an_end(watched: Pair) -> None:
     assert end["prompt_tokens"] == out.finish.usage.prompt_tokens
     assert end["seconds"] > 0
     opened = f"sequence {start['sequence']} is opened in round"
-    wait_for(lambda: opened in watched.draft.log())
+    wait_until(lambda: opened in watched.draft.log(), watched.draft.log)
 
 
 def test_a_refused_request_is_named_with_its_field(watched: Pair) -> None:
     request = pb.GenerateRequest(text=SECRET, request_id="logged-2")
     request.stop.strings.append(SECRET * 500)
     with pytest.raises(grpc.RpcError):
-        list(watched.target.stub().Generate(request, timeout=60))
+        list(watched.target.stub().Generate(request, timeout=HANG_SECONDS))
     (end,) = of_request(watched, "logged-2")
     assert (end["outcome"], end["tokens"]) == ("refused", 0)
     assert end["reason"] == "wrong field stop.strings[0]"
@@ -101,13 +93,13 @@ def test_no_text_is_logged(watched: Pair) -> None:
     refused = 0
     for request in bad_requests():
         try:
-            collect(stub.Generate(request, timeout=60))
+            collect(stub.Generate(request, timeout=HANG_SECONDS))
         except grpc.RpcError:
             refused += 1
     assert refused >= 4
     with watched.target.channel() as channel, pytest.raises(grpc.RpcError):
         raw = channel.unary_stream("/ssd.v1.TargetService/Generate")
-        list(raw(SECRET.encode(), timeout=60))
+        list(raw(SECRET.encode(), timeout=HANG_SECONDS))
     wait_until_idle(watched.target)
     assert len(out.text.strip()) > 20
     for log in watched.logs():
@@ -143,7 +135,7 @@ raise ValueError("at the end")
 
 def test_warnings_and_uncaught_exceptions_are_lines_too() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 1
     warning, thread, info, last = lines(done.stderr)
@@ -159,7 +151,7 @@ def test_warnings_and_uncaught_exceptions_are_lines_too() -> None:
 def test_a_child_that_fails_says_so_in_a_line() -> None:
     script = SCRIPT.split("warnings.warn")[0] + "with uncaught_logged():\n    1 / 0"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 1
     (line,) = lines(done.stderr)
@@ -168,7 +160,7 @@ def test_a_child_that_fails_says_so_in_a_line() -> None:
 
 def test_a_wrong_option_is_a_line_too() -> None:
     command = [sys.executable, "-m", "ssd_draft", "serve", "--log-format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 2
     (line,) = lines(done.stderr)
     assert line["level"] == "critical"

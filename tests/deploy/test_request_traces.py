@@ -9,6 +9,7 @@ import pytest
 from ssd.v1 import target_pb2 as pb
 from tests.deploy.collector import Received
 from tests.deploy.watched import PROMPT, Bereft, Pair, run_client
+from tests.waiting import HANG_SECONDS
 
 SERVICES = {"ssd-client", "ssd-target", "ssd-draft"}
 FOREIGN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0{}"
@@ -58,7 +59,7 @@ def test_one_trace_goes_from_client_through_target_to_draft(watched: Pair) -> No
 
 def call(pair: Pair, request: pb.GenerateRequest, traceparent: str) -> None:
     metadata = (("traceparent", traceparent),)
-    list(pair.target.stub().Generate(request, timeout=120, metadata=metadata))
+    list(pair.target.stub().Generate(request, timeout=HANG_SECONDS, metadata=metadata))
 
 
 def test_a_refused_request_has_a_span_that_says_so(watched: Pair) -> None:
@@ -103,7 +104,7 @@ def test_a_collector_that_is_not_there_harms_nobody(watched: Pair, bereft: Beref
 def test_without_the_extra_the_flag_names_it(package: str, arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", WITHOUT_EXTRA.format(package), *arguments]
     traced = [*command, "--otlp-endpoint", "http://127.0.0.1:4317"]
-    done = subprocess.run(traced, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(traced, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1] == f"error: {NEEDS_EXTRA}"
 
@@ -116,7 +117,7 @@ from ssd_draft.server import DraftServer
 from ssd_target.server import TargetServer
 sys.exit(any(name.startswith("opentelemetry") for name in sys.modules))
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_SECONDS).returncode == 0
 
 
 def test_an_address_that_is_no_url_is_named(watched: Pair) -> None:

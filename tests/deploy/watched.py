@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,11 @@ from tests.processes import (
     target,
     wait_until_ready,
 )
+from tests.waiting import HANG_SECONDS, wait_until
 
+# Whatever the machine's pace, every round waits for its branches and no link is given up.
+PATIENT = ("--no-auto-off", "--no-adapt-depth", "--wait", "10000", "--link-timeout", "3600")
+SCRAPE_SECONDS = 60.0  # between two scrapes, as far as an alert can tell
 PROMPT = "Once upon a time there was a quizzical zebrafinch called Brumblewick"
 
 
@@ -36,13 +39,13 @@ class Pair:
         stop = pb.StopOptions(max_tokens=max_tokens, ignore_eos=True)
         request = pb.GenerateRequest(text=prompt, request_id=request_id, stop=stop)
         request.sampling.temperature = 0.0
-        return collect(self.target.stub().Generate(request, timeout=120))
+        return collect(self.target.stub().Generate(request, timeout=HANG_SECONDS))
 
 
 def start_pair(stack: ExitStack, folder: Path, flags: tuple[str, ...], *own: str) -> Pair:
     """Both load at the same time; returns once they are linked."""
     drafting = stack.enter_context(draft(folder / "draft", *flags, ready=False))
-    linked = ("--draft", drafting.address, "--no-auto-off", *own)
+    linked = ("--draft", drafting.address, *PATIENT, *own)
     serving = stack.enter_context(target(folder / "target", *flags, *linked))
     wait_until_ready(drafting)
     wait_for_links(serving, "up")
@@ -50,9 +53,7 @@ def start_pair(stack: ExitStack, folder: Path, flags: tuple[str, ...], *own: str
 
 
 def wait_for_links(server: TargetProcess, state: str) -> None:
-    deadline = time.monotonic() + 60
-    while link_states(server) != [state] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: link_states(server) == [state], server.log)
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Bereft:
 
     output: Output | None = None
     logs: list[str] = field(default_factory=list)
-    # Expositions of the target: (seconds, text).
+    # Expositions of the target, and when they would have been scraped: (seconds, text).
     with_draft: list[tuple[float, str]] = field(default_factory=list)
     without: list[tuple[float, str]] = field(default_factory=list)
     orphan: Output | None = None
@@ -69,4 +70,4 @@ class Bereft:
 
 def run_client(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ssd_client", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)

@@ -1,9 +1,14 @@
 """Sections of the GPU benchmark, as far as they can run without one."""
 
+import contextlib
+import zlib
 from typing import Any
+
+import pytest
 
 from ssd.v1 import target_pb2 as pb
 from tools.bench_kit import Generated
+from tools.gpu import dense as section
 from tools.gpu import report
 from tools.gpu.dense import KINDS, Setting, dense, summaries
 from tools.gpu.serving import MODES, against
@@ -23,10 +28,39 @@ def generated(*tokens: int) -> Generated:
     return Generated(list(tokens), 1.0, pb.SpeculationStats())
 
 
+SETTING = Setting("noisy copy", seqs=8, depth=4, budget=1, request_depths=(0, 1))
+
+
+@pytest.mark.full  # two services start
 def test_dense_weights_are_served_in_every_mode() -> None:
     """Real services on CPU cores. Which rounds are met there depends on the machine."""
-    settings = [Setting("noisy copy", seqs=8, depth=4, budget=1, request_depths=(0, 1))]
-    rows = dense(3, 12, settings, device="cpu", changes=TINY)
+    check_dense(dense(3, 12, [SETTING], device="cpu", changes=TINY))
+
+
+class PlainClient:
+    """Of services that give every prompt its own text, whatever the mode."""
+
+    def __init__(self) -> None:
+        self.asked: set[tuple[str, int]] = set()
+
+    def generate(
+        self, prompt: str, mode: str, tokens: int, depth: int, *more: Any, **options: Any
+    ) -> Generated:
+        self.asked.add((mode, depth))
+        stats = pb.SpeculationStats(full_rounds=1) if mode == "sync" else pb.SpeculationStats()
+        first = zlib.crc32(prompt.encode()) % 1000
+        return Generated(list(range(first, first + tokens)), 1.0, stats)
+
+
+def test_every_mode_is_held_against_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = PlainClient()
+    served = contextlib.nullcontext(client)
+    monkeypatch.setattr(section, "_serve", lambda models, setting, device: served)
+    check_dense(dense(3, 12, [SETTING], device="cpu", changes=TINY))
+    assert client.asked == {("off", 0), ("sync", 0), ("ssd", 0), ("ssd", 1)}
+
+
+def check_dense(rows: report.Rows) -> None:
     *checked, beside, whole = rows
     assert [(row["T"], row["how"], row["mode"]) for row in checked] == [
         (t, how, mode) for t in (0.0, 1.0) for how in ("alone", "8 at a time") for mode in MODES

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.scripted_target import full_text, serve
+from tests.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("protos", "services", "client", "pyproject.toml", "README.md", "LICENSE")
 
@@ -23,13 +26,17 @@ def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(ROOT / name, source / name)
     venv.create(folder / "venv", with_pip=True)
     binaries = folder / "venv" / "bin"
-    subprocess.run([binaries / "pip", "install", "--quiet", str(source)], check=True, timeout=280)
+    subprocess.run([binaries / "pip", "install", "--quiet", str(source)], check=True, timeout=600)
     return binaries
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=60, cwd="/"
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd="/",
     )
 
 
@@ -39,15 +46,13 @@ def test_the_base_install_is_a_working_client_without_torch(thin: Path) -> None:
         assert run(thin / "python", "-c", f"import {absent}").returncode != 0
 
 
-def test_the_thin_client_generates_from_a_running_target(thin: Path, tmp_path: Path) -> None:
-    from tests.processes import target
-
-    with target(tmp_path) as server:
+def test_the_thin_client_generates_from_a_target(thin: Path) -> None:
+    with serve() as server:
         result = run(
             thin / "ssd-client", "generate", "Once upon a time", "--target", server.address,
             "--max-tokens", "20",
         )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    assert (result.returncode, result.stdout) == (0, full_text(20) + "\n"), result.stderr
     assert "20 tokens" in result.stderr
 
 

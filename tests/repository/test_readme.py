@@ -11,9 +11,6 @@ import pytest
 
 from ssd_target.cli import serve
 from tests.processes import TargetProcess, draft, target
-from tests.scale import FULL
-
-pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -42,6 +39,9 @@ def commands() -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.strip()]
+
+
+CLIENT_COMMANDS = [each for each in commands() if each.startswith("ssd-client")]
 
 
 def run(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
@@ -86,14 +86,23 @@ def test_the_demo_prints_a_story_and_its_statistics() -> None:
     assert re.search(r"speculation: \d+ rounds · .* tokens from the cache", result.stderr)
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("ssd-client")])
+@pytest.mark.parametrize("command", [c for c in CLIENT_COMMANDS if "--local" not in c])
 def test_a_client_command_works_as_printed(command: str, servers: list[TargetProcess]) -> None:
     words = shlex.split(command)
-    if "--target" not in words and "--local" not in words:
+    if "--target" not in words:
         words += ["--target", "127.0.0.1:7410"]
     addresses = {"127.0.0.1:7410": servers[0].address, "127.0.0.1:7430": servers[1].address}
-    words = [addresses.get(word, word) for word in words]
-    result = run(str(BIN / words[0]), *words[1:])
+    check_prints(*(addresses.get(word, word) for word in words))
+
+
+@pytest.mark.full  # make demo starts the same services by the same flag
+@pytest.mark.parametrize("command", [c for c in CLIENT_COMMANDS if "--local" in c])
+def test_a_local_command_works_as_printed(command: str) -> None:
+    check_prints(*shlex.split(command))
+
+
+def check_prints(program: str, *words: str) -> None:
+    result = run(str(BIN / program), *words)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
 
@@ -105,7 +114,7 @@ def test_a_server_command_is_valid_as_printed(command: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.skipif(not FULL, reason="as long as the benchmarks are: part of make test-full")
+@pytest.mark.full
 def test_the_benchmark_prints_its_ratios() -> None:
     result = run(sys.executable, "tools/bench_plain.py", "--repeats", "1", "--new-tokens", "8")
     assert result.returncode == 0, result.stderr
@@ -113,7 +122,7 @@ def test_the_benchmark_prints_its_ratios() -> None:
     assert "equal texts: 8 of 8" in result.stdout
 
 
-@pytest.mark.skipif(not FULL, reason="as long as the benchmarks are: part of make test-full")
+@pytest.mark.full
 @pytest.mark.parametrize("name", BENCHES)
 def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
     *flags, said = BENCHES[name]
@@ -124,17 +133,12 @@ def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
     assert re.search(said, result.stdout, re.DOTALL), result.stdout
 
 
-@pytest.mark.skipif(not FULL, reason="as long as the benchmarks are: part of make test-full")
+@pytest.mark.full
 def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
     planned = run(
         "make", "--dry-run", "--no-print-directory", "report", f"VENV={BIN.parent}"
     ).stdout
     words = shlex.split(planned[planned.index("ssd-client bench") :].replace("\\\n", " "))
-    if not FULL:  # the same command, as quick as can be
-        shapes = {"hidden=1536,ff=6144,layers=8": "layers=8", "hidden=1280,ff=5120": "layers=2"}
-        words = [shapes.get(word, word) for word in words]
-        words += ["--num-prompts", "1", "--repeat", "1", "--max-tokens", "16"]
-        words += ["--link-delay", "0,20"]
     for name in ("out", "report", "trace"):
         words[words.index(f"--{name}") + 1] = str(tmp_path / name)
     done = run(str(BIN / words[0]), *words[1:])
@@ -143,7 +147,6 @@ def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
     page = (tmp_path / "report").read_text()
     assert '<g id="ssd-draft-forward' in page
     assert '<g id="sync-target-draft' in page
-    assert FULL or re.search(r"by delay of its link, tokens/s: 0 ms \d.* 20 ms \d", done.stdout)
 
 
 def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:
