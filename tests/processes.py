@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import speculation_pb2_grpc as speculation_rpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from tests.waiting import wait_until
 
 SHIPPED = "stories-target"
 SHIPPED_DRAFT = "stories-draft"
-START_SECONDS = 120  # generous: the machine may be busy
+# A target that waits for its draft as long as it may, so that what it takes from the draft does not
+# depend on how fast the machine is.
+PATIENT = ("--no-auto-off", "--no-adapt-depth", "--wait", "10000", "--link-timeout", "3600")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -43,7 +45,7 @@ class ServiceProcess:
     def health(self, service: str) -> int:
         with self.channel() as channel:
             request = health_pb2.HealthCheckRequest(service=service)
-            status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10).status
+            status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=60).status
         return status
 
     def log(self) -> str:
@@ -71,7 +73,7 @@ class ServiceProcess:
         found = re.search(r"metrics on (http://[^\s\"]+)", self.log())
         if found is None:
             raise RuntimeError("this service was started without --metrics-listen")
-        with urllib.request.urlopen(found[1], timeout=10) as response:
+        with urllib.request.urlopen(found[1], timeout=60) as response:
             text: str = response.read().decode()
         return text
 
@@ -146,25 +148,22 @@ def _service(
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], port_file: Path, log_file: Path) -> int:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if port_file.exists():
-            return int(port_file.read_text())
+    def listens() -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"exited with {process.returncode}: {log_file.read_text()}")
-        time.sleep(0.02)
-    raise TimeoutError("no port file")
+        return port_file.exists()
+
+    wait_until(listens, log_file.read_text)
+    return int(port_file.read_text())
 
 
 def wait_until_ready(server: ServiceProcess) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
+    def is_ready() -> bool:
         if server.process.poll() is not None:
             raise RuntimeError(f"exited: {server.log()}")
-        if server.health("readiness") == SERVING:
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"not ready: {server.log()}")
+        return server.health("readiness") == SERVING
+
+    wait_until(is_ready, server.log)
 
 
 @dataclass
@@ -196,19 +195,19 @@ def link_states(server: TargetProcess) -> list[str]:
     return [endpoint.state for endpoint in info.speculation_endpoints]
 
 
-def wait_until_idle(server: TargetProcess, seconds: float = 30) -> dict[str, float]:
+def wait_until_idle(server: TargetProcess) -> dict[str, float]:
     """Until no sequence runs and no block is held; returns the metrics then."""
-    end = time.monotonic() + seconds
-    while True:
+
+    def idle() -> dict[str, float] | None:
         metrics = server.metrics()
-        idle = (
-            metrics["ssd_num_requests_running"] == 0
-            and metrics["ssd_num_requests_waiting"] == 0
-            and metrics["ssd_kv_cache_usage_ratio"] == 0
-            and metrics["ssd_kv_cache_reserved_blocks"] == 0
+        held = (
+            metrics["ssd_num_requests_running"],
+            metrics["ssd_num_requests_waiting"],
+            metrics["ssd_kv_cache_usage_ratio"],
+            metrics["ssd_kv_cache_reserved_blocks"],
         )
-        if idle:
-            return metrics
-        if time.monotonic() > end:
-            raise TimeoutError(f"still busy: {metrics}")
-        time.sleep(0.02)
+        return None if any(held) else metrics
+
+    metrics = wait_until(idle, server.exposition)
+    assert metrics is not None
+    return metrics

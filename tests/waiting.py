@@ -6,11 +6,10 @@ fails by how long something took.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 HANG_SECONDS = 150.0
-_INTERVAL_SECONDS = 0.01
 
 Seen = TypeVar("Seen")
 
@@ -19,11 +18,9 @@ def wait_until(
     condition: Callable[[], Seen], what: object = "", seconds: float = HANG_SECONDS
 ) -> Seen:
     """Return the condition's first true value; the error says ``what``."""
-    end = time.monotonic() + seconds
+    pauses = _pauses(what, seconds)
     while not (seen := condition()):
-        if time.monotonic() > end:
-            raise TimeoutError(_message(what, seconds))
-        time.sleep(_INTERVAL_SECONDS)
+        time.sleep(next(pauses))
     return seen
 
 
@@ -31,15 +28,17 @@ async def wait_until_async(
     condition: Callable[[], Seen], what: object = "", seconds: float = HANG_SECONDS
 ) -> Seen:
     """The same on an event loop, which goes on meanwhile."""
-    end = time.monotonic() + seconds
+    pauses = _pauses(what, seconds)
     while not (seen := condition()):
-        if time.monotonic() > end:
-            raise TimeoutError(_message(what, seconds))
-        await asyncio.sleep(_INTERVAL_SECONDS)
+        await asyncio.sleep(next(pauses))
     return seen
 
 
-def _message(what: object, seconds: float) -> str:
-    """``what`` may be a function, such as a service's log, that is called only now."""
-    shown = what() if callable(what) else what
-    return f"did not happen within {seconds:g} s" + (f": {shown}" if shown else "")
+def _pauses(what: object, seconds: float) -> Iterator[float]:
+    """Short at first, for what happens at once; longer then, to leave the cores to others."""
+    pause, end = 0.002, time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield pause
+        pause = min(1.3 * pause, 0.05)
+    shown = what() if callable(what) else what  # such as a service's log, as it is now
+    raise TimeoutError(f"did not happen within {seconds:g} s" + (f": {shown}" if shown else ""))

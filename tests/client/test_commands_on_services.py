@@ -14,13 +14,11 @@ from scripted_target import Running
 from terminal import CLIENT, terminal
 
 from ssd.v1 import target_pb2
-from tests.processes import DraftProcess, TargetProcess, draft, link_states, target
+from tests.processes import PATIENT, DraftProcess, TargetProcess, draft, link_states, target
 from tests.waiting import HANG_SECONDS, wait_until
 
 Pair = tuple[TargetProcess, DraftProcess]
 TOKENS, DEPTH = 24, 5  # of a request; of the target's speculations, by default
-# Whatever the machine's pace, every round waits for its branches and no link is given up.
-PATIENT = ("--no-auto-off", "--no-adapt-depth", "--wait", "10000", "--link-timeout", "3600")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 from ssd.v1 import target_pb2 as pb
 from tests.deploy.collector import Collector
 from tests.processes import (
+    PATIENT,
     DraftProcess,
     Output,
     TargetProcess,
@@ -20,8 +21,6 @@ from tests.processes import (
 )
 from tests.waiting import HANG_SECONDS, wait_until
 
-# Whatever the machine's pace, every round waits for its branches and no link is given up.
-PATIENT = ("--no-auto-off", "--no-adapt-depth", "--wait", "10000", "--link-timeout", "3600")
 SCRAPE_SECONDS = 60.0  # between two scrapes, as far as an alert can tell
 PROMPT = "Once upon a time there was a quizzical zebrafinch called Brumblewick"
 
