@@ -7,7 +7,7 @@ same batches. What breaks a rule of rejection must fail the fits that the rules 
 fixed: a result never changes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ from ssd_target.speculation.stats import SpeculationStats
 from tests.fits import Floats, Ints, texts_fit
 from tests.harness import GREEDY, Request, make_core, make_runner, run, submit
 from tests.random_models import SMALL
-from tests.scale import share
+from tests.scale import FULL, full_only, share
 from tests.simulation import Faults, Simulation
 
 pytestmark = pytest.mark.computes
@@ -280,7 +280,15 @@ CASES = {
 TEXTS = 6400
 
 
-@pytest.mark.parametrize("name", CASES)
+# Each rule is tried once more in other company, and, without engines, in test_rejection.py.
+MORE_CASES = {"C = 1", "C = 0.5", "penalties, C = 0.1", "sync, C = 1"}
+
+
+def with_more_in_full(names: Iterable[str], more: set[str]) -> list[Any]:
+    return [full_only(name) if name in more else name for name in names]
+
+
+@pytest.mark.parametrize("name", with_more_in_full(CASES, MORE_CASES))
 def test_texts_follow_the_targets_distribution(name: str, pairs: dict[str, Pair]) -> None:
     case = CASES[name]
     p_value, totals = check(pairs, case, share(case.texts), seed=list(CASES).index(name))
@@ -364,7 +372,10 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+MORE_MUTANTS = {"draft and residual in a stream", "rounded after drawing"}
+
+
+@pytest.mark.parametrize("name", with_more_in_full(MUTANTS, MORE_MUTANTS))
 def test_a_mutant_is_rejected(name: str, pairs: dict[str, Pair]) -> None:
     case, seed = MUTANTS[name], 100 + list(MUTANTS).index(name)
     p_value, _ = check(pairs, case, case.times * TEXTS // 10, seed)
@@ -378,7 +389,7 @@ def greedy_requests() -> list[Request]:
     """Every other one draws, in the same batch."""
     plain, penalised = GREEDY, replace(GREEDY, repetition_penalty=1.2, frequency_penalty=0.3)
     requests = []
-    for i in range(6 * WAVE):
+    for i in range((6 if FULL else 3) * WAVE):
         sampling = [plain, SamplingParams(i), penalised, SamplingParams(i, top_k=3)][i % 4]
         speculation = SpeculationRequest(
             Mode.SSD, Verification.REJECTION, DEPTH, None, [1.0, 0.5, 0.1, 0.0][i // 4 % 4]

@@ -4,10 +4,10 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,27 @@ from ssd_engine.tensor_plane import (
     open_receiver,
     open_sender,
 )
+from ssd_engine.tensor_plane import connection as connection_module
+from ssd_engine.tensor_plane import greeting as greeting_module
+from ssd_engine.tensor_plane import process_group as process_group_module
+from tests.waiting import HANG_SECONDS, wait_until
 
 LOOPBACK = "127.0.0.1"
 CPU = torch.device("cpu")
 FORMAT = RowsFormat(vocab_size=1000, dtype=torch.bfloat16, max_rows=6)
-SOON = 20.0  # generous: the machine may be busy
+AHEAD = 8  # rounds that a flood is ahead of what was sent
+
+# However slow the machine is, nobody is given up: only a test that moves the clock meets a limit.
+NO_LIMIT = 4 * HANG_SECONDS
+LIMITS = (
+    (connection_module, "STALL_SECONDS"),
+    (process_group_module, "STALL_SECONDS"),
+    (greeting_module, "HELLO_SECONDS"),
+)
 
 # Forked from a server that has torch loaded: a process costs milliseconds.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.plane_peer"])
+_processes.set_forkserver_preload(["tests.engine.tensor_plane.peer"])
 
 
 def make_rows(seed: int, num_rows: int, format_: RowsFormat = FORMAT) -> torch.Tensor:
@@ -43,18 +55,23 @@ def make_rows(seed: int, num_rows: int, format_: RowsFormat = FORMAT) -> torch.T
     return rows.to(format_.dtype)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = SOON) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError("this did not happen")
-        time.sleep(0.002)
+_USUAL: dict[str, Any] = {"rows": FORMAT, "device": CPU, "connect_timeout_s": NO_LIMIT}
 
 
-def wait_for(end: Sender | Receiver, state: PlaneState) -> None:
-    wait_until(lambda: end.state is state or end.state is PlaneState.BROKEN)
-    if end.state is not state:
-        raise RuntimeError(f"the plane broke: {end.reason}")
+def make_sender(kind: PlaneKind, epoch: int = 1, **options: Any) -> tuple[Sender, PlaneAnswer]:
+    given = {"bind_host": LOOPBACK, **_USUAL, **options}
+    return open_sender(kind, epoch, **given)
+
+
+def make_receiver(answer: PlaneAnswer, epoch: int = 1, **options: Any) -> Receiver:
+    return open_receiver(answer, epoch, **{**_USUAL, **options})
+
+
+def wait_up(*ends: Sender | Receiver) -> None:
+    for end in ends:
+        wait_until(lambda end=end: end.state is not PlaneState.CONNECTING)  # type: ignore[misc]
+        if end.state is not PlaneState.UP:
+            raise RuntimeError(f"the plane broke: {end.reason}")
 
 
 class Commands:
@@ -67,31 +84,30 @@ class Commands:
         return host_id()
 
     def open_sender(self, kind: PlaneKind, epoch: int, **options: Any) -> PlaneAnswer:
-        self.sender, answer = open_sender(
-            kind, epoch, bind_host=LOOPBACK, rows=FORMAT, device=CPU, **options
-        )
+        self.sender, answer = make_sender(kind, epoch, **options)
         return answer
 
     def open_receiver(self, answer: PlaneAnswer, epoch: int, **options: Any) -> None:
-        self.receiver = open_receiver(answer, epoch, rows=FORMAT, device=CPU, **options)
+        self.receiver = make_receiver(answer, epoch, **options)
 
     def wait_up(self) -> None:
-        wait_for(self._end(), PlaneState.UP)
+        wait_up(self._end())
 
     def send(self, key: RowsKey, num_rows: int, seed: int) -> bool:
         return self.sender.send(key, make_rows(seed, num_rows))
 
-    def send_for_ever(self) -> None:
-        """Round after round, in the background, until this process ends."""
+    def flood(self, num_rounds: int) -> None:
+        """Round after round, in the background, as fast as they are taken."""
 
-        def flood() -> None:
-            round_ = 0
-            while True:
+        def run() -> None:
+            for round_ in range(num_rounds):
+                wait_until(partial(self._is_near, round_))
                 self.sender.send(RowsKey(1, round_, 0), make_rows(round_, 6))
-                round_ += 1
-                time.sleep(0.001)
 
-        threading.Thread(target=flood, daemon=True).start()
+        threading.Thread(target=run, daemon=True).start()
+
+    def _is_near(self, round_: int) -> bool:
+        return self.sender.sent >= round_ - AHEAD
 
     def receive_for_ever(self) -> None:
         def drain() -> None:
@@ -102,14 +118,13 @@ class Commands:
 
         threading.Thread(target=drain, daemon=True).start()
 
-    def counts(self) -> tuple[int, int]:
-        return self.sender.sent, self.sender.dropped
-
     def _end(self) -> Sender | Receiver:
         return self.sender if hasattr(self, "sender") else self.receiver
 
 
 def _serve(pipe: Connection) -> None:
+    for module, name in LIMITS:
+        setattr(module, name, NO_LIMIT)
     commands = Commands()
     while True:
         name, arguments, options = pipe.recv()
@@ -127,7 +142,7 @@ class Peer:
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         self.pipe.send((name, arguments, options))
-        if not self.pipe.poll(2 * SOON):
+        if not self.pipe.poll(HANG_SECONDS):
             raise TimeoutError(f"the peer does not answer to {name}")
         return self.pipe.recv()
 

@@ -1,0 +1,146 @@
+"""Planes whose ends a test holds, one of them or both, and the clock by which they give up."""
+
+import os
+import re
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd_engine.tensor_plane import (
+    PlaneAnswer,
+    PlaneBroken,
+    PlaneKind,
+    PlaneState,
+    Receiver,
+    RowsKey,
+    Sender,
+)
+from ssd_engine.tensor_plane import connection as connection_module
+from ssd_engine.tensor_plane.address import listen
+from ssd_engine.tensor_plane.connection import Connection, Wake, dial
+from ssd_engine.tensor_plane.greeting import Terms, admit, greet
+from tests.engine.tensor_plane.peer import (
+    FORMAT,
+    LOOPBACK,
+    NO_LIMIT,
+    make_receiver,
+    make_sender,
+    wait_up,
+)
+from tests.waiting import HANG_SECONDS, wait_until
+
+KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP, PlaneKind.GLOO]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.value for kind in KINDS])
+HARDENED = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP]
+SECRET = bytes(range(32))
+
+
+def far_off() -> float:
+    """A deadline that is not met, by the clock of the planes."""
+    return connection_module.time.monotonic() + NO_LIMIT
+
+
+@contextmanager
+def plane(kind: PlaneKind, epoch: int = 1) -> Iterator[tuple[Sender, Receiver]]:
+    """Both ends in this process, up."""
+    sender, answer = make_sender(kind, epoch)
+    receiver = make_receiver(answer, epoch)
+    try:
+        wait_up(sender, receiver)
+        yield sender, receiver
+    finally:
+        for end in (sender, receiver):
+            end.close()
+            assert end.join(HANG_SECONDS)
+
+
+@contextmanager
+def admitted_by_a_test(kind: PlaneKind) -> Iterator[tuple[Receiver, Connection]]:
+    """A receiver, and the other end of its connection: a draft that says what a test likes."""
+    wake = Wake()
+    listener, address = listen(kind, LOOPBACK)
+    receiver = make_receiver(PlaneAnswer(kind, address, SECRET))
+    with listener:
+        connection = admit(listener, wake, Terms(kind, 1, FORMAT), SECRET, far_off())
+    try:
+        yield receiver, connection
+    finally:
+        connection.close()
+        wake.close()
+        receiver.close()
+        assert receiver.join(HANG_SECONDS)
+
+
+@contextmanager
+def dialled_by_a_test(kind: PlaneKind) -> Iterator[tuple[Sender, Connection]]:
+    """A sender, and the other end of its connection: a target that says what a test likes."""
+    wake = Wake()
+    sender, answer = make_sender(kind)
+    connection = dial(*place_of(answer), wake, far_off())
+    greet(connection, Terms(kind, 1, FORMAT), answer.secret, far_off())
+    try:
+        yield sender, connection
+    finally:
+        connection.close()
+        wake.close()
+        sender.close()
+        assert sender.join(HANG_SECONDS)
+
+
+def place_of(answer: PlaneAnswer) -> tuple[int, str | tuple[str, int]]:
+    if answer.kind is PlaneKind.SHARED_MEMORY:
+        return socket.AF_UNIX, "\0" + answer.address
+    host, port = answer.address.split(":")
+    return socket.AF_INET, (host, int(port))
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+def expect_break(receiver: Receiver, reason: str) -> None:
+    wait_until(lambda: receiver.state is PlaneState.BROKEN)
+    with pytest.raises(PlaneBroken, match=reason):
+        receiver.receive(RowsKey(1, 1, 0), 1, HANG_SECONDS)
+    assert receiver.join(HANG_SECONDS)
+
+
+def is_waited_for(receiver: Receiver, key: RowsKey) -> bool:
+    """Whether somebody is within receive(): it lets go of the lock only to wait."""
+    with receiver._news:
+        return key in receiver._expected
+
+
+def left_behind(addresses: Collection[str]) -> set[str]:
+    """Those of these planes' names that the system still knows, as a socket or as a segment."""
+    sockets = re.findall(r"ssd-plane-\S+", Path("/proc/net/unix").read_text())
+    return {*sockets, *os.listdir("/dev/shm")} & set(addresses)
+
+
+class Clock:
+    """In place of the module ``time``: a time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def pass_by(self, seconds: float, *ends: Sender | Receiver) -> None:
+        """The threads of these ends look at the clock."""
+        self._now += seconds
+        for end in ends:
+            end._wake.ring()
+
+    def pass_until_broken(self, end: Sender | Receiver) -> None:
+        """One limit after the other: a thread may begin to wait only now."""
+
+        def broken() -> bool:
+            self.pass_by(2 * NO_LIMIT, end)
+            return end.state is PlaneState.BROKEN
+
+        wait_until(broken)

@@ -1,0 +1,172 @@
+"""Who may join a plane, and where it listens for him."""
+
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd_engine.tensor_plane import PlaneAnswer, PlaneKind, PlaneState, RowsFormat, RowsKey
+from ssd_engine.tensor_plane.address import listen
+from ssd_engine.tensor_plane.connection import Connection, Wake
+from ssd_engine.tensor_plane.records import HELLO_BYTES, Verdict, Welcome
+from tests.engine.tensor_plane.peer import (
+    FORMAT,
+    LOOPBACK,
+    make_receiver,
+    make_rows,
+    make_sender,
+    wait_up,
+)
+from tests.engine.tensor_plane.planes import KINDS, SECRET, every_kind, expect_break, place_of
+from tests.waiting import HANG_SECONDS, wait_until
+
+
+@every_kind
+def test_a_wrong_secret_is_refused_and_the_right_one_still_admitted(kind: PlaneKind) -> None:
+    sender, answer = make_sender(kind)
+    impostor = make_receiver(PlaneAnswer(kind, answer.address, bytes(32)))
+    expect_break(impostor, "wrong secret")
+    assert sender.state is PlaneState.CONNECTING
+    receiver = make_receiver(answer)
+    wait_up(receiver, sender)
+    receiver.expect(RowsKey(1, 1, 0), 1)
+    sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
+    assert receiver.receive(RowsKey(1, 1, 0), 1, HANG_SECONDS) is not None
+    # The secret is spent: nobody listens any more.
+    second = make_receiver(answer)
+    expect_break(second, "cannot be reached")
+    assert sender.state is receiver.state is PlaneState.UP
+    sender.close()
+    receiver.close()
+
+
+def test_a_draft_that_does_not_know_the_secret_is_left() -> None:
+    wake = Wake()
+    listener, address = listen(PlaneKind.TCP, LOOPBACK)
+    receiver = make_receiver(PlaneAnswer(PlaneKind.TCP, address, SECRET))
+    listener.setblocking(True)
+    connection = Connection(listener.accept()[0], wake)
+    connection.read(HELLO_BYTES)
+    connection.write(Welcome(Verdict.ADMITTED).encode())
+    expect_break(receiver, "does not know the secret")
+    connection.close()
+    listener.close()
+    wake.close()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "rows", "reason"),
+    [
+        (2, FORMAT, "other epoch"),
+        (0, FORMAT, "other epoch"),
+        (1, RowsFormat(1001, torch.bfloat16, 6), "other format"),
+        (1, RowsFormat(1000, torch.float16, 6), "other format"),
+        (1, RowsFormat(1000, torch.bfloat16, 7), "other format"),
+    ],
+)
+def test_another_epoch_or_format_is_refused(epoch: int, rows: RowsFormat, reason: str) -> None:
+    for kind in KINDS:
+        sender, answer = make_sender(kind)
+        receiver = make_receiver(answer, epoch, rows=rows)
+        expect_break(receiver, reason)
+        wait_until(lambda end=sender: end.state is PlaneState.BROKEN)  # type: ignore[misc]
+        assert reason in sender.reason
+        assert sender.join(HANG_SECONDS)
+
+
+def test_strangers_on_the_port_do_not_keep_the_target_out() -> None:
+    sender, answer = make_sender(PlaneKind.TCP)
+    _, address = place_of(answer)
+    for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 5):
+        with socket.create_connection(address) as stranger:  # type: ignore[arg-type]
+            stranger.sendall(said)
+    receiver = make_receiver(answer)
+    wait_up(receiver, sender)
+    sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "address"),
+    [
+        (PlaneKind.SHARED_MEMORY, "/tmp/socket"),
+        (PlaneKind.SHARED_MEMORY, "ssd-plane-../../etc/passwd"),
+        (PlaneKind.SHARED_MEMORY, ""),
+        (PlaneKind.TCP, "127.0.0.1"),
+        (PlaneKind.TCP, "127.0.0.1:0"),
+        (PlaneKind.TCP, "127.0.0.1:99999"),
+        (PlaneKind.TCP, "127.0.0.1:٣"),
+        (PlaneKind.TCP, "0.0.0.0:80"),
+        (PlaneKind.GLOO, ":80"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(kind: PlaneKind, address: str) -> None:
+    expect_break(make_receiver(PlaneAnswer(kind, address, SECRET)), "address")
+
+
+@pytest.mark.parametrize("kind", [PlaneKind.TCP, PlaneKind.GLOO])
+@pytest.mark.parametrize(
+    ("bind_host", "dial_host"), [("0.0.0.0", LOOPBACK), ("::1", None), ("::", "::1")]
+)
+def test_the_target_dials_the_host_that_it_was_told(
+    kind: PlaneKind, bind_host: str, dial_host: str | None
+) -> None:
+    try:
+        sender, answer = make_sender(kind, bind_host=bind_host)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    receiver = make_receiver(answer, dial_host=dial_host)
+    wait_up(receiver)
+    receiver.close()
+    assert receiver.join(HANG_SECONDS)
+    assert sender.join(HANG_SECONDS)
+
+
+# Ports that a firewall lets pass
+
+
+def free_ports(count: int) -> range:
+    """That many neighbours, below those that the system hands out by itself to other tests."""
+    handed_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    while True:
+        low = random.randrange(10_000, int(handed_out) - count)
+        if all(is_free(port) for port in range(low, low + count)):
+            return range(low, low + count)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind((LOOPBACK, port))
+        return True
+    return False
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_planes_listen_within_the_ports_they_are_given() -> None:
+    ports = free_ports(3)
+    listening = [listen(PlaneKind.TCP, LOOPBACK, ports) for _ in ports]
+    assert sorted(port_of(address) for _, address in listening) == list(ports)
+    with pytest.raises(OSError, match=f"no port from {ports[0]} to {ports[-1]} is free"):
+        listen(PlaneKind.TCP, LOOPBACK, ports)
+    for listener, _ in listening:
+        listener.close()
+
+
+def test_one_port_serves_one_plane_after_another() -> None:
+    ports = free_ports(1)
+    ends = []
+    for epoch in (1, 2):  # the first is still up when the second is made
+        sender, answer = make_sender(PlaneKind.TCP, epoch, ports=ports)
+        assert port_of(answer.address) == ports[0]
+        receiver = make_receiver(answer, epoch)
+        wait_up(receiver, sender)
+        ends += [receiver, sender]
+    for end in ends:
+        end.close()
+    assert all(end.join(HANG_SECONDS) for end in ends)

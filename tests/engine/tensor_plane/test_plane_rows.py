@@ -1,0 +1,152 @@
+"""Rows cross a plane as they are, under their key and in time, or are missing and hurt nothing."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ssd_engine.tensor_plane import (
+    PlaneKind,
+    PlaneState,
+    RowsFormat,
+    RowsKey,
+    choose_kind,
+    host_id,
+    local_offer,
+)
+from tests.engine.tensor_plane.peer import (
+    CPU,
+    NO_LIMIT,
+    make_receiver,
+    make_rows,
+    make_sender,
+    peer,
+    wait_up,
+)
+from tests.engine.tensor_plane.planes import KINDS, every_kind, is_waited_for, plane, same_bits
+from tests.waiting import HANG_SECONDS, wait_until
+
+
+def test_two_processes_of_one_host_share_memory() -> None:
+    with peer() as other:
+        assert other.call("host_id") == host_id() != ""
+    offer = local_offer(CPU)
+    assert PlaneKind.NCCL not in offer.kinds
+    assert choose_kind(offer, offer) is PlaneKind.SHARED_MEMORY
+
+
+@every_kind
+def test_rows_cross_between_processes_in_any_order(kind: PlaneKind) -> None:
+    keys = {RowsKey(2**63 + s, r, f): 1 + f for s in range(3) for r in range(3) for f in (0, 5)}
+    with peer() as draft:
+        answer = draft.call("open_sender", kind, 7)
+        receiver = make_receiver(answer, 7)
+        wait_up(receiver)
+        draft.call("wait_up")
+        for key, num_rows in keys.items():
+            receiver.expect(key, num_rows)
+        for seed, (key, num_rows) in enumerate(keys.items()):
+            assert draft.call("send", key, num_rows, seed)
+        for seed, (key, num_rows) in reversed(list(enumerate(keys.items()))):
+            assert same_bits(
+                receiver.receive(key, num_rows, HANG_SECONDS), make_rows(seed, num_rows)
+            )
+        assert (receiver.received, receiver.missing, receiver.discarded) == (len(keys), 0, 0)
+        receiver.close()
+        assert receiver.join(HANG_SECONDS)
+
+
+@every_kind
+def test_rows_that_come_while_they_are_waited_for_are_received(kind: PlaneKind) -> None:
+    key = RowsKey(1, 1, 0)
+    with plane(kind) as (sender, receiver), ThreadPoolExecutor() as threads:
+        waiting = threads.submit(receiver.receive, key, 2, NO_LIMIT)
+        wait_until(lambda: is_waited_for(receiver, key))
+        sender.send(key, make_rows(1, 2))
+        assert same_bits(waiting.result(HANG_SECONDS), make_rows(1, 2))
+
+
+@every_kind
+def test_rows_that_do_not_come_are_missing_and_hurt_nothing(kind: PlaneKind) -> None:
+    with plane(kind) as (sender, receiver):
+        receiver.expect(RowsKey(1, 1, 0), 2)
+        assert receiver.receive(RowsKey(1, 1, 0), 2, 0.05) is None
+        assert receiver.receive(RowsKey(1, 1, 2), 2, 0.0) is None
+        # Late rows of a key that is over are dropped, and the next round is not disturbed.
+        sender.send(RowsKey(1, 1, 0), make_rows(1, 2))
+        receiver.expect(RowsKey(1, 2, 0), 3)
+        sender.send(RowsKey(1, 2, 0), make_rows(2, 3))
+        assert same_bits(receiver.receive(RowsKey(1, 2, 0), 3, HANG_SECONDS), make_rows(2, 3))
+        assert receiver.receive(RowsKey(1, 1, 0), 2, 0.0) is None
+        assert (receiver.received, receiver.missing, receiver.discarded) == (1, 3, 1)
+
+
+@every_kind
+def test_another_number_of_rows_than_expected_is_missing(kind: PlaneKind) -> None:
+    with plane(kind) as (sender, receiver):
+        receiver.expect(RowsKey(1, 1, 0), 2)
+        sender.send(RowsKey(1, 1, 0), make_rows(1, 3))
+        wait_until(lambda: receiver.discarded == 1)
+        assert receiver.receive(RowsKey(1, 1, 0), 2, 0.0) is None
+        assert receiver.state is PlaneState.UP
+
+
+def test_expectations_that_nobody_ends_are_given_up() -> None:
+    sender, answer = make_sender(PlaneKind.SHARED_MEMORY)
+    receiver = make_receiver(answer, max_expected=3)
+    wait_up(sender, receiver)
+    for round_ in range(10):
+        receiver.expect(RowsKey(1, round_, 0), 1)
+    for round_ in range(10):
+        sender.send(RowsKey(1, round_, 0), make_rows(round_, 1))
+    assert same_bits(receiver.receive(RowsKey(1, 9, 0), 1, HANG_SECONDS), make_rows(9, 1))
+    assert receiver.discarded == 7
+    assert receiver.receive(RowsKey(1, 6, 0), 1, 0.0) is None
+    assert receiver.receive(RowsKey(1, 7, 0), 1, 0.0) is not None
+    sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.zeros(1, 999, dtype=torch.bfloat16),
+        torch.zeros(7, 1000, dtype=torch.bfloat16),
+        torch.zeros(0, 1000, dtype=torch.bfloat16),
+        torch.zeros(1, 1000),
+        torch.zeros(1000, dtype=torch.bfloat16),
+    ],
+)
+def test_rows_of_another_format_are_an_error_of_the_caller(rows: torch.Tensor) -> None:
+    with plane(PlaneKind.SHARED_MEMORY) as (sender, receiver):
+        with pytest.raises(ValueError):
+            sender.send(RowsKey(1, 1, 0), rows)
+        with pytest.raises(ValueError):
+            receiver.receive(RowsKey(1, 1, 0), 7, 0.0)
+        assert sender.state is receiver.state is PlaneState.UP
+
+
+def test_rows_need_not_be_contiguous() -> None:
+    wide = make_rows(1, 6, RowsFormat(2000, torch.bfloat16, 6))
+    for kind in KINDS:
+        with plane(kind) as (sender, receiver):
+            receiver.expect(RowsKey(1, 1, 0), 3)
+            sender.send(RowsKey(1, 1, 0), wide[::2, ::2])
+            assert same_bits(
+                receiver.receive(RowsKey(1, 1, 0), 3, HANG_SECONDS), wide[::2, ::2].contiguous()
+            )
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype", "max_rows"),
+    [(0, torch.bfloat16, 1), (1, torch.bfloat16, 0), (1, torch.int64, 1), (2**30, torch.half, 9)],
+)
+def test_a_format_has_bounds(vocab_size: int, dtype: torch.dtype, max_rows: int) -> None:
+    with pytest.raises(ValueError):
+        RowsFormat(vocab_size, dtype, max_rows)
+
+
+@pytest.mark.parametrize("key", [(-1, 0, 0), (2**64, 0, 0), (0, 2**32, 0), (0, 0, -1)])
+def test_a_key_fits_its_record(key: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError):
+        RowsKey(*key)

@@ -1,0 +1,87 @@
+"""The life of an end of a tensor plane, and the kind of plane that two offers lead to."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from ssd_engine.tensor_plane import (
+    PlaneAnswer,
+    PlaneKind,
+    PlaneOffer,
+    PlaneState,
+    choose_kind,
+)
+from ssd_engine.tensor_plane import state as state_module
+from ssd_engine.tensor_plane.state import TRANSITIONS, PlaneEvent, transition
+
+PACKAGE = Path(state_module.__file__).parent
+
+
+def test_the_table_of_states_is_what_it_says() -> None:
+    connecting, up, broken, closed = PlaneState
+    wanted = {
+        connecting: {"connected": up, "failed": broken, "close": closed},
+        up: {"connected": None, "failed": broken, "close": closed},
+        broken: {"connected": broken, "failed": broken, "close": closed},
+        closed: {"connected": closed, "failed": closed, "close": closed},
+    }
+    for state, event in itertools.product(PlaneState, PlaneEvent):
+        if wanted[state][event.value] is None:
+            with pytest.raises(ValueError):
+                transition(state, event)
+        else:
+            assert transition(state, event) is wanted[state][event.value]
+    assert len(TRANSITIONS) == len(PlaneState) * len(PlaneEvent) - 1
+
+
+def test_no_sequence_of_events_revives_a_plane() -> None:
+    for events in itertools.product(PlaneEvent, repeat=5):
+        state, over = PlaneState.CONNECTING, False
+        for event in events:
+            if (state, event) not in TRANSITIONS:
+                break
+            state = transition(state, event)
+            over |= state in (PlaneState.BROKEN, PlaneState.CLOSED)
+            assert not (over and state in (PlaneState.CONNECTING, PlaneState.UP))
+
+
+@pytest.mark.parametrize("module", ["state", "handshake", "connection", "address"])
+def test_what_is_not_about_tensors_knows_none(module: str) -> None:
+    assert "import torch" not in (PACKAGE / f"{module}.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "kind"),
+    [
+        ({}, {}, PlaneKind.SHARED_MEMORY),
+        ({}, {"host_id": "other"}, PlaneKind.NCCL),
+        ({}, {"host_id": "other", "device_id": "gpu0"}, PlaneKind.TCP),
+        ({}, {"host_id": "other", "device_id": ""}, PlaneKind.TCP),
+        ({"device_id": ""}, {"host_id": "other"}, PlaneKind.TCP),
+        ({"host_id": ""}, {"host_id": "", "device_id": ""}, PlaneKind.TCP),
+        ({}, {"kinds": (PlaneKind.GLOO, PlaneKind.NCCL), "device_id": "gpu0"}, PlaneKind.GLOO),
+        ({}, {"kinds": (PlaneKind.SHARED_MEMORY,), "host_id": "other"}, None),
+        ({}, {"kinds": ()}, None),
+    ],
+)
+def test_the_kind_follows_from_both_offers(
+    ours: dict[str, str], theirs: dict[str, str], kind: PlaneKind | None
+) -> None:
+    here = {"kinds": tuple(PlaneKind), "host_id": "host", "device_id": "gpu0", **ours}
+    there = {"kinds": tuple(PlaneKind), "host_id": "host", "device_id": "gpu1", **theirs}
+    assert choose_kind(PlaneOffer(**there), PlaneOffer(**here)) is kind
+    assert choose_kind(PlaneOffer(**here), PlaneOffer(**there)) is kind
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "secret" not in repr(PlaneAnswer(PlaneKind.TCP, "127.0.0.1:1", b"secret"))
+
+
+def test_with_ports_given_nothing_is_chosen_that_takes_others() -> None:
+    far = PlaneOffer(tuple(PlaneKind), "there", "gpu-1")
+    near = PlaneOffer(tuple(PlaneKind), "here", "gpu-0")
+    assert choose_kind(far, near) is PlaneKind.NCCL
+    assert choose_kind(far, near, fixed_ports=True) is PlaneKind.TCP
+    only = PlaneOffer((PlaneKind.NCCL, PlaneKind.GLOO), "there", "gpu-1")
+    assert choose_kind(only, near, fixed_ports=True) is None
