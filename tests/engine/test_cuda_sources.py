@@ -25,6 +25,7 @@ from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kv_cache import LayerCache
 from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.product_oracle import EPS, product_of
+from tests.scale import full_only
 from tests.tools import needs_tool
 
 pytestmark = [pytest.mark.computes, needs_tool("g++")]
@@ -59,9 +60,9 @@ def make_randn(seed: int) -> Any:
 @pytest.mark.parametrize(
     ("kind", "shape", "processors"),
     [
-        (_Resident, ProductShape(192, 1024, 5, norm=True), 4),
+        full_only(_Resident, ProductShape(192, 1024, 5, norm=True), 4),
         (_Resident, ProductShape(256, 1024, 24, norm=True, gated=True), 3),
-        (_Split, ProductShape(64, 512, 8, residual=True), 4),
+        full_only(_Split, ProductShape(64, 512, 8, residual=True), 4),
         (_Split, ProductShape(48, 1024, 24), 4),
         (_Balanced, ProductShape(128, 1024, 5, residual=True), 5),  # tiles of a block and a half
         (_Balanced, ProductShape(64, 8192, 8), 7),  # of several blocks each

@@ -22,6 +22,7 @@ from ssd_engine.tensor_parallel import SingleRank, TensorParallel
 from ssd_engine.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
+from tests.scale import full_only
 
 pytestmark = pytest.mark.computes
 
@@ -52,7 +53,14 @@ def grow(
     return ModelRunner(load_model_config(options.directory), options, tp or SingleRank())
 
 
-@pytest.fixture(scope="module", params=[SHIPPED, *FAMILIES])
+# What differs to growth: tied or not, biases, norms of heads, groups of heads.
+GROWN = [
+    family if family in ("llama3-tied", "llama-biases", "qwen3") else full_only(family)
+    for family in FAMILIES
+]
+
+
+@pytest.fixture(scope="module", params=[SHIPPED, *GROWN])
 def original(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ModelRunner:

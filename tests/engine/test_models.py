@@ -17,11 +17,12 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
-from tests.scale import share
+from tests.scale import FULL, share
 
 pytestmark = pytest.mark.computes
 
-NUM_PROMPTS, NEW_TOKENS = 20, 256
+NUM_PROMPTS = 20
+NEW_TOKENS = 256 if FULL else 96
 SHIPPED = "stories-target"
 HEROES = (
     "a shy lamb",
