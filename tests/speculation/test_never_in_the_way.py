@@ -333,19 +333,19 @@ class TestHostileEndpoints:
             lines = log_of(ordinary, port.address)
             assert len(set(map(reason_of, lines))) == len(lines) <= MAX_LOGGED
 
-    def test_an_endpoint_cannot_write_the_log(self, pair: Pair) -> None:
+    def test_an_endpoint_cannot_write_the_log(self, ordinary: Pair) -> None:
         def script(visit: Visit) -> Iterator[Reply]:
             yield visit.welcome(draft_name="x\n12:00 ERROR forged \x1b[31m" + "y" * 1000)
             visit.stay()
 
         with HostileDraft(script) as draft:
             message = request(5, 10, speculation={"mode": SSD, "endpoints": [draft.address]})
-            generate(pair.target, message)
-            wait_until(lambda: log_of(pair, draft.address))
-        lines = pair.target.log().splitlines()
+            generate(ordinary.target, message)
+            wait_until(lambda: log_of(ordinary, draft.address))
+        lines = ordinary.target.log().splitlines()
         assert not any(line.startswith("12:00 ERROR forged") for line in lines)
-        assert max(map(len, log_of(pair, draft.address))) < 500
-        assert "\x1b" not in pair.target.log()
+        assert max(map(len, log_of(ordinary, draft.address))) < 500
+        assert "\x1b" not in ordinary.target.log()
 
 
 class TestRequestsThatNameEndpoints:
