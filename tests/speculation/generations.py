@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from tests.processes import DraftProcess, Output, TargetProcess, collect, draft
+from tests.processes import DraftProcess, Output, TargetProcess, collect, draft, wait_until_ready
+from tests.waiting import HANG_SECONDS, wait_until
 
 OFF, SYNC, SSD = (
     pb.SPECULATION_MODE_OFF,
@@ -21,6 +21,12 @@ OFF, SYNC, SSD = (
     pb.SPECULATION_MODE_SSD,
 )
 METRICS = ("--metrics-listen", "127.0.0.1:0")
+# A target that waits for every branch that all its rows miss, however busy the machine is: what
+# its endpoints say is used, whatever their pace.
+PATIENT = (
+    *("--no-auto-off", "--no-adapt-depth", "--link-timeout", "600"),
+    *("--backup", "jit", "--wait", "2000"),
+)
 STORY = "Once upon a time there was"
 CALL_SECONDS = 120  # generous: the machine may be busy
 
@@ -89,7 +95,10 @@ class Generations:
             yield response
 
     def until_each_has(self, tokens: int) -> None:
-        wait_for(lambda: all(c >= tokens for c in self._counts) or self._failed())
+        wait_until(lambda: all(c >= tokens for c in self._counts) or self._failed())
+
+    def until_ended(self) -> None:
+        wait_until(lambda: not self.running)
 
     def _failed(self) -> bool:
         return any(future.done() and future.exception() for future in self._futures)
@@ -129,14 +138,37 @@ def looked_up(stats: pb.SpeculationStats) -> int:
     return stats.hits + stats.late + stats.stale + misses
 
 
-def wait_for(condition: Callable[[], object], seconds: float = CALL_SECONDS) -> float:
-    """Returns how long it took."""
-    begin = time.monotonic()
-    while not condition():
-        if time.monotonic() - begin > seconds:
-            raise TimeoutError(f"not within {seconds:g} s")
-        time.sleep(0.02)
-    return time.monotonic() - begin
+def from_endpoints(stats: Sequence[pb.SpeculationStats]) -> int:
+    """Tokens that endpoints had said and that were right, in time or waited for."""
+    assert not any(each.ngram_rounds or each.sync_rounds for each in stats)
+    return sum(each.accepted_tokens for each in stats)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = HANG_SECONDS) -> None:
+    wait_until(condition, seconds=seconds)
+
+
+def wait_until_up(server: TargetProcess, address: str) -> None:
+    wait_until(lambda: is_up(server, address), server.log)
+
+
+def generate_from_cache(
+    server: TargetProcess, messages: Sequence[pb.GenerateRequest], plain: PlainTexts
+) -> list[Output]:
+    """Of a patient target: see ``Pair.generate_from_cache``."""
+    expected = plain.of(messages)
+
+    def attempt() -> list[Output] | None:
+        with Generations(server, messages) as running:
+            pass
+        assert running.texts() == expected
+        assert from_endpoints(running.stats()) > 0
+        hit = any(stats.cache_tokens for stats in running.stats())
+        return running.outputs if hit else None
+
+    outputs = wait_until(attempt, "tokens of the cache")
+    assert outputs is not None
+    return outputs
 
 
 def endpoint(server: TargetProcess, address: str) -> pb.SpeculationEndpoint | None:
@@ -185,6 +217,7 @@ class LastingDraft:
         self._lives = contextlib.ExitStack()
         self._count = 0
         self._listen = "127.0.0.1:0"
+        self._stopped: list[int] = []
 
     def __enter__(self) -> "LastingDraft":
         self.start()
@@ -203,16 +236,23 @@ class LastingDraft:
         )
         self.address = self._listen = self.process.address
 
+    def wait_until_ready(self) -> None:
+        wait_until_ready(self.process)
+
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Stopped as with Ctrl-Z, engine included."""
-        pids = family(self.process.process.pid)
-        for pid in pids:
+        """Stopped as with Ctrl-Z, engine included; at the end, or with ``go_on``, it goes on."""
+        self._stopped = family(self.process.process.pid)
+        for pid in self._stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in pids:
+            self.go_on()
+
+    def go_on(self) -> None:
+        for pid in self._stopped:
+            with contextlib.suppress(ProcessLookupError):  # killed meanwhile
                 os.kill(pid, signal.SIGCONT)
 
 
@@ -223,3 +263,10 @@ class Pair:
     target: TargetProcess
     draft: LastingDraft
     plain: PlainTexts
+
+    def generate_from_cache(self, messages: Sequence[pb.GenerateRequest]) -> list[Output]:
+        """Again and again until a branch was there before it was asked for.
+
+        Each time the texts are those of plain decoding, with tokens of endpoints in them.
+        """
+        return generate_from_cache(self.target, messages, self.plain)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.scale import full_only
+
 FAULTS = Path(__file__).parents[1] / "faults"
 TARGET = ["ssd_target", "serve", "stories-target"]
 DRAFT = ["ssd_draft", "serve", "stories-draft"]
@@ -44,12 +46,12 @@ def check_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
 @pytest.mark.parametrize(
     ("command", "fault", "said"),
     [
-        (
+        full_only(
             [*TARGET, "--depth", "3"],
             "product",
             ("layer 0, down product of a forward of 4 rows",),
         ),
-        ([*TARGET, "--depth", "3"], "attention", ("layer 0, attention of a prefill",)),
+        full_only([*TARGET, "--depth", "3"], "attention", ("layer 0, attention of a prefill",)),
         ([*TARGET, "--tp", "2"], "rank", ("rank 1, layer 0, norm and gate-up product",)),
         (DRAFT, "tree", ("layer 0, attention of a tree step",)),
     ],

@@ -8,8 +8,6 @@ import pytest
 
 from tests.scale import FULL
 
-pytestmark = pytest.mark.services
-
 ROOT = Path(__file__).resolve().parents[2]
 # Seven clients: nobody has to be one that never reads, for which a server takes its time.
 FLAGS = ["--minutes", "10"] if FULL else ["--minutes", "0.05", "--pool", "6", "--clients", "7"]

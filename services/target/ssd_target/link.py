@@ -76,12 +76,13 @@ class Misfit(LinkBroken):
 class Allowance:
     """Time that an endpoint may cost this process: a bucket that fills as time goes by."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._now = clock
         self._left = BURST
-        self._at = time.monotonic()
+        self._at = clock()
 
     def spend(self, seconds: float) -> bool:
-        now = time.monotonic()
+        now = self._now()
         self._left = min(BURST, self._left + SHARE * (now - self._at)) - seconds
         self._at = now
         return self._left >= 0

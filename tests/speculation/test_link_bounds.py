@@ -1,0 +1,111 @@
+"""An endpoint costs a target a bounded share of its time, and a round a bounded wait.
+
+Time is the test's own, so nothing here depends on the machine's pace.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ssd_engine.completion import StopRules
+from ssd_engine.sampling_params import SamplingParams
+from ssd_target import link as link_module
+from ssd_target.link import BURST, SHARE, Allowance, Identity
+from ssd_target.link_state import LinkState
+from ssd_target.links import Links
+from ssd_target.records import LinkUp
+from ssd_target.sequence import Sequence
+from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.speculator import Speculator
+from tests.speculation.hostile_draft import SCRIPTS, HostileDraft
+from tests.waiting import wait_until_async
+
+LINK, EPOCH = 3, 2
+WAIT_SECONDS, LINK_TIMEOUT = 0.25, 2.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestAllowance:
+    def test_a_burst_is_allowed_once(self) -> None:
+        allowance = Allowance(Clock())
+        assert allowance.spend(BURST)
+        assert not allowance.spend(0.001)
+
+    def test_on_average_an_endpoint_may_take_its_share(self) -> None:
+        clock = Clock()
+        allowance = Allowance(clock)
+        for _ in range(1000):
+            clock.now += 1.0
+            assert allowance.spend(SHARE)
+
+    def test_more_than_its_share_is_found_out(self) -> None:
+        clock = Clock()
+        allowance = Allowance(clock)
+        spent = 0
+        while allowance.spend(2 * SHARE):
+            clock.now += 1.0
+            spent += 1
+        assert spent == pytest.approx(BURST / SHARE, abs=2)
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("floods")])
+def test_an_endpoint_that_floods_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time passes in which its allowance could fill again."""
+    monkeypatch.setattr(link_module, "Allowance", lambda: Allowance(Clock()))
+
+    async def work(address: str) -> None:
+        told: list[Any] = []
+        links = Links((address,), (), (), told.append, lambda: 0)
+        links.start(Identity("target", "abc", 1000, 5, None))
+        await wait_until_async(lambda: links.failures()["flood"])
+        assert any(isinstance(record, LinkUp) for record in told)
+        await wait_until_async(lambda: links.links[0].state is LinkState.REFUSED)
+        await links.stop()
+
+    with HostileDraft(SCRIPTS[name]) as draft:
+        asyncio.run(work(draft.address))
+
+
+def test_a_silent_endpoint_costs_each_round_its_wait_until_it_is_given_up() -> None:
+    clock = Clock()
+    given_up: list[int] = []
+
+    def receive(seconds: float) -> bool:
+        clock.now += seconds
+        return False
+
+    speculator = Speculator(
+        SpeculationOptions(
+            mode=Mode.SSD,
+            backup=Backup.JUST_IN_TIME,
+            wait_seconds=WAIT_SECONDS,
+            link_timeout=LINK_TIMEOUT,
+            auto_off=False,
+        ),
+        100,
+        receive=receive,
+        stalled=lambda link, epoch, reason: given_up.append(link),
+        clock=clock,
+    )
+    speculator.endpoints.connected(LinkUp(LINK, EPOCH, False, 4, 100, 5))
+    sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(60), None, [b""] * 100)
+    speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
+    waits = []
+    for _ in range(20):
+        sequence.commit(7)
+        speculator.ended(sequence, 0, 7, 1)
+        begin = clock.now
+        speculator.launch(speculator.take([sequence]))
+        waits.append(clock.now - begin)
+    count = sum(wait > 0 for wait in waits)
+    assert waits == [WAIT_SECONDS] * count + [0.0] * (20 - count)
+    assert sum(waits) <= LINK_TIMEOUT + WAIT_SECONDS
+    assert given_up == [LINK]
