@@ -19,6 +19,7 @@ from ssd_draft.service import SERVICE, DraftServicer, Serving
 from ssd_engine.frames import DraftFrame, Load
 from ssd_engine.serving.access import Access
 from ssd_engine.token_ids import pack_tokens
+from tests.waiting import HANG_SECONDS
 
 ENDPOINT = Endpoint(
     name="scripted",
@@ -122,7 +123,7 @@ class Draft:
                 f"/{SERVICE}/Speculate",
                 request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
                 response_deserializer=pb.SpeculateResponse.FromString,
-            )(timeout=60)
+            )(timeout=HANG_SECONDS)
 
     @contextlib.asynccontextmanager
     async def link(self, **changes: Any) -> AsyncIterator[tuple[Call, int]]:
@@ -170,12 +171,6 @@ async def status(call: Call) -> tuple[grpc.StatusCode, str]:
     except grpc.aio.AioRpcError:
         pass
     return await call.code(), await call.details()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

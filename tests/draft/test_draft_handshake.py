@@ -17,12 +17,12 @@ from scripted_draft import (
     scripted,
     status,
     try_write,
-    until,
 )
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft import service
 from ssd_draft.records import LinkUp
+from tests.waiting import wait_until_async
 
 Code = grpc.StatusCode
 
@@ -90,7 +90,7 @@ def test_a_misfit_is_refused_with_field_values_and_fix(
             assert all(word in text for word in words), text
             assert draft.engine.said == []
             name = "ssd_draft_handshake_failures_total"
-            await until(lambda: draft.sample(name, reason=reason) == 1)
+            await wait_until_async(lambda: draft.sample(name, reason=reason) == 1)
 
     run(work)
 
@@ -147,7 +147,7 @@ def test_a_silent_peer_does_not_hold_a_place(monkeypatch: pytest.MonkeyPatch) ->
             code, text = await status(call)
             assert code == Code.DEADLINE_EXCEEDED
             assert "hello" in text
-            await until(lambda: draft.sample("ssd_draft_links", state="greeting") == 0)
+            await wait_until_async(lambda: draft.sample("ssd_draft_links", state="greeting") == 0)
 
     run(work)
 
@@ -176,7 +176,7 @@ def test_one_link_too_many_is_refused_until_one_ends() -> None:
                 retry = error_details_pb2.RetryInfo()
                 assert details.details[0].Unpack(retry)
                 assert retry.retry_delay.ToMilliseconds() > 0
-            await until(lambda: draft.engine.num_up == 0)
+            await wait_until_async(lambda: draft.engine.num_up == 0)
             async with draft.link():
                 pass
 
@@ -213,7 +213,9 @@ def test_a_drain_refuses_the_new_and_keeps_the_old() -> None:
     async def work() -> None:
         async with scripted() as draft, draft.link() as (call, link):
             async with draft.stream() as greeting:
-                await until(lambda: draft.sample("ssd_draft_links", state="greeting") == 1)
+                await wait_until_async(
+                    lambda: draft.sample("ssd_draft_links", state="greeting") == 1
+                )
                 draft.servicer.draining = True
                 draft.engine.drain()
                 assert (await status(greeting))[0] == Code.UNAVAILABLE
@@ -222,10 +224,10 @@ def test_a_drain_refuses_the_new_and_keeps_the_old() -> None:
             assert "draining" in text
             assert draft.sample("ssd_draft_links", state="leaving") == 1
             await call.write(frames(opening(1)))
-            await until(lambda: draft.engine.num_frames(link) == 1)
+            await wait_until_async(lambda: draft.engine.num_frames(link) == 1)
             assert draft.servicer.num_active == 1
             await call.done_writing()
-            await until(lambda: draft.servicer.num_active == 0)
+            await wait_until_async(lambda: draft.servicer.num_active == 0)
 
     run(work)
 

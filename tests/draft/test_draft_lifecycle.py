@@ -4,7 +4,6 @@ import contextlib
 import os
 import queue
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,10 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.config import load_model_config
 from ssd_engine.model_store import resolve_model
 from ssd_engine.tokenizer import Tokenizer
+from tests.process_tree import spawned
 from tests.processes import DraftProcess, draft
+from tests.scale import full_only
+from tests.waiting import HANG_SECONDS, wait_until
 
 SERVING, NOT_SERVING = 1, 2
 
@@ -41,7 +43,7 @@ class Target:
 
     def __init__(self, server: DraftProcess, fingerprint: str = "", vocab_size: int = 4096) -> None:
         self._outbox: queue.Queue[pb.SpeculateRequest | None] = queue.Queue()
-        self.call = server.stub().Speculate(iter(self._outbox.get, None), timeout=120)
+        self.call = server.stub().Speculate(iter(self._outbox.get, None), timeout=HANG_SECONDS)
         self.send(hello(tokenizer_fingerprint=fingerprint, vocab_size=vocab_size))
 
     def send(self, message: pb.SpeculateRequest) -> None:
@@ -67,11 +69,8 @@ def vocab_size() -> int:
     return load_model_config(resolve_model("stories-draft")).vocab_size
 
 
-def wait_for(server: DraftProcess, sample: str, value: float) -> None:
-    end = time.monotonic() + 30
-    while server.metrics().get(sample) != value:
-        assert time.monotonic() < end, server.metrics()
-        time.sleep(0.02)
+def wait_for_sample(server: DraftProcess, sample: str, value: float) -> None:
+    wait_until(lambda: server.metrics().get(sample) == value, server.metrics)
 
 
 def test_it_says_what_it_is(server: DraftProcess, fingerprint: str) -> None:
@@ -99,12 +98,12 @@ def test_a_link_gets_branches_and_its_sequences_go_with_it(
         seen.add(frame.sequence)
         if seen == {1, 2}:
             break
-    wait_for(server, "ssd_sequences_active", 2)
+    wait_for_sample(server, "ssd_sequences_active", 2)
     assert server.metrics()['ssd_draft_links{state="up"}'] == 1
     target.leave()
     assert target.end() == grpc.StatusCode.OK
-    wait_for(server, "ssd_sequences_active", 0)
-    wait_for(server, "ssd_draft_kv_cache_usage_ratio", 0)
+    wait_for_sample(server, "ssd_sequences_active", 0)
+    wait_for_sample(server, "ssd_draft_kv_cache_usage_ratio", 0)
     assert server.metrics()['ssd_draft_links{state="up"}'] == 0
 
 
@@ -112,7 +111,7 @@ def test_a_target_with_another_tokenizer_is_told(server: DraftProcess) -> None:
     target = Target(server, "another", vocab_size())
     assert target.end() == grpc.StatusCode.FAILED_PRECONDITION
     assert "tokenizer_fingerprint: the target has 'another'" in target.call.details()
-    wait_for(server, 'ssd_draft_handshake_failures_total{reason="tokenizer"}', 1)
+    wait_for_sample(server, 'ssd_draft_handshake_failures_total{reason="tokenizer"}', 1)
 
 
 def test_a_malformed_frame_ends_only_its_own_link(server: DraftProcess, fingerprint: str) -> None:
@@ -127,19 +126,16 @@ def test_a_malformed_frame_ends_only_its_own_link(server: DraftProcess, fingerpr
     assert good.end() == grpc.StatusCode.OK
 
 
-def test_ngrams_need_no_model_and_any_target_fits(tmp_path: Path) -> None:
-    with draft(tmp_path, model=None) as server:
-        info = server.stub().GetDraftInfo(pb.GetDraftInfoRequest(), timeout=30)
+def test_ngrams_need_no_model_and_any_target_fits_until_sigterm(tmp_path: Path) -> None:
+    """Links that are there are told, and waited for until they leave."""
+    with draft(tmp_path, "--drain-timeout", "3600", model=None) as server:
+        info = server.stub().GetDraftInfo(pb.GetDraftInfoRequest(), timeout=HANG_SECONDS)
         assert (info.name, info.speculator) == ("ngram", pb.SPECULATOR_KIND_NGRAM)
         for size in (1000, 200_000):
             target = Target(server, "whatever", size)
             assert next(target.call).welcome.speculator == pb.SPECULATOR_KIND_NGRAM
             target.leave()
             assert target.end() == grpc.StatusCode.OK
-
-
-def test_sigterm_tells_links_and_waits_until_they_leave(tmp_path: Path) -> None:
-    with draft(tmp_path, "--drain-timeout", "60", model=None) as server:
         target = Target(server)
         assert next(target.call).welcome.epoch > 0
         server.terminate()
@@ -155,7 +151,7 @@ def test_sigterm_tells_links_and_waits_until_they_leave(tmp_path: Path) -> None:
         server.terminate()  # once more: it goes on waiting
         assert server.process.poll() is None
         target.leave()
-        assert server.wait_for_exit(20) == 0
+        assert server.wait_for_exit() == 0
         assert "drained" in server.log()
 
 
@@ -165,10 +161,10 @@ def test_a_link_that_stays_is_cut_off_after_the_drain_timeout(tmp_path: Path) ->
         assert next(target.call).welcome.epoch > 0
         server.terminate()
         assert target.end() == grpc.StatusCode.UNAVAILABLE
-        assert server.wait_for_exit(20) == 0
+        assert server.wait_for_exit() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, full_only(signal.SIGTERM)])
 def test_a_signal_to_the_whole_group_while_loading_is_a_clean_end(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -182,14 +178,8 @@ def test_the_death_of_the_engine_ends_links_and_service(tmp_path: Path) -> None:
     with draft(tmp_path, model=None) as server:
         target = Target(server)
         assert next(target.call).welcome.epoch > 0
-        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-        engines = [pid for pid in map(int, children.read_text().split()) if _is_engine(pid)]
-        assert len(engines) == 1
-        os.kill(engines[0], signal.SIGKILL)
+        (engine,) = spawned(server.process.pid)
+        os.kill(engine, signal.SIGKILL)
         assert target.end() == grpc.StatusCode.UNAVAILABLE
-        assert server.wait_for_exit(20) == 1
+        assert server.wait_for_exit() == 1
         assert "the engine process ended with exit code -9" in server.log()
-
-
-def _is_engine(pid: int) -> bool:
-    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()

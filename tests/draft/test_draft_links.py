@@ -4,11 +4,12 @@ import asyncio
 
 import grpc
 import pytest
-from scripted_draft import frames, opening, run, scripted, status, until
+from scripted_draft import Draft, frames, opening, run, scripted, status
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.records import LinkFrames, LinkUp
 from ssd_engine.frames import Branch, Branches, Notice, NoticeKind
+from tests.waiting import wait_until_async
 
 Code = grpc.StatusCode
 ENDINGS = {
@@ -27,7 +28,7 @@ def test_however_a_link_ends_the_engine_hears_of_it_once(ending: str, how: str) 
         async with scripted() as draft:
             async with draft.link() as (call, link):
                 await call.write(frames(opening(1)))
-                await until(lambda: draft.engine.num_frames(link) == 1)
+                await wait_until_async(lambda: draft.engine.num_frames(link) == 1)
                 if ending == "cancelled":
                     call.cancel()
                 elif ending == "half-closed":
@@ -48,8 +49,9 @@ def test_however_a_link_ends_the_engine_hears_of_it_once(ending: str, how: str) 
                     assert "the engine died" in text
                 else:
                     assert ending == "connection lost"
-            await until(lambda: draft.engine.downs() == [link])
-            await asyncio.sleep(0.1)
+            await wait_until_async(lambda: draft.engine.downs() == [link])
+            await wait_until_async(lambda: draft.servicer.num_active == 0)
+            await answered(draft)
             assert draft.engine.downs() == [link]
             assert draft.engine.num_up == 0
             assert draft.engine.count().total() == 0
@@ -65,7 +67,7 @@ def test_frames_arrive_in_order_and_one_bad_one_lets_none_of_its_message_pass() 
         async with scripted() as draft, draft.link() as (call, link):
             for first in (0, 3):
                 await call.write(frames(*(opening(first + i) for i in range(3))))
-            await until(lambda: draft.engine.num_frames(link) == 6)
+            await wait_until_async(lambda: draft.engine.num_frames(link) == 6)
             records = [r for r in draft.engine.said if isinstance(r, LinkFrames)]
             assert [f.sequence for r in records for f in r.frames] == list(range(6))
             await call.write(frames(opening(7), pb.TargetFrame()))
@@ -80,7 +82,7 @@ def test_frames_of_another_epoch_are_dropped_and_counted() -> None:
         async with scripted() as draft, draft.link() as (call, link):
             await call.write(frames(opening(1), opening(2), epoch=3))
             await call.write(frames(opening(3)))
-            await until(lambda: draft.engine.num_frames(link) == 1)
+            await wait_until_async(lambda: draft.engine.num_frames(link) == 1)
             assert draft.sample("ssd_draft_frames_dropped_total", reason="epoch") == 2
 
     run(work)
@@ -104,20 +106,27 @@ def test_a_flood_stops_being_read_and_harms_no_other_link() -> None:
     async def work() -> None:
         async with scripted(max_frames=10) as draft, draft.link() as (call, link):
             flood = asyncio.ensure_future(_flood(call, 20_000))
-            await until(lambda: draft.engine.num_frames(link) >= 10)
-            await asyncio.sleep(0.3)
+            await wait_until_async(lambda: draft.engine.num_frames(link) >= 10)
+            await answered(draft)
             assert draft.engine.num_frames(link) == 12  # four messages of three frames
             assert not flood.done()
             async with draft.link() as (other, second):
                 await other.write(frames(opening(1)))
-                await until(lambda: draft.engine.num_frames(second) == 1)
+                await wait_until_async(lambda: draft.engine.num_frames(second) == 1)
             draft.engine.output(link, consumed=4)
-            await until(lambda: draft.engine.num_frames(link) == 15)
-            await asyncio.sleep(0.1)
+            await wait_until_async(lambda: draft.engine.num_frames(link) == 15)
+            await answered(draft)
             assert draft.engine.num_frames(link) == 15
             flood.cancel()
 
     run(work)
+
+
+async def answered(draft: Draft) -> None:
+    """Calls that came later have been answered: what was to happen before has happened."""
+    for _ in range(3):
+        async with grpc.aio.insecure_channel(draft.address) as channel:
+            await channel.unary_unary("/ssd.v1.SpeculationService/GetDraftInfo")(b"")
 
 
 async def _flood(call: grpc.aio.StreamStreamCall, messages: int) -> None:
@@ -132,9 +141,10 @@ def test_bytes_are_bounded_as_frames_are() -> None:
             draft.link() as (call, link),
         ):
             flood = asyncio.ensure_future(_flood(call, 20_000))
-            await asyncio.sleep(0.3)
             messages = 2_000 // frames(*(opening(j) for j in range(3))).ByteSize()
-            assert 3 * messages <= draft.engine.num_frames(link) <= 3 * (messages + 2)
+            await wait_until_async(lambda: draft.engine.num_frames(link) >= 3 * messages)
+            await answered(draft)
+            assert draft.engine.num_frames(link) <= 3 * (messages + 2)
             flood.cancel()
 
     run(work)
@@ -144,11 +154,12 @@ def test_a_target_that_reads_nothing_is_left() -> None:
     async def work() -> None:
         async with scripted(write_timeout=0.5) as draft, draft.link() as (call, link):
             large = Branches(1, 2, [Branch(0, 5, 0, [70_000] * 1000)] * 20)
-            begin = asyncio.get_running_loop().time()
-            while not draft.engine.downs():
+
+            def is_left() -> bool:
                 draft.engine.output(link, large)
-                await asyncio.sleep(0.005)
-                assert asyncio.get_running_loop().time() - begin < 20
+                return bool(draft.engine.downs())
+
+            await wait_until_async(is_left)
             code, text = await status(call)
             assert code == Code.DEADLINE_EXCEEDED
             assert "--link-write-timeout" in text

@@ -112,6 +112,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         linked = [
             *("--draft", drafting.address, "--draft-tls-ca", str(folder / "ca.crt")),
             *("--draft-token-file", str(folder / "link.token"), "--no-auto-off"),
+            *("--no-adapt-depth", "--wait", "10000", "--backup", "jit"),
         ]
         with target(folder / "t", *of_target, *linked, ready=False) as serving:
             yield Guarded(folder, authority, authority.sign("client"), serving, drafting)

@@ -8,7 +8,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable
 
@@ -26,12 +25,14 @@ from ssd.v1 import (
     trace_pb2,
     trace_pb2_grpc,
 )
+from tests.process_tree import engine_held
 from tests.processes import ServiceProcess, collect
 from tests.security.certificates import Authority, Pair, replace
 from tests.security.conftest import TOKEN_FILE, TOKENS, Guarded
+from tests.waiting import HANG_SECONDS, wait_until
 
 Code = grpc.StatusCode
-SECONDS = 60
+SECONDS = HANG_SECONDS  # of a call
 PROMPT = "Once upon a time"
 
 
@@ -41,13 +42,6 @@ def request(tokens: int = 16, prompt: str = PROMPT) -> target_pb2.GenerateReques
         sampling=target_pb2.SamplingOptions(temperature=0.8, seed=5),
         stop=target_pb2.StopOptions(max_tokens=tokens, ignore_eos=True),
     )
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def plain_health(service: ServiceProcess) -> int:
@@ -64,8 +58,8 @@ def plain_health(service: ServiceProcess) -> int:
 @pytest.fixture(scope="module")
 def services(guarded: Guarded) -> Guarded:
     for service in (guarded.target, guarded.draft):
-        until(lambda service=service: plain_health(service) == 1, service.log())  # type: ignore[misc]
-    until(lambda: link_state(guarded) == "up", "the link comes up")
+        wait_until(lambda service=service: plain_health(service) == 1, service.log())  # type: ignore[misc]
+    wait_until(lambda: link_state(guarded) == "up", "the link comes up")
     return guarded
 
 
@@ -101,8 +95,7 @@ def test_the_right_certificates_and_tokens_serve_a_request_with_speculation(
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert len(answer["token_ids"]) == 40
-    speculation = answer["speculation"]
-    assert speculation["hits"] + speculation["late"] + speculation["stale"] > 0
+    assert answer["speculation"]["accepted_tokens"] > 0  # of the draft: it was waited for
 
 
 def test_the_clients_commands_reach_guarded_services(services: Guarded) -> None:
@@ -196,13 +189,18 @@ class TestTokens:
     def test_have_limits_of_their_own(self, services: Guarded) -> None:
         with services.channel(services.target.address, TOKENS["small"]) as channel:
             stub = target_pb2_grpc.TargetServiceStub(channel)
-            running = stub.Generate(request(tokens=500, prompt="Once"), timeout=SECONDS)
-            next(running)
-            code, details = refusal(lambda: generate(channel, request(prompt="Once")))
-            assert code is Code.RESOURCE_EXHAUSTED
-            assert "'small' may run 1 requests" in details
             with services.channel(services.target.address, TOKENS["user"]) as other:
-                assert len(generate(other)) == 16
+                with engine_held(services.target.process.pid):  # so that none of them ends
+                    running = stub.Generate(request(tokens=500, prompt="Once"), timeout=SECONDS)
+                    next(running)
+                    code, details = refusal(lambda: generate(channel, request(prompt="Once")))
+                    assert code is Code.RESOURCE_EXHAUSTED
+                    assert "'small' may run 1 requests" in details
+                    others = target_pb2_grpc.TargetServiceStub(other).Generate(
+                        request(), timeout=SECONDS
+                    )
+                    started = next(others)
+                assert len(collect(iter([started, *others])).tokens) == 16
             running.cancel()
 
             def freed() -> bool:
@@ -210,7 +208,7 @@ class TestTokens:
                     return len(generate(channel, request(prompt="Once"))) == 16
                 return False
 
-            until(freed, "the place of a cancelled request is free again")
+            wait_until(freed, "the place of a cancelled request is free again")
             code, details = refusal(lambda: generate(channel, request(prompt=PROMPT * 10)))
             assert code is Code.INVALID_ARGUMENT
             assert "may send 8 at most" in details
@@ -295,7 +293,9 @@ def test_rotation_takes_effect_and_drops_no_stream(services: Guarded) -> None:
     with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         asked = stub.Generate(request(tokens=400), timeout=SECONDS)
-        until(lambda: state() != "up", "a link that stands still is left")
+        wait_until(lambda: state() != "up", "a link that stands still is left")
         services.draft.process.send_signal(signal.SIGCONT)
-        until(lambda: state() == "up", "and dialled again, with the token and certificates of now")
+        wait_until(
+            lambda: state() == "up", "and dialled again, with the token and certificates of now"
+        )
         asked.cancel()

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,8 +22,10 @@ from ssd_engine.model_store import resolve_model
 from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
 from tests.harness import make_runner
+from tests.process_tree import spawned
 from tests.processes import Output, TargetProcess, collect, target
 from tests.scale import FULL, share
+from tests.waiting import HANG_SECONDS
 
 NEAR_TIE = 1e-5  # of the perturbed scores: DESIGN's bound for an excused difference
 EXCUSED_SHARE = 1e-5
@@ -39,6 +43,12 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
         yield process
 
 
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    with target(tmp_path_factory.mktemp("parallel"), "--tp", "2") as process:
+        yield process
+
+
 def story(seed: int, max_tokens: int = 200, **sampling: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(
         text="Once upon a time there was",
@@ -48,20 +58,20 @@ def story(seed: int, max_tokens: int = 200, **sampling: object) -> pb.GenerateRe
 
 
 def run(server: TargetProcess, message: pb.GenerateRequest) -> Output:
-    return collect(server.stub().Generate(message, timeout=240))
+    return collect(server.stub().Generate(message, timeout=HANG_SECONDS))
 
 
 def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(first: TargetProcess) -> None:
-    message = story(1, temperature=1.0)
-    assert run(first, message).tokens == run(first, message).tokens
-    assert run(first, message).tokens != run(first, story(2, temperature=1.0)).tokens
+    one, again = (run(first, story(1, 60, temperature=1.0)).tokens for _ in range(2))
+    assert one == again != run(first, story(2, 60, temperature=1.0)).tokens
 
 
-def test_a_restarted_server_gives_the_same_text(first: TargetProcess, tmp_path: Path) -> None:
-    message = story(77, temperature=0.9, top_p=0.95)
-    before = run(first, message)
-    with target(tmp_path) as restarted:
-        after = run(restarted, message)
+def test_a_restarted_server_gives_the_same_text(
+    first: TargetProcess, second: TargetProcess
+) -> None:
+    """A process that starts anew knows nothing of the one before it."""
+    message = story(77, max_tokens=100, temperature=0.9, top_p=0.95)
+    before, after = run(first, message), run(second, message)
     assert (after.tokens, after.text) == (before.tokens, before.text)
 
 
@@ -75,7 +85,7 @@ class TestResume:
         with (
             target(tmp_path) as doomed,
             connect([doomed.address, second.address]) as endpoints,
-            contextlib.closing(generate(endpoints, message, timeout_s=240)) as events,
+            contextlib.closing(generate(endpoints, message, timeout_s=HANG_SECONDS)) as events,
         ):
             for event in events:
                 if isinstance(event, Tokens):
@@ -89,10 +99,11 @@ class TestResume:
                     return text, tokens, event, moves
         raise AssertionError("no finish")
 
+    @pytest.mark.full
     def test_penalties_count_what_was_generated_before_the_cut(
         self, tmp_path: Path, first: TargetProcess, second: TargetProcess
     ) -> None:
-        length = 300 if FULL else 200
+        length = 300
         message = story(
             5,
             max_tokens=length,
@@ -157,7 +168,7 @@ class TestResume:
     ) -> tuple["TestResume.Part", Output]:
         """Take exactly ``cut`` tokens from the first server, the rest from the second."""
         part = self.Part()
-        call = first.stub().Generate(message, timeout=240)
+        call = first.stub().Generate(message, timeout=HANG_SECONDS)
         for response in call:
             part.text += response.tokens.text
             part.tokens += response.tokens.token_ids
@@ -179,7 +190,7 @@ class TestResume:
             [*command, "--target", first.address, "--json"],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=HANG_SECONDS,
             check=True,
         )
         expected = json.loads(whole.stdout)
@@ -192,7 +203,7 @@ class TestResume:
             beginning = client.stdout.read(200)
             doomed.kill()
             rest = client.stdout.read()  # from the same buffer
-            _, errors = client.communicate(timeout=240)
+            _, errors = client.communicate(timeout=HANG_SECONDS)
         assert client.returncode == 0
         assert (beginning + rest).decode() == expected["text"] + "\n"
         assert f"{tokens} tokens" in errors.decode()
@@ -203,21 +214,21 @@ class TestTensorParallel:
     CASES = 40
 
     @pytest.mark.timeout(1800 if FULL else 300)
-    def test_two_ranks_give_the_text_of_one(self, tmp_path: Path, first: TargetProcess) -> None:
+    def test_two_ranks_give_the_text_of_one(
+        self, parallel: TargetProcess, first: TargetProcess
+    ) -> None:
         """Differences are excused only where the two best scores are within 1e-5."""
         total = excused = 0
-        with target(tmp_path, "--tp", "2") as parallel:
-            for seed in range(share(self.CASES)):
-                temperature = (0.0, 0.7, 1.0, 1.3)[seed % 4]
-                tokens = 100 if FULL else 40
-                message = story(seed, max_tokens=tokens, temperature=temperature)
-                one, two = run(first, message), run(parallel, message)
-                total += len(one.tokens)
-                if one.tokens != two.tokens:
-                    gap = self.gap_at_difference(message, one.tokens, two.tokens)
-                    assert gap < NEAR_TIE
-                    excused += 1
-                    print(f"excused: seed {seed}, gap {gap:.2e}")
+        for seed in range(share(self.CASES)):
+            temperature = (0.0, 0.7, 1.0, 1.3)[seed % 4]
+            message = story(seed, 100 if FULL else 40, temperature=temperature)
+            one, two = run(first, message), run(parallel, message)
+            total += len(one.tokens)
+            if one.tokens != two.tokens:
+                gap = self.gap_at_difference(message, one.tokens, two.tokens)
+                assert gap < NEAR_TIE
+                excused += 1
+                print(f"excused: seed {seed}, gap {gap:.2e}")
         assert excused <= EXCUSED_SHARE * total
 
     def gap_at_difference(
@@ -240,27 +251,13 @@ class TestTensorParallel:
         best = torch.topk(scores[0], 2).values
         return float(best[0] - best[1])
 
-    def test_a_dying_rank_ends_the_service_with_a_clear_message(self, tmp_path: Path) -> None:
-        with target(tmp_path, "--tp", "2") as server:
-            ranks = self.rank_processes(server.process.pid)
-            call = server.stub().Generate(story(1, max_tokens=1500), timeout=240)
-            next(call)
-            next(call)
-            subprocess.run(["kill", "-9", str(ranks[-1])], check=True)
-            assert server.wait_for_exit() == 1
-            assert "rank 1 died with exit code -9" in server.log()
-            assert "the service ends: a tensor-parallel rank died" in server.log()
-
-    def rank_processes(self, front: int) -> list[int]:
-        """Process ids below the front, parents first."""
-        found: list[int] = []
-        layer = [front]
-        while layer:
-            layer = [
-                int(child)
-                for parent in layer
-                for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-            ]
-            found += layer
-        return found
+    def test_a_dying_rank_ends_the_service_with_a_clear_message(
+        self, parallel: TargetProcess
+    ) -> None:
+        """Comes last: the others need the service."""
+        call = parallel.stub().Generate(story(1, max_tokens=1500), timeout=HANG_SECONDS)
+        next(call)
+        os.kill(spawned(parallel.process.pid)[-1], signal.SIGKILL)
+        assert parallel.wait_for_exit() == 1
+        assert "rank 1 died with exit code -9" in parallel.log()
+        assert "the service ends: a tensor-parallel rank died" in parallel.log()

@@ -4,20 +4,18 @@ import json
 import os
 import shutil
 import signal
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.config import load_model_config
 from ssd_engine.model_store import resolve_model
-from ssd_engine.tokenizer import Tokenizer
 from ssd_target.config import TargetConfig
 from ssd_target.server import plan_target
-from tests.processes import TargetProcess, collect, target, wait_until_ready
-
-pytestmark = pytest.mark.services
+from tests.process_tree import descendants, is_alive
+from tests.processes import TargetProcess, target
+from tests.waiting import HANG_SECONDS, wait_until
 
 # 127.0.0.1, ::1 and ::ffff:127.0.0.1 in /proc/net
 LOOPBACK = {
@@ -39,35 +37,37 @@ def test_a_signal_to_the_whole_group_while_loading_is_a_clean_end(
         assert "error" not in server.log()
 
 
-def test_a_signal_to_the_whole_group_drains_while_serving(tmp_path: Path) -> None:
-    with target(tmp_path, "--tp", "2", new_session=True) as server:
-        message = pb.GenerateRequest(
-            text="Once", stop=pb.StopOptions(max_tokens=60, ignore_eos=True)
-        )
-        call = server.stub().Generate(message, timeout=120)
-        first = next(call)
-        os.killpg(server.process.pid, signal.SIGTERM)
-        rest = [token for response in call for token in response.tokens.token_ids]
-        assert first.started.prompt_tokens > 0
-        assert len(rest) == 60
-        assert server.wait_for_exit() == 0
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TargetProcess, Path]]:
+    """A service of two ranks in a process group of its own, and its port file."""
+    folder = tmp_path_factory.mktemp("two")
+    flags = ("--tp", "2", "--metrics-listen", "127.0.0.1:0")
+    with target(folder, *flags, new_session=True) as server:
+        yield server, folder / "port"
 
 
-def test_the_port_file_lives_as_long_as_the_service(tmp_path: Path) -> None:
-    port_file = tmp_path / "port"
-    with target(tmp_path) as server:
-        assert server.address.endswith(f":{port_file.read_text().strip()}")
-        server.terminate()
-        assert server.wait_for_exit() == 0
-        assert not port_file.exists()
+def test_every_process_listens_on_loopback_alone(two_ranks: tuple[TargetProcess, Path]) -> None:
+    server, _ = two_ranks
+    addresses = listening({server.process.pid, *descendants(server.process.pid)})
+    assert len(addresses) >= 3
+    assert set(addresses) <= LOOPBACK
 
 
-def test_every_process_listens_on_loopback_alone(tmp_path: Path) -> None:
-    with target(tmp_path, "--tp", "2", "--metrics-listen", "127.0.0.1:0") as server:
-        family = {server.process.pid, *descendants(server.process.pid)}
-        addresses = listening(family)
-        assert len(addresses) >= 3
-        assert set(addresses) <= LOOPBACK
+def test_a_signal_to_the_whole_group_drains_while_serving(
+    two_ranks: tuple[TargetProcess, Path],
+) -> None:
+    """Comes last of those that share the service: its port file goes with it."""
+    server, port_file = two_ranks
+    assert server.address.endswith(f":{port_file.read_text().strip()}")
+    message = pb.GenerateRequest(text="Once", stop=pb.StopOptions(max_tokens=60, ignore_eos=True))
+    call = server.stub().Generate(message, timeout=HANG_SECONDS)
+    first = next(call)
+    os.killpg(server.process.pid, signal.SIGTERM)
+    rest = [token for response in call for token in response.tokens.token_ids]
+    assert first.started.prompt_tokens > 0
+    assert len(rest) == 60
+    assert server.wait_for_exit() == 0
+    assert not port_file.exists()
 
 
 def listening(pids: set[int]) -> list[str]:
@@ -88,20 +88,12 @@ def listening(pids: set[int]) -> list[str]:
     ]
 
 
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [each for child in map(int, children) for each in (child, *descendants(child))]
-
-
 def test_killing_the_front_ends_the_engine_and_its_ranks(tmp_path: Path) -> None:
     with target(tmp_path, "--tp", "2") as server:
         family = descendants(server.process.pid)
         assert len(family) >= 2
         server.kill()
-        end = time.monotonic() + 20
-        while any(Path(f"/proc/{pid}").exists() for pid in family):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: not any(is_alive(pid) for pid in family))
 
 
 class TestFingerprint:
@@ -151,32 +143,3 @@ class TestFingerprint:
         data[8 + header + 10] ^= 1
         file.write_bytes(data)
         assert self.fingerprint(copy) != before
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> TargetProcess:
-    with target(tmp_path_factory.mktemp("shared")) as process:
-        wait_until_ready(process)
-        yield process
-
-
-def test_no_list_of_stop_strings_can_hold_up_the_server(server: TargetProcess) -> None:
-    """Overlapping stop strings at the limit, over a long resumed output of nothing but matches."""
-    directory = resolve_model("stories-target")
-    letter = Tokenizer(directory, load_model_config(directory)).token_bytes.index(b"a")
-    message = pb.GenerateRequest(
-        text="Once",
-        generated_token_ids=letter.to_bytes(4, "little") * 1900,
-        stop=pb.StopOptions(max_tokens=1901, strings=["a" * 1000 + chr(98 + i) for i in range(7)]),
-    )
-
-    def timed(strings: list[str]) -> float:
-        message.stop.strings[:] = strings
-        begin = time.monotonic()
-        assert len(collect(server.stub().Generate(message, timeout=240)).tokens) == 1
-        return time.monotonic() - begin
-
-    timed(["never"])  # from here on the prefix cache serves both alike
-    harmless = timed(["never"])
-    # Looking again at all that is held back, at every token, would be a hundred times slower.
-    assert timed(["a" * 1000 + chr(98 + i) for i in range(7)]) < 10 * harmless

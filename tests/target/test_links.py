@@ -20,6 +20,7 @@ from ssd_target.links import MAX_NAMED, Links
 from ssd_target.records import LinkDown, LinkGone, LinkUp
 from ssd_target.speculation.options import Mode
 from ssd_target.speculation.requests import Terms
+from tests.waiting import wait_until_async
 
 SERVICE = "ssd.v1.SpeculationService"
 NOBODY = "127.0.0.1:1"
@@ -30,7 +31,8 @@ class Bench:
 
     def __init__(self, *allowed: str, drafts: tuple[str, ...] = ()) -> None:
         self.told: list[Any] = []
-        self.links = Links(drafts, allowed, (), self.told.append, lambda: 0)
+        self.now = 0.0
+        self.links = Links(drafts, allowed, (), self.told.append, lambda: 0, clock=lambda: self.now)
         self.links.start(Identity("target", "abc", 1000, 5, None))
 
     def number_of(self, address: str) -> int:
@@ -49,16 +51,7 @@ class Bench:
 
 
 def run(work: Callable[[], Any]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            await work()
-
-    asyncio.run(main())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +118,7 @@ def test_where_all_places_are_taken_one_that_is_down_makes_room() -> None:
         bench = Bench("127.0.0.1:*", drafts=(NOBODY,))
         numbers = [bench.number_of(f"127.0.0.1:{2 + i}") for i in range(2 * MAX_NAMED)]
         assert len(set(numbers)) == 2 * MAX_NAMED
-        await until(lambda: len(bench.links.links) == MAX_NAMED + 1)
+        await wait_until_async(lambda: len(bench.links.links) == MAX_NAMED + 1)
         assert set(bench.links.links) == {0, *numbers[MAX_NAMED:]}
         assert bench.number_of(f"127.0.0.1:{1 + 2 * MAX_NAMED}") == numbers[-1]
         await bench.links.stop()
@@ -148,12 +141,14 @@ def test_those_that_are_up_keep_their_places() -> None:
 
 
 def test_one_that_is_down_and_not_named_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "FORGET_SECONDS", 0.3)
+    monkeypatch.setattr(link_module, "BACK_OFF", (0.1, 0.1))
 
     async def work() -> None:
         bench = Bench("127.0.0.1:*", drafts=(NOBODY,))
         first = [bench.number_of(f"127.0.0.1:{2 + i}") for i in range(MAX_NAMED)]
-        await until(lambda: len(bench.links.links) == 1)  # the operator's own stays
+        await wait_until_async(lambda: all(link.failures for link in bench.links.links.values()))
+        bench.now += link_module.FORGET_SECONDS + 1
+        await wait_until_async(lambda: len(bench.links.links) == 1)  # the operator's own stays
         gone = [record.link for record in bench.told if isinstance(record, LinkGone)]
         assert sorted(gone) == first
         failures = bench.links.failures()["unavailable"]
@@ -167,14 +162,18 @@ def test_one_that_is_down_and_not_named_again_is_forgotten(monkeypatch: pytest.M
 
 
 def test_one_that_is_named_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "FORGET_SECONDS", 0.5)
+    monkeypatch.setattr(link_module, "BACK_OFF", (0.01, 0.01))
 
     async def work() -> None:
         bench = Bench("127.0.0.1:*")
         number = bench.number_of(NOBODY)
-        for _ in range(30):
-            await asyncio.sleep(0.05)
+        link = bench.links.links[number]
+        for _ in range(4):
+            bench.now += 0.9 * link_module.FORGET_SECONDS
             assert bench.number_of(NOBODY) == number
+            tried = link.failures.total() + 2  # one may have begun before
+            await wait_until_async(lambda: link.failures.total() >= tried)  # noqa: B023
+        assert bench.number_of(NOBODY) == number
         await bench.links.stop()
 
     run(work)
@@ -222,12 +221,12 @@ def test_what_has_gathered_goes_out_in_messages_of_a_bounded_size() -> None:
         endpoint = Endpoint()
         server, address = await endpoint.serve()
         bench = Bench(drafts=(address,))
-        await until(lambda: any(isinstance(record, LinkUp) for record in bench.told))
+        await wait_until_async(lambda: any(isinstance(record, LinkUp) for record in bench.told))
         epoch = bench.links.links[0].epoch
         for i in range(100):
             bench.links.send(0, epoch, [Close(30 * i + j, 0) for j in range(30)])
         bench.links.send(0, epoch - 1, [Close(10**6, 0)])  # of an epoch that is over
-        await until(lambda: sum(len(m.frames.frames) for m in endpoint.messages) >= 3000)
+        await wait_until_async(lambda: sum(len(m.frames.frames) for m in endpoint.messages) >= 3000)
         sizes = [len(message.frames.frames) for message in endpoint.messages]
         assert max(sizes) <= MAX_FRAMES
         assert len(sizes) < 50
@@ -246,14 +245,14 @@ def test_a_stream_that_ends_is_opened_again() -> None:
         bench = Bench(drafts=(address,))
         link = bench.links.links[0]
         for _ in range(5):
-            await until(lambda: link.state is LinkState.UP)
+            await wait_until_async(lambda: link.state is LinkState.UP)
             endpoint.end.set()
             epoch = link.epoch
             while link.state is LinkState.UP:
                 bench.links.send(0, epoch, [Close(1, 0)])
                 await asyncio.sleep(0)
             endpoint.end = asyncio.Event()
-        await until(lambda: link.state is LinkState.UP)
+        await wait_until_async(lambda: link.state is LinkState.UP)
         downs = [record for record in bench.told if isinstance(record, LinkDown)]
         assert len(downs) == 5
         assert bench.links.failures().total() == 5
@@ -272,16 +271,16 @@ def test_a_connection_ends_with_its_epoch() -> None:
         bench = Bench(drafts=(address,))
         link = bench.links.links[0]
         for epoch in range(1, 9):
-            await until(lambda: link.state is LinkState.UP)
+            await wait_until_async(lambda: link.state is LinkState.UP)
             if epoch % 2:
                 bench.links.stalled(0, link.epoch, "too slow")
             else:
                 endpoint.end.set()
-            await until(lambda: link.state is not LinkState.UP)
+            await wait_until_async(lambda: link.state is not LinkState.UP)
             endpoint.end = asyncio.Event()
             link._pause = 0.05
-        await until(lambda: link.state is LinkState.UP)
-        await until(lambda: connections(address) <= 1)
+        await wait_until_async(lambda: link.state is LinkState.UP)
+        await wait_until_async(lambda: connections(address) <= 1)
         await bench.links.stop()
         await server.stop(None)
 
@@ -346,9 +345,9 @@ def test_a_stream_that_ends_under_a_frame_is_opened_again(monkeypatch: pytest.Mo
         bench = Bench(drafts=(NOBODY,))
         link = bench.links.links[0]
         for _ in range(2):
-            await until(lambda: link.state is LinkState.UP)
+            await wait_until_async(lambda: link.state is LinkState.UP)
             bench.links.send(0, link.epoch, [Close(1, 0)])
-            await until(lambda: link.state is LinkState.WAITING)
+            await wait_until_async(lambda: link.state is LinkState.WAITING)
         assert bench.links.failures() == {"ended": 2}
         await bench.links.stop()
 

@@ -1,6 +1,7 @@
 """Several nodes: who may join, what is computed together, and how it ends when one goes."""
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -39,8 +40,8 @@ from ssd_target.join import check_join, software
 from ssd_target.server import plan_target
 from tests.harness import Request, make_core, make_runner
 from tests.harness import run as run_here
+from tests.process_tree import descendants, is_alive, spawned
 from tests.processes import (
-    START_SECONDS,
     TargetProcess,
     collect,
     draft,
@@ -48,10 +49,11 @@ from tests.processes import (
     target,
     wait_until_ready,
 )
-from tests.scale import FULL
+from tests.scale import FULL, full_only
 from tests.speculation.generations import OFF, SSD, Generations, request, with_speculation
 from tests.target import test_exactness
-from tests.target.test_lifecycle import descendants, listening
+from tests.target.test_lifecycle import listening
+from tests.waiting import HANG_SECONDS, wait_until
 
 LEADER_HOST = "127.0.0.2"  # another address of the loopback than a node has that dials it
 SECRET = b"sixteen bytes at least"
@@ -82,17 +84,10 @@ class Door:
         return str(refused.value)
 
     def until_logged(self, words: str) -> None:
-        until(lambda: words in self.caplog.text)
+        wait_until(lambda: words in self.caplog.text)
 
     def joined(self) -> list[int]:
         return sorted(self.leader._nodes)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def cluster(**changes: object) -> tuple[ClusterOptions, RankStart]:
@@ -178,7 +173,7 @@ def test_strangers_are_refused_and_hold_nobody_up(door: Door, tmp_path: Path) ->
         first = join(door.options())
         assert "--node 1: this node is here already" in door.refusal()
         second_model = join(door.options(node=2, model=str(resolve_model("stories-target"))))
-        until(lambda: door.joined() == [1, 2])
+        wait_until(lambda: door.joined() == [1, 2])
         first.connection.close()
         second_model.connection.close()
     for words in ("another secret", "[1, 2]", "ssd 9", "another checkpoint", "here already"):
@@ -209,14 +204,15 @@ def test_who_is_no_leader_is_not_told_the_secret_and_given_up_in_time() -> None:
 def test_a_node_that_goes_before_the_start_is_waited_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    door = open_door(caplog, timeout=1.0)
+    door = open_door(caplog, timeout=600.0)
     membership = join(door.options())
-    until(lambda: door.joined() == [1])
+    wait_until(lambda: door.joined() == [1])
     membership.connection.close()
     door.until_logged("node 1 has left: the connection was closed")
-    silent = join(door.options())  # says nothing from here on, as if it were stopped
-    door.until_logged("node 1 has left: nothing was heard in time")
-    until(lambda: door.joined() == [])
+    impatient = open_door(caplog, timeout=0.5)
+    silent = join(impatient.options())  # says nothing from here on, as if it were stopped
+    impatient.until_logged("node 1 has left: nothing was heard in time")
+    wait_until(lambda: impatient.joined() == [])
     silent.connection.close()
 
 
@@ -243,10 +239,11 @@ def pair_of_ends() -> Iterator[tuple[wire.NodeConnection, wire.NodeConnection]]:
 def test_a_leader_that_falls_silent_is_lost(door: Door) -> None:
     """The node's own loop, with the leader's end held by this test."""
     start = join(door.options()).start
+    ticking = itertools.count(0.0, 0.1).__next__  # a tenth of a second at each look
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pair_of_ends() as (ours, theirs):
-            node = Node(Membership(ours, start, timeout=0.5), lambda: None, lambda: None)
+            node = Node(Membership(ours, start, timeout=0.5), lambda: None, lambda: None, ticking)
             with pytest.raises(LeaderLost, match="nothing was heard for 0"):
                 node.run()
             assert {kind for kind, _ in theirs.pending()} == {wire.Kind.PING}
@@ -271,7 +268,7 @@ class NodeProcess:
         return self.log_file.read_text()
 
     def wait(self) -> int:
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=HANG_SECONDS)
 
 
 @contextlib.contextmanager
@@ -298,9 +295,8 @@ def secret_file(folder: Path, secret: bytes = SECRET) -> Path:
 
 
 def cluster_address(serving: TargetProcess) -> str:
-    found: list[str] = []
-    until(lambda: found.extend(re.findall(r"cluster: listening on (\S+)", serving.log())) or found)
-    return found[0]
+    pattern = r"cluster: listening on (\S+)"
+    return wait_until(lambda: re.findall(pattern, serving.log()), serving.log)[0]
 
 
 @contextlib.contextmanager
@@ -335,7 +331,7 @@ def health_of(address: str, service: str) -> int:
     return status
 
 
-@pytest.mark.parametrize("tp", [2, 4] if FULL else [2])
+@pytest.mark.parametrize("tp", [2, full_only(4)])
 def test_two_nodes_give_the_text_of_one_and_end_together(tmp_path: Path, tp: int) -> None:
     """Plain and with a real draft; then SIGTERM to the leader, while a request runs."""
     secret, probe = secret_file(tmp_path), f"127.0.0.1:{free_port()}"
@@ -362,7 +358,7 @@ def test_two_nodes_give_the_text_of_one_and_end_together(tmp_path: Path, tp: int
                 wait_until_ready(alone)
                 assert health_of(probe, "readiness") == health_pb2.HealthCheckResponse.SERVING
                 assert_listening_where_told(serving, joined, ranks=tp // 2)
-                until(lambda: link_states(serving) == ["up"])
+                wait_until(lambda: link_states(serving) == ["up"])
                 assert_same_text(serving, alone)
                 alone.terminate()
                 assert_ends_together(serving, joined)
@@ -438,7 +434,7 @@ def assert_ends_together(serving: TargetProcess, joined: NodeProcess) -> None:
 
 
 def kill_rank(serving: TargetProcess, joined: NodeProcess) -> None:
-    (rank,) = rank_processes(joined.process.pid)
+    (rank,) = spawned(joined.process.pid)
     os.kill(rank, signal.SIGKILL)
 
 
@@ -447,7 +443,7 @@ def kill_node(serving: TargetProcess, joined: NodeProcess) -> None:
 
 
 def kill_leader(serving: TargetProcess, joined: NodeProcess) -> None:
-    (engine,) = rank_processes(serving.process.pid)
+    (engine,) = spawned(serving.process.pid)
     os.kill(engine, signal.SIGKILL)
 
 
@@ -455,14 +451,6 @@ def stop_node(serving: TargetProcess, joined: NodeProcess) -> None:
     joined.process.send_signal(signal.SIGSTOP)
     serving.wait_for_exit()
     joined.process.send_signal(signal.SIGCONT)
-
-
-def rank_processes(pid: int) -> list[int]:
-    return [
-        child
-        for child in descendants(pid)
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
 
 
 @pytest.mark.parametrize(
@@ -474,20 +462,24 @@ def rank_processes(pid: int) -> list[int]:
             "error: rank 1 died with exit code -9",
             id="a rank of the node dies",
         ),
-        pytest.param(kill_node, "node 1: the connection", "", id="the node dies"),
+        pytest.param(
+            kill_node, "node 1: the connection", "", id="the node dies", marks=pytest.mark.full
+        ),
         pytest.param(
             kill_leader,
             "the engine process ended with exit code -9",
             "error: the leader is lost: the connection",
             id="the leader dies",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             stop_node,
             "node 1: nothing was heard in time; the engine stops",
             "error: the ",  # cluster ends, or leader is lost: whatever it reads first
             id="the node is stopped",
+            marks=pytest.mark.full,
         ),
-    ][: None if FULL else 1],
+    ],
 )
 def test_whoever_dies_takes_all_along_with_its_reason(
     tmp_path: Path,
@@ -506,17 +498,10 @@ def test_whoever_dies_takes_all_along_with_its_reason(
         assert leader_says in serving.log()
         assert joined.wait() == (-9 if happens is kill_node else 1)
         assert node_says in joined.log()
-        until(lambda: not any(alive(pid) for pid in family))
+        wait_until(lambda: not any(is_alive(pid) for pid in family))
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not FULL, reason="two more process starts: part of make test-full")
+@pytest.mark.full
 def test_a_node_that_is_told_to_stop_drains_the_whole_cluster(tmp_path: Path) -> None:
     with two_nodes(tmp_path) as (serving, joined):
         call = serving.stub().Generate(plain(1, max_tokens=100), timeout=240)

@@ -18,6 +18,8 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
+from tests.waiting import HANG_SECONDS
+
 Headers = list[tuple[str, str]]
 PLENTY = 2**30
 FRAME = 16_384  # bytes, at most
@@ -137,7 +139,7 @@ class RawConnection:
             if all(stream.ended for stream in self._streams.values()):
                 return
 
-    def until_ended(self, stream: RawStream, seconds: float = 60.0) -> RawStream:
+    def until_ended(self, stream: RawStream, seconds: float = HANG_SECONDS) -> RawStream:
         end = time.monotonic() + seconds
         while not stream.ended and not self.gone:
             if time.monotonic() > end:

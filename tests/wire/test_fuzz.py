@@ -9,19 +9,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.processes import ServiceProcess, link_states, wait_until_idle
-from tests.scale import share
+from tests.scale import FULL
 from tests.speculation.generations import (
     Pair,
     draft_info,
     generate,
     is_empty,
     request,
-    wait_for,
 )
+from tests.waiting import wait_until
 from tests.wire.attack import Attacker, Call, calls
 from tests.wire.rpcs import offered, valid_requests
 
-MESSAGES = 20_000  # malformed or extreme, in all, in full mode
+MESSAGES = 20_000 if FULL else 800  # malformed or extreme, in all
 EXAMPLES = 2.4  # calls for each of them: some are valid, empty, or never sent
 CALLS_OF_AN_EXAMPLE = 8  # at least
 PROCESSES = 2
@@ -50,9 +50,9 @@ def unharmed(pair: Pair) -> Iterator[None]:
     for process in (pair.target, pair.draft.process):
         assert process.process.poll() is None, process.log()[-4000:]
     wait_until_idle(pair.target)
-    wait_for(lambda: is_empty(pair.draft.process))
-    wait_for(lambda: pair.draft.process.metrics()['ssd_draft_links{state="greeting"}'] == 0)
-    wait_for(lambda: "up" in link_states(pair.target))
+    wait_until(lambda: is_empty(pair.draft.process))
+    wait_until(lambda: pair.draft.process.metrics()['ssd_draft_links{state="greeting"}'] == 0)
+    wait_until(lambda: "up" in link_states(pair.target))
     output = generate(pair.target, message)
     assert (output.text, output.tokens) == plain
     for process in (pair.target, pair.draft.process):
@@ -81,8 +81,10 @@ def attack(
         def work(several: tuple[Call, ...]) -> None:
             attacker.attack(several)
 
-        work()
-        attacker.finish()
+        # On a busy machine some calls are over before they are sent.
+        while sum(attacker.tally.messages.values()) < messages:
+            work()
+            attacker.finish()
     return attacker
 
 
@@ -93,13 +95,12 @@ def test_nothing_that_a_client_sends_harms_a_service(
     process = victims.target if role == "target" else victims.draft.process
     rpcs = offered(process)
     assert {rpc.path.split("/")[1] for rpc in rpcs} == SERVICES[role]
-    messages = share(MESSAGES) // PROCESSES
+    messages = MESSAGES // PROCESSES
     with unharmed(victims):
         honest = valid_requests(draft_info(victims.draft.process))
         valid = frozenset(message for each in honest.values() for message in each)
         tally = attack(process, calls(rpcs, honest), messages, valid).tally
     with capsys.disabled():
         print(f"\n{role}: {tally}")
-    assert sum(tally.messages.values()) >= messages
     assert {path for path, _ in tally.ends} == {rpc.path for rpc in rpcs}
     assert not tally.wrong, tally.wrong[:3]

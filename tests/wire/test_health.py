@@ -1,7 +1,6 @@
 """Watchers of a service's health hear of changes, whatever other watchers do."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +11,7 @@ from grpc_health.v1 import health_pb2_grpc as rpc
 
 from ssd_engine.serving.health import MAX_WATCHERS, Health
 from ssd_engine.serving.reading import ReadRequests
+from tests.waiting import HANG_SECONDS, wait_until_async
 
 UP, DOWN = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
@@ -35,13 +35,13 @@ def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
         async with served() as (health, stub):
             await health.set("x", UP)
             stays, leaves, waits = (
-                stub.Watch(pb.HealthCheckRequest(service=name), timeout=60)
+                stub.Watch(pb.HealthCheckRequest(service=name), timeout=HANG_SECONDS)
                 for name in ("x", "x", "y")
             )
             for call, status in ((stays, UP), (leaves, UP), (waits, UNKNOWN)):
                 assert (await call.read()).status == status
             leaves.cancel()
-            await asyncio.sleep(0.05)
+            await wait_until_async(lambda: health._watchers == 2)
             await health.set("x", DOWN)
             assert (await stays.read()).status == DOWN
             await health.set("y", UP)
@@ -54,24 +54,18 @@ def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
     asyncio.run(work())
 
 
-async def has_place(call: grpc.aio.UnaryStreamCall) -> bool:
-    with contextlib.suppress(grpc.aio.AioRpcError):
-        return bool((await call.read()).status == UNKNOWN)
-    return False
-
-
 def test_watchers_cannot_take_all_calls() -> None:
     async def work() -> None:
-        async with served() as (_, stub):
+        async with served() as (health, stub):
             request = pb.HealthCheckRequest()
-            watching = [stub.Watch(request, timeout=60) for _ in range(MAX_WATCHERS)]
+            watching = [stub.Watch(request, timeout=HANG_SECONDS) for _ in range(MAX_WATCHERS)]
             for call in watching:
                 await call.read()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Watch(request, timeout=60).read()
+                await stub.Watch(request, timeout=HANG_SECONDS).read()
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             watching[0].cancel()
-            while not await has_place(stub.Watch(request, timeout=60)):
-                await asyncio.sleep(0.02)  # it is free as soon as the server has heard of it
+            await wait_until_async(lambda: health._watchers < MAX_WATCHERS)
+            assert (await stub.Watch(request, timeout=HANG_SECONDS).read()).status == UNKNOWN
 
     asyncio.run(work())

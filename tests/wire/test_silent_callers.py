@@ -1,46 +1,55 @@
 """Calls that say nothing, and scrapes that do not end, take nothing from others."""
 
 import asyncio
+import contextlib
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ssd.v1 import target_pb2
+from ssd.v1 import target_pb2, target_pb2_grpc
+from ssd_engine.serving import reading
 from ssd_engine.serving.health import Health
 from ssd_engine.serving.health_server import bound, make_health_server
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.metrics_server import MAX_SCRAPES
 from ssd_engine.serving.reading import MAX_UNREAD
-from tests.processes import TargetProcess, collect, target
+from tests.processes import TargetProcess, collect, target, wait_until_idle
+from tests.speculation.generations import OFF, Generations, request, with_speculation
+from tests.waiting import HANG_SECONDS, wait_until, wait_until_async
+from tests.wire.raw import RawConnection
+from tests.wire.test_slow_readers import CUT, DEADLINE_EXCEEDED, LITTLE, begin
 
-SECONDS = 60
 CHECK = "/grpc.health.v1.Health/Check"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
-    flags = ("--health-listen", "127.0.0.1:0", "--max-num-seqs", "4", "--max-waiting", "4")
+    """It does not wait long for those who do not read."""
+    flags = ("--health-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+    flags += ("--write-timeout", "1", "--max-backlog-kib", "64")
     with target(tmp_path_factory.mktemp("silent"), *flags) as process:
         yield process
 
 
-async def silent_calls(address: str, method: str, count: int) -> list[grpc.StatusCode | None]:
-    """How so many calls that never send their request have ended soon; None: they have not."""
+Ends = list[asyncio.Future[grpc.StatusCode]]
+
+
+@asynccontextmanager
+async def silent_calls(address: str, method: str, count: int) -> AsyncIterator[Ends]:
+    """Calls that never send their request; each has an end, which may never come."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        calls = [channel.stream_unary(method)(timeout=SECONDS) for _ in range(count)]
+        calls = [channel.stream_unary(method)(timeout=10 * HANG_SECONDS) for _ in range(count)]
         ends = [asyncio.ensure_future(_code(call)) for call in calls]
-        await asyncio.wait(ends, timeout=2.0)
-        found = [end.result() if end.done() else None for end in ends]
+        yield ends
         for call in calls:
             call.cancel()
         await asyncio.wait(ends)
-    return found
 
 
 async def _code(call: grpc.aio.StreamUnaryCall) -> grpc.StatusCode:
@@ -48,55 +57,60 @@ async def _code(call: grpc.aio.StreamUnaryCall) -> grpc.StatusCode:
     return await call.code()
 
 
+def codes(ends: Ends) -> list[grpc.StatusCode]:
+    return [end.result() for end in ends if end.done()]
+
+
 @pytest.mark.parametrize("method", [CHECK, "/ssd.v1.TargetService/Generate"])
 def test_calls_that_say_nothing_leave_room_for_others(server: TargetProcess, method: str) -> None:
     """More of them than the server has places for."""
+    once = target_pb2.GenerateRequest(text="Once", stop=target_pb2.StopOptions(max_tokens=3))
 
-    async def work() -> tuple[list[grpc.StatusCode | None], target_pb2.GetModelInfoResponse]:
-        quiet = asyncio.create_task(silent_calls(server.address, method, 200))
-        await asyncio.sleep(1.0)
-        async with grpc.aio.insecure_channel(server.address) as channel:
-            generate = channel.unary_stream(
-                "/ssd.v1.TargetService/Generate",
-                request_serializer=target_pb2.GenerateRequest.SerializeToString,
-                response_deserializer=target_pb2.GenerateResponse.FromString,
-            )
-            stop = target_pb2.StopOptions(max_tokens=3)
-            call = generate(target_pb2.GenerateRequest(text="Once", stop=stop), timeout=SECONDS)
-            if method == CHECK:  # the caller is not the silent one
-                assert len([response async for response in call]) >= 2
-            else:
-                call.cancel()
-            check = health_pb2_grpc.HealthStub(channel).Check
-            if method != CHECK:
-                answer = await check(
-                    health_pb2.HealthCheckRequest(service="liveness"), timeout=SECONDS
-                )
-                assert answer.status == 1
-        return await quiet
+    async def work() -> None:
+        async with silent_calls(server.address, method, 200) as ends:
+            await wait_until_async(lambda: len(codes(ends)) >= 200 - MAX_UNREAD)
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes(ends)
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                if method == CHECK:  # the caller is not the silent one
+                    stub = target_pb2_grpc.TargetServiceStub(channel)
+                    call = stub.Generate(once, timeout=HANG_SECONDS)
+                    assert len([response async for response in call]) >= 2
+                else:
+                    ask = health_pb2.HealthCheckRequest(service="liveness")
+                    check = health_pb2_grpc.HealthStub(channel).Check
+                    assert (await check(ask, timeout=HANG_SECONDS)).status == 1
 
-    ends = asyncio.run(work())
-    assert ends.count(None) <= MAX_UNREAD
-    refused = grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert ends.count(refused) >= 200 - MAX_UNREAD
-    after = target_pb2.GenerateRequest(text="Once", stop=target_pb2.StopOptions(max_tokens=3))
-    assert len(collect(server.stub().Generate(after, timeout=SECONDS)).tokens) <= 3
+    asyncio.run(work())
+    assert len(collect(server.stub().Generate(once, timeout=HANG_SECONDS)).tokens) <= 3
 
 
-def test_probes_are_answered_beside_calls_that_say_nothing() -> None:
+def test_probes_are_answered_beside_calls_that_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One place is left beside them, which another silent one has just given back."""
+    monkeypatch.setattr(reading, "OPEN_SECONDS", 10 * HANG_SECONDS)
+    probe = health_pb2.HealthCheckRequest(service="liveness")
+
     async def work() -> None:
         health = Health()
         await health.set("liveness", 1)
         server = make_health_server(health)
         port = bound("--health-listen", "127.0.0.1:0", server.add_insecure_port)
         await server.start()
-        quiet = asyncio.create_task(silent_calls(f"127.0.0.1:{port}", CHECK, MAX_UNREAD - 1))
-        await asyncio.sleep(0.5)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            request = health_pb2.HealthCheckRequest(service="liveness")
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS)
-        assert answer.status == 1
-        assert (await quiet).count(None) == MAX_UNREAD - 1
+        address = f"127.0.0.1:{port}"
+        async with (
+            silent_calls(address, CHECK, MAX_UNREAD - 1) as quiet,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            async with silent_calls(address, CHECK, 2) as more:  # one too many
+                await wait_until_async(lambda: codes(quiet) + codes(more))
+            check = health_pb2_grpc.HealthStub(channel).Check
+            statuses: list[int] = []
+            while not statuses:
+                with contextlib.suppress(grpc.aio.AioRpcError):  # until the places are given back
+                    statuses.append((await check(probe, timeout=HANG_SECONDS)).status)
+            assert statuses == [1]
+            assert len(codes(quiet)) <= 1
         await server.stop(None)
 
     asyncio.run(work())
@@ -109,18 +123,21 @@ def test_scrapes_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> N
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_SCRAPES)]
     for connection in slow:
         connection.sendall(b"GET")
-    deadline = time.monotonic() + SECONDS
-    while not (answer := _scrape(port)).startswith(b"HTTP/1.0 200"):
-        assert time.monotonic() < deadline, answer
-        time.sleep(0.1)
-    assert b"ssd_ready" in answer
+    answers: list[bytes] = []
+
+    def is_served() -> bool:
+        answers.append(_scrape(port))
+        return answers[-1].startswith(b"HTTP/1.0 200")
+
+    wait_until(is_served, lambda: answers[-1])
+    assert b"ssd_ready" in answers[-1]
     for connection in slow:
         connection.close()
 
 
 def _scrape(port: int) -> bytes:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS) as connection:
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             return b"".join(iter(lambda: connection.recv(65_536), b""))
     except OSError as error:
@@ -134,3 +151,39 @@ def test_a_scrape_over_tls_that_is_none_harms_nobody(tmp_path: Path) -> None:
     cert, key = Authority("authority").sign("metrics").write(tmp_path, "metrics")
     port = ServiceMetrics("target", lambda: None).listen("127.0.0.1", 0, TlsFiles(cert, key, None))
     assert not _scrape(port).startswith(b"HTTP")  # in the clear: no answer
+
+
+def test_clients_that_never_read_lose_their_place_and_others_go_on(server: TargetProcess) -> None:
+    """Half of them break the bound in time; the others that or the one in bytes."""
+    others = [with_speculation(request(seed, 60), mode=OFF) for seed in range(2)]
+    with Generations(server, others) as alone:
+        pass
+    before = server.metrics()
+    silent = with_speculation(request(11, 100), mode=OFF)
+    wordy = with_speculation(request(12, 600), mode=OFF)
+    wordy.logprobs.top_n = 20
+    with RawConnection(server.address, LITTLE) as client:
+        with Generations(server, others) as running:
+            stalled = [begin(client, message) for message in (silent, silent, wordy, wordy)]
+            wait_until(lambda: cuts(server) - sum_of_cuts(before) == 4)
+            wait_until_idle(server)
+        assert running.texts() == alone.texts()
+        client.listen(0.1)
+        assert not any(stream.ended for stream in stalled)
+        # A status is there for those who come back to read.
+        for stream in stalled:
+            client.grant(stream, 2**20)
+            code, text = client.until_ended(stream).status
+            assert code == DEADLINE_EXCEEDED
+            assert "--write-timeout" in text or "--max-backlog-kib" in text
+    after = server.metrics()
+    assert after[CUT("write_timeout")] - before[CUT("write_timeout")] >= 2
+    assert "Traceback" not in server.log()
+
+
+def cuts(server: TargetProcess) -> float:
+    return sum_of_cuts(server.metrics())
+
+
+def sum_of_cuts(metrics: dict[str, float]) -> float:
+    return sum(metrics[CUT(bound)] for bound in ("write_timeout", "backlog"))

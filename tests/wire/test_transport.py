@@ -9,7 +9,8 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from tests.processes import wait_until_idle
-from tests.speculation.generations import Pair, wait_for
+from tests.speculation.generations import Pair
+from tests.waiting import wait_until
 from tests.wire.raw import RawConnection, RawStream, framed, headers
 
 INFO = "/ssd.v1.TargetService/GetModelInfo"
@@ -104,7 +105,7 @@ def test_calls_that_break_off_in_the_middle_leave_nothing(victims: Pair) -> None
     assert events(whole)[-1] == "finish"
     assert not half.ended
     wait_until_idle(victims.target)
-    wait_for(lambda: victims.target.metrics()["ssd_prompt_tokens_total"] > before)
+    wait_until(lambda: victims.target.metrics()["ssd_prompt_tokens_total"] > before)
     assert "Traceback" not in victims.target.log()
 
 
@@ -118,5 +119,5 @@ def events(stream: RawStream) -> list[str | None]:
 def test_what_is_no_http2_is_left(victims: Pair, data: bytes) -> None:
     with RawConnection(victims.target.address) as client:
         client._socket.sendall(data)
-        wait_for(lambda: client.listen(0.1) or client.gone, 60)
+        wait_until(lambda: client.listen(0.1) or client.gone)
     wait_until_idle(victims.target)

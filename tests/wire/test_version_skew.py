@@ -15,7 +15,8 @@ from ssd.v1 import target_pb2 as pb
 from ssd_client.endpoints import connect
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.stream import generate as client_generate
-from tests.speculation.generations import SSD, Pair, draft_info, endpoint, request, wait_for
+from tests.speculation.generations import SSD, Pair, draft_info, endpoint, request
+from tests.waiting import HANG_SECONDS, wait_until
 from tests.wire.contracts import RELEASED
 from tests.wire.rpcs import hello
 from tests.wire.skew_proxy import Apart, NextMinor, Released, SkewProxy
@@ -36,9 +37,7 @@ class TestOneVersionApart:
         peer = VERSIONS[version]()
         with SkewProxy(victims.draft.address, peer, of_client) as proxy:
             message = request(0, 40, speculation={"mode": SSD, "endpoints": [proxy.address]})
-            hits = 0
-            while not hits:
-                hits += self.hits_of_exact(victims, message)
+            wait_until(lambda: self.hits_of_exact(victims, message))
             found = endpoint(victims.target, proxy.address)
             assert found is not None
             assert (found.state, found.reason) == ("up", "")
@@ -52,7 +51,7 @@ class TestOneVersionApart:
     def hits_of_exact(self, victims: Pair, message: pb.GenerateRequest) -> int:
         stub = victims.target.stub()
         tokens: list[int] = []
-        for response in stub.Generate(message, timeout=120):
+        for response in stub.Generate(message, timeout=HANG_SECONDS):
             tokens += response.tokens.token_ids
         [(_, plain)] = victims.plain.of([message])
         assert tokens == plain
@@ -68,7 +67,7 @@ class TestOneVersionApart:
             )
             endpoints = stack.enter_context(connect([proxy.address]))
             result = GenerationResult(Timing(0.0))
-            for event in client_generate(endpoints, message, timeout_s=120):
+            for event in client_generate(endpoints, message, timeout_s=HANG_SECONDS):
                 result.add(event, 0.0)
             assert endpoints[0].model_info(30).name == "stories-target"
         assert (result.text, list(result.token_ids)) == (text, tokens)
@@ -103,10 +102,10 @@ class TestFurtherApart:
                 return "" if found is None or found.state != "refused" else found.reason
 
             tokens: list[int] = []
-            for response in victims.target.stub().Generate(message, timeout=120):
+            for response in victims.target.stub().Generate(message, timeout=HANG_SECONDS):
                 tokens += response.tokens.token_ids
             assert tokens == plain[0][1]
-            wait_for(reason)
+            wait_until(reason)
             assert advice in reason()
 
     def test_a_draft_refuses_with_the_right_status(self, victims: Pair) -> None:
@@ -119,7 +118,7 @@ class TestFurtherApart:
         with victims.draft.process.channel() as channel:
             speculate = channel.stream_stream("/ssd.v1.SpeculationService/Speculate")
             with pytest.raises(grpc.RpcError) as caught:
-                list(speculate(iter([far]), timeout=60))
+                list(speculate(iter([far]), timeout=HANG_SECONDS))
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert "upgrade the draft" in caught.value.details()
 
@@ -151,14 +150,14 @@ class TestFurtherApart:
 
         def messages() -> Iterator[bytes]:
             yield from said
-            more.wait(60)
+            more.wait(HANG_SECONDS)
 
         with victims.draft.process.channel() as channel:
             speculate = channel.stream_stream(
                 "/ssd.v1.SpeculationService/Speculate",
                 response_deserializer=speculation_pb2.SpeculateResponse.FromString,
             )
-            for response in speculate(messages(), timeout=60):
+            for response in speculate(messages(), timeout=HANG_SECONDS):
                 heard += response.frames.frames
                 if heard:
                     more.set()

@@ -100,6 +100,7 @@ class Link:
         backlog: Callable[[], int],
         credentials: DraftCredentials,
         on_failure: Callable[["Link"], None] = lambda link: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = number
         self.address = place.address  # that is dialled
@@ -114,7 +115,8 @@ class Link:
         self.failures: Counter[str] = Counter()  # epochs that failed, by reason
         self.unknown = 0  # frames and messages that only a newer endpoint understands
         self.epoch = 0
-        self.last_named = time.monotonic()
+        self._clock = clock
+        self.last_named = clock()
         self._identity = identity
         self._to_engine = to_engine
         self._backlog = backlog
@@ -135,6 +137,10 @@ class Link:
             self._outbox.put_nowait(frames)
         except asyncio.QueueFull:
             self.break_off(epoch, LinkBroken("slow", "the endpoint reads too slowly"))
+
+    def name_again(self) -> None:
+        """A request has named it."""
+        self.last_named = self._clock()
 
     def break_off(self, epoch: int, why: LinkBroken) -> None:
         """End this epoch."""
@@ -158,7 +164,7 @@ class Link:
 
     @property
     def _is_forgotten(self) -> bool:
-        return self.named and time.monotonic() - self.last_named > FORGET_SECONDS
+        return self.named and self._clock() - self.last_named > FORGET_SECONDS
 
     async def _one_epoch(self) -> LinkEvent:
         """Connect and follow the stream to its end."""

@@ -39,7 +39,9 @@ class Links:
         credentials: DraftCredentials | None = None,
         discover_seconds: float = 5.0,
         look: LookUp = look_up,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._credentials = credentials or DraftCredentials()
         parsed = [parse_draft(text) for text in dict.fromkeys(drafts)]
         self._drafts = [each for each in parsed if isinstance(each, Place)]
@@ -111,7 +113,7 @@ class Links:
         """The link to an endpoint that a request names; dialled only if the operator allows it."""
         known = self._by_address.get(address)
         if known is not None and self.links[known].state is not LinkState.CLOSED:
-            self.links[known].last_named = time.monotonic()
+            self.links[known].name_again()
             return known
         if not _matches(address, self._allowed):
             raise InputError(
@@ -150,6 +152,7 @@ class Links:
             self._backlog,
             self._credentials,
             self._on_failure,
+            self._clock,
         )
         self.links[number] = link
         self._by_address[place.address] = number

@@ -50,7 +50,11 @@ class Node:
     """Serves from ``run`` on; use from the main thread."""
 
     def __init__(
-        self, membership: Membership, ready: Callable[[], None], leaving: Callable[[], None]
+        self,
+        membership: Membership,
+        ready: Callable[[], None],
+        leaving: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``ready`` is called when every rank of this node has its weights, ``leaving`` when a
         signal asks for the end."""
@@ -68,7 +72,8 @@ class Node:
         self._stores: list[Connection] = []
         self._num_ready = self._num_signals = 0
         self._over = False
-        self._heard = self._pinged = time.monotonic()
+        self._clock = clock
+        self._heard = self._pinged = clock()
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._ringer, False)
         self._selector = selectors.DefaultSelector()
@@ -98,7 +103,7 @@ class Node:
         self._selector.register(file, selectors.EVENT_READ, work)
 
     def _keep_alive(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._heard > self._timeout:
             raise LeaderLost(f"the leader is lost: nothing was heard for {self._timeout:g} s")
         if now - self._pinged > self._timeout / PINGS_PER_TIMEOUT:
@@ -107,7 +112,7 @@ class Node:
 
     def _hear_leader(self) -> None:
         frames = self._connection.pending()
-        self._heard = time.monotonic()
+        self._heard = self._clock()
         for kind, payload in frames:
             self._handle(kind, payload)
 

@@ -1,0 +1,43 @@
+"""The processes of a service: which there are, and holding them still."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, parents first."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
+
+
+def spawned(pid: int) -> list[int]:
+    """The engine below a front, or the ranks below a node; parents first."""
+    return [
+        child
+        for child in descendants(pid)
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def engine_held(front: int) -> Iterator[None]:
+    """The engine of a front stands still, so that nothing it computes comes to its end."""
+    engine = wait_until(lambda: spawned(front))[0]
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if is_alive(engine):
+            os.kill(engine, signal.SIGCONT)
