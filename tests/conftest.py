@@ -2,14 +2,12 @@
 
 import os
 import signal
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import DraftProcess, TargetProcess, draft, link_states, target
 from tests.scale import FULL
 from tests.side_by_side import place_in_order, scheduler
 from tests.tools import check_tools, skipped_tools
@@ -41,22 +39,6 @@ def pytest_terminal_summary(
     if line:
         terminalreporter.section("tools")
         terminalreporter.write_line(line)
-
-
-@pytest.fixture(scope="session")
-def traced_pair(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[TargetProcess, DraftProcess]]:
-    """A target that knows all modes, and the draft it is linked to; both keep traces."""
-    folder = tmp_path_factory.mktemp("traced")
-    traced = ("--trace-events", "50000")
-    with draft(folder / "draft", *traced) as drafting:
-        linked = ("--draft", drafting.address, "--draft-model", "stories-draft")
-        with target(folder / "target", *traced, *linked, "--no-auto-off") as serving:
-            deadline = time.monotonic() + 60
-            while link_states(serving) != ["up"] and time.monotonic() < deadline:
-                time.sleep(0.05)
-            yield serving, drafting
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

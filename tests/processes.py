@@ -17,13 +17,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import speculation_pb2_grpc as speculation_rpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from tests.waiting import wait_until
+from tests.waiting import HANG_SECONDS, wait_until
 
 SHIPPED = "stories-target"
 SHIPPED_DRAFT = "stories-draft"
 # A target that waits for its draft as long as it may, so that what it takes from the draft does not
 # depend on how fast the machine is.
-PATIENT = ("--no-auto-off", "--no-adapt-depth", "--wait", "10000", "--link-timeout", "3600")
+PATIENT = (
+    *("--no-auto-off", "--no-adapt-depth", "--link-timeout", "3600"),
+    *("--backup", "jit", "--wait", "10000"),
+)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -59,7 +62,7 @@ class ServiceProcess:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def wait_for_exit(self, seconds: float = 60) -> int:
+    def wait_for_exit(self, seconds: float = HANG_SECONDS) -> int:
         return self.process.wait(timeout=seconds)
 
     def metrics(self) -> dict[str, float]:

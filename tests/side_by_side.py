@@ -6,26 +6,66 @@ those services for itself.
 
 from typing import Any
 
-SHARING = {
-    "speculation": "pair",
-    "wire": "victims",
-    "security": "guarded",
-    "deploy": "watched",
+# Files by the services that they share; conftest.py of their folder starts them.
+SERVICES = {
+    "pair": (
+        "speculation/test_never_in_the_way.py",
+        "speculation/test_shared_endpoints.py",
+        "speculation/test_speculation_service.py",
+        "speculation/test_hostile_target.py",
+    ),
+    "victims": (
+        "wire/test_fuzz.py",
+        "wire/test_fuzz_links.py",
+        "wire/test_slow_readers.py",
+        "wire/test_transport.py",
+        "wire/test_version_skew.py",
+    ),
+    "watched": (
+        "deploy/test_logs.py",
+        "deploy/test_observability.py",
+        "deploy/test_request_traces.py",
+    ),
 }
-_SHARED = {}
+_SHARED = {file: services for services, files in SERVICES.items() for file in files}
 
 # Files that take longest, the longest first: no worker is left alone with one at the end.
-LONGEST: tuple[str, ...] = ()
+LONGEST = (
+    *SERVICES["pair"],
+    *SERVICES["victims"],
+    "engine/test_step_kernels.py",
+    "speculation/test_rolling_restart.py",
+    "speculation/test_rejection_end_to_end.py",
+    "speculation/test_exact_under_every_fault.py",
+    *SERVICES["watched"],
+    "client/test_client_local.py",
+    "target/test_nodes.py",
+    "speculation/test_protocol_explored.py",
+    "engine/test_self_check.py",
+    "target/test_exactness.py",
+    "repository/test_readme.py",
+    "repository/test_packaging.py",
+    "engine/test_cuda_sources.py",
+    "repository/test_types.py",
+    "target/test_service.py",
+    "target/test_lifecycle.py",
+    "client/test_commands_on_services.py",
+    "speculation/test_never_garbage.py",
+    "speculation/test_rows_of_a_batch.py",
+    "speculation/test_grown_pair.py",
+    "engine/test_models.py",
+    "engine/test_growth.py",
+)
 
 
 def group(node_id: str) -> str:
     """Tests of one group run on one worker."""
-    file = node_id.split("::", 1)[0]
+    file = _file(node_id)
     return _SHARED.get(file, file)
 
 
 def place_in_order(node_id: str) -> int:
-    file = node_id.split("::", 1)[0].removeprefix("tests/")
+    file = _file(node_id)
     return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
 
@@ -39,3 +79,7 @@ def scheduler(config: Any, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the order is ours
     return GroupScheduling(config, log)
+
+
+def _file(node_id: str) -> str:
+    return node_id.split("::", 1)[0].removeprefix("tests/")

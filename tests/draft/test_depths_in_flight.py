@@ -24,8 +24,6 @@ from ssd_engine.token_ids import pack_tokens
 from ssd_engine.verification import Verification
 from tests.harness import BLOCK, make_runner
 
-pytestmark = pytest.mark.computes
-
 DEPTH, BUDGET = 4, 8
 
 

@@ -30,8 +30,6 @@ from ssd_engine.token_ids import pack_tokens
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 
-pytestmark = pytest.mark.computes
-
 DEPTH, BUDGET = 4, 6
 
 

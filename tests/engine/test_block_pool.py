@@ -20,8 +20,6 @@ from hypothesis.stateful import (
 from ssd_engine.block_pool import BlockLease, BlockPool
 from tests.scale import share
 
-pytestmark = pytest.mark.computes
-
 SIZE = 4
 SAME_HASH = (0, 2**61 - 1)  # hash(0) == hash(2**61 - 1) in CPython
 

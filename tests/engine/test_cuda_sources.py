@@ -28,7 +28,7 @@ from tests.engine.product_oracle import EPS, product_of
 from tests.scale import full_only
 from tests.tools import needs_tool
 
-pytestmark = [pytest.mark.computes, needs_tool("g++")]
+pytestmark = needs_tool("g++")
 
 CPU = torch.device("cpu")
 PAGE = 16

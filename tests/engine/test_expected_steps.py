@@ -19,7 +19,7 @@ from ssd_engine.runner import ModelRunner
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 
-pytestmark = [pytest.mark.computes, pytest.mark.usefixtures("quick_interpreter")]
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 SHAPE = StepShape(rows=4, runs=2, rows_per_run=2, max_positions=160, block_size=BLOCK)
 DUMMY = 511 * BLOCK

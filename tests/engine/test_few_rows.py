@@ -12,8 +12,6 @@ from ssd_engine.few_rows import MOST_ROWS, load_kernel, multiply, pack
 from ssd_engine.linear import packed, plain_linear, second_layout, transposed
 from tests.tools import needs_tool
 
-pytestmark = pytest.mark.computes
-
 KERNEL = load_kernel()
 needs_kernel = pytest.mark.skipif(KERNEL is None, reason="the kernel is for Arm")
 

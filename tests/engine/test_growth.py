@@ -24,8 +24,6 @@ from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import full_only
 
-pytestmark = pytest.mark.computes
-
 SHIPPED = "stories-target"
 NUM_BLOCKS = 128
 RELATIVE_ERROR = 1e-5

@@ -19,8 +19,6 @@ from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import FULL, share
 
-pytestmark = pytest.mark.computes
-
 NUM_PROMPTS = 20
 NEW_TOKENS = 256 if FULL else 96
 SHIPPED = "stories-target"

@@ -41,8 +41,6 @@ from ssd_engine.sampling_params import SamplingParams
 from tests.fits import Floats, Ints, texts_fit
 from tests.scale import share
 
-pytestmark = pytest.mark.computes
-
 PASSES = 1e-4  # the p-values of the rules as they are lie above
 REJECTED = 1e-6  # those of mutants below
 

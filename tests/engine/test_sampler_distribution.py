@@ -22,8 +22,6 @@ from ssd_engine.sampling import SampleRow, target_distribution
 from ssd_engine.sampling_params import SamplingParams
 from tests.scale import share
 
-pytestmark = pytest.mark.computes
-
 PASSES = 1e-6  # the sampler's p-values are above
 REJECTED = 1e-9  # those of biased samplers are below
 LEAST_EXPECTED = 8  # of a cell in a chi-square test

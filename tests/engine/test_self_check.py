@@ -29,7 +29,7 @@ from ssd_engine.self_check.workload import Room, round_parts, tree_parts
 from ssd_engine.tensor_parallel import SingleRank
 from tests.random_models import make_model
 
-pytestmark = [pytest.mark.computes, pytest.mark.usefixtures("quick_interpreter")]
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 BLOCK, LAYERS = 16, 2
 OPTIONS = RunnerOptions(

@@ -29,7 +29,7 @@ from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 from tools.gpu.attention_check import SMALL, check_attention, paged
 
-pytestmark = [pytest.mark.computes, pytest.mark.usefixtures("quick_interpreter")]
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # A device's matrix instructions want heads of at least 16; interpreted, those of 8 are quicker.

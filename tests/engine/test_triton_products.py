@@ -11,7 +11,7 @@ from ssd_engine.cuda.products import ProductShape, make_product
 from ssd_engine.cuda.triton_products import multiply, parts_of, triton_linear
 from tests.engine.product_oracle import EPS, product_of
 
-pytestmark = [pytest.mark.computes, pytest.mark.usefixtures("quick_interpreter")]
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter knows no bfloat16.

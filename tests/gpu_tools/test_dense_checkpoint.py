@@ -16,8 +16,6 @@ from tests.harness import make_runner
 from tools.gpu.dense_checkpoint import write_dense, write_noisy
 from tools.gpu.shapes import SHAPES
 
-pytestmark = pytest.mark.computes
-
 SMALL: dict[str, Any] = dict(
     hidden_size=64,
     intermediate_size=160,

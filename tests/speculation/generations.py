@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,16 @@ from typing import Any
 from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from tests.processes import DraftProcess, Output, TargetProcess, collect, draft, wait_until_ready
-from tests.waiting import HANG_SECONDS, wait_until
+from tests.processes import (
+    PATIENT,
+    DraftProcess,
+    Output,
+    TargetProcess,
+    collect,
+    draft,
+    wait_until_ready,
+)
+from tests.waiting import wait_until
 
 OFF, SYNC, SSD = (
     pb.SPECULATION_MODE_OFF,
@@ -21,12 +29,8 @@ OFF, SYNC, SSD = (
     pb.SPECULATION_MODE_SSD,
 )
 METRICS = ("--metrics-listen", "127.0.0.1:0")
-# A target that waits for every branch that all its rows miss, however busy the machine is: what
-# its endpoints say is used, whatever their pace.
-PATIENT = (
-    *("--no-auto-off", "--no-adapt-depth", "--link-timeout", "600"),
-    *("--backup", "jit", "--wait", "2000"),
-)
+# Drafts are held still here, and nobody waits longer than this for one that is.
+WAITS_2_SECONDS = (*PATIENT, "--wait", "2000")
 STORY = "Once upon a time there was"
 CALL_SECONDS = 120  # generous: the machine may be busy
 
@@ -142,10 +146,6 @@ def from_endpoints(stats: Sequence[pb.SpeculationStats]) -> int:
     """Tokens that endpoints had said and that were right, in time or waited for."""
     assert not any(each.ngram_rounds or each.sync_rounds for each in stats)
     return sum(each.accepted_tokens for each in stats)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = HANG_SECONDS) -> None:
-    wait_until(condition, seconds=seconds)
 
 
 def wait_until_up(server: TargetProcess, address: str) -> None:

@@ -33,8 +33,6 @@ from tests.speculation.scenarios import (
     stories,
 )
 
-pytestmark = pytest.mark.computes
-
 SEQUENCES = 2000 if FULL else 90
 EXCUSED_SHARE = 1e-5  # of tokens
 AT_LEAST = 50 if FULL else 15  # of everything that can happen to a round

@@ -17,8 +17,6 @@ from ssd_target.speculation.options import Mode, SpeculationOptions, Speculation
 from tests.harness import Request, make_runner, submit
 from tests.simulation import Simulation
 
-pytestmark = pytest.mark.computes
-
 SAMPLINGS = [
     SamplingParams(seed=1, temperature=0.0),
     SamplingParams(seed=2, temperature=0.8),

@@ -42,8 +42,6 @@ from tests.speculation import toy_world
 from tests.speculation.explorer import Explored, Recovery, explore
 from tests.speculation.toy_world import FAULTS, Setting
 
-pytestmark = pytest.mark.computes
-
 PATIENCE = 4  # rounds after the last fault within which speculation has to be back
 # Sequences: the target and the prompt of each. The draft's best guess of 517's first tokens is
 # right, wrong but the second best is right, right, wrong; of 516's right, right, wrong, right.

@@ -48,8 +48,6 @@ from tests.random_models import SMALL
 from tests.scale import FULL, full_only, share
 from tests.simulation import Faults, Simulation
 
-pytestmark = pytest.mark.computes
-
 PASSES = 1e-4  # the p-values of the rules as they are lie above
 REJECTED = 1e-6  # those of mutants below
 

@@ -32,7 +32,7 @@ from tests.scale import FULL
 from tests.speculation.generations import (
     METRICS,
     OFF,
-    PATIENT,
+    WAITS_2_SECONDS,
     is_empty,
     request,
     with_speculation,
@@ -42,7 +42,7 @@ from tests.waiting import wait_until
 STREAMS = 16 if FULL else 6
 ROUNDS = 3 if FULL else 1  # in which all four are restarted
 TOKENS = 400 if FULL else 60
-TARGET = (*METRICS, "--threads", "1", *PATIENT, "--discover-seconds", "0.5")
+TARGET = (*METRICS, "--threads", "1", *WAITS_2_SECONDS, "--discover-seconds", "0.5")
 # What runs on the first is cut and goes on elsewhere; on the second it may be finished.
 DRAIN_SECONDS = ("0", "20")
 DRAFT = (*METRICS, "--threads", "1")

@@ -26,8 +26,6 @@ from tests.scale import FULL
 from tests.simulation import Simulation
 from tests.speculation.scenarios import Pair, stories
 
-pytestmark = pytest.mark.computes
-
 ROWS, TOKENS, DEPTH = 8, (60 if FULL else 30), 4
 FAN_OUT = (2, 2, 1, 1, 3)
 

@@ -10,8 +10,8 @@ import pytest
 from tests.processes import TargetProcess, target, wait_until_idle, wait_until_ready
 from tests.speculation.generations import (
     METRICS,
-    PATIENT,
     SSD,
+    WAITS_2_SECONDS,
     Generations,
     LastingDraft,
     Pair,
@@ -47,7 +47,7 @@ def second(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sec
     directory = tmp_path_factory.mktemp("second")
     with LastingDraft(directory / "draft", "--max-num-seqs", "16") as draft:
         flags = (*METRICS, "--draft", pair.draft.address, "--draft", draft.address)
-        with target(directory / "target", *flags, *PATIENT, ready=False) as process:
+        with target(directory / "target", *flags, *WAITS_2_SECONDS, ready=False) as process:
             wait_until_ready(draft.process)
             wait_until_ready(process)
             for address in (pair.draft.address, draft.address):

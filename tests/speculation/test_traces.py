@@ -1,6 +1,7 @@
 """What services say of their rounds, and how a client puts it on one clock."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +15,33 @@ from ssd_client.endpoints import Endpoint, connect
 from ssd_client.errors import ClientError
 from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
 from ssd_engine.frames import Source
-from tests.processes import DraftProcess, Output, TargetProcess, collect, draft
+from tests.processes import (
+    PATIENT,
+    DraftProcess,
+    Output,
+    TargetProcess,
+    collect,
+    draft,
+    link_states,
+    target,
+)
 from tests.waiting import wait_until
 
 TOKENS = 48
 
 
-@pytest.fixture
-def pair(traced_pair: tuple[TargetProcess, DraftProcess]) -> tuple[TargetProcess, DraftProcess]:
-    return traced_pair
+@pytest.fixture(scope="module")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[TargetProcess, DraftProcess]]:
+    """A target that knows all modes, and the draft it is linked to; both keep traces."""
+    folder = tmp_path_factory.mktemp("traced")
+    traced = ("--trace-events", "50000")
+    with draft(folder / "draft", *traced) as drafting:
+        linked = ("--draft", drafting.address, "--draft-model", "stories-draft", *PATIENT)
+        with target(folder / "target", *traced, *linked) as serving:
+            wait_until(lambda: link_states(serving) == ["up"], serving.log)
+            yield serving, drafting
 
 
 def generate(serving: TargetProcess, mode: "pb.SpeculationMode") -> Output:

@@ -27,8 +27,6 @@ from ssd_target.scheduler import Scheduler, StepPlan, Work
 from ssd_target.sequence import Event, Sequence, State, transition
 from tests.scale import share
 
-pytestmark = pytest.mark.computes
-
 VOCAB = 16
 ENDS = frozenset([5, 11])  # stop tokens
 BLOCK, CHUNK = 2, 6

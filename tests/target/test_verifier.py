@@ -30,8 +30,6 @@ from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, count_accepted,
 from tests.scale import share
 from tests.synchronous import ByForward
 
-pytestmark = pytest.mark.computes
-
 VOCAB = 40
 TOKEN_BYTES = [b"x"] * VOCAB
 
