@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -223,7 +224,20 @@ def _output(notes: Console, flags: dict[str, Any]) -> render.Output:
 
 
 def main() -> None:
-    cli.main(prog_name="ssd-client")
+    try:
+        cli.main(prog_name="ssd-client")
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            _leave_at_once()
+        raise
+
+
+def _leave_at_once() -> NoReturn:
+    """Threads that still wait for a response could keep the interpreter from its end."""
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            output.flush()
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

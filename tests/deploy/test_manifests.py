@@ -3,8 +3,6 @@
 import copy
 import json
 
-import jsonschema
-import kubernetes_validate
 import pytest
 
 from tests.deploy.custom_resources import SPECS, fields
@@ -44,6 +42,9 @@ def test_no_build_of_an_overlay_is_left_over() -> None:
 
 def validate(manifest: Manifest) -> None:
     """Strictly: a field that the API does not know is an error."""
+    import jsonschema  # takes seconds, which other workers need not spend
+    import kubernetes_validate
+
     kind = manifest["apiVersion"], manifest["kind"]
     if kind in SPECS:
         whole = fields("metadata spec", apiVersion={}, kind={}, metadata={}, spec=SPECS[kind])

@@ -15,6 +15,7 @@ from ssd_engine.tensor_parallel import SingleRank
 from ssd_engine.verification import Verification
 from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import Request, make_runner, submit
+from tests.scale import full_only
 from tests.simulation import Simulation
 
 SAMPLINGS = [
@@ -38,7 +39,9 @@ def shipped() -> Pair:
     return target, draft
 
 
-@pytest.fixture(scope="module", params=[(4200, 5000), (5000, 4200)], ids=["draft", "target"])
+@pytest.fixture(
+    scope="module", params=[(4200, 5000), full_only((5000, 4200))], ids=["draft", "target"]
+)
 def grown(request: pytest.FixtureRequest, shipped: Pair) -> Pair:
     """The named one has the larger vocabulary."""
     (target, draft), (target_vocab, draft_vocab) = shipped, request.param

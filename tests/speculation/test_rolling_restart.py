@@ -28,7 +28,6 @@ from tests.processes import (
     wait_until_idle,
     wait_until_ready,
 )
-from tests.scale import FULL
 from tests.speculation.generations import (
     METRICS,
     OFF,
@@ -39,9 +38,9 @@ from tests.speculation.generations import (
 )
 from tests.waiting import wait_until
 
-STREAMS = 16 if FULL else 6
-ROUNDS = 3 if FULL else 1  # in which all four are restarted
-TOKENS = 400 if FULL else 60
+STREAMS = 16
+ROUNDS = 3  # in which all four are restarted
+TOKENS = 400
 TARGET = (*METRICS, "--threads", "1", *WAITS_2_SECONDS, "--discover-seconds", "0.5")
 # What runs on the first is cut and goes on elsewhere; on the second it may be finished.
 DRAIN_SECONDS = ("0", "20")
@@ -237,7 +236,8 @@ def undisturbed(server: TargetProcess) -> dict[bytes, str]:
     return texts
 
 
-@pytest.mark.timeout(1800 if FULL else 600)
+@pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_no_request_is_lost_and_no_text_is_changed(fleet: Fleet) -> None:
     expected = undisturbed(fleet.targets[0].process)
     addresses = [each.process.address for each in fleet.targets]
