@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,3 +42,16 @@ def engine_held(front: int) -> Iterator[None]:
     finally:
         if is_alive(engine):
             os.kill(engine, signal.SIGCONT)
+
+
+def let_engine_go_on_until(front: int, reached: Callable[[], bool]) -> None:
+    """A held engine computes for moments only, so that it is not long past the point."""
+    engine = spawned(front)[0]
+
+    def goes_on() -> bool:
+        os.kill(engine, signal.SIGCONT)
+        time.sleep(0.02)
+        os.kill(engine, signal.SIGSTOP)
+        return reached()
+
+    wait_until(goes_on)

@@ -584,6 +584,7 @@ class RealPair:
             return False
 
 
+@pytest.mark.full
 def test_the_real_pair_gives_the_text_of_plain_decoding(monkeypatch):
     for name, value in PATIENT.items():
         monkeypatch.setenv(f"SSD_TARGET_{name}", value)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from ssd_engine.block_pool import BlockLease, BlockPool
-from tests.scale import share
+from tests.scale import FULL
 
 SIZE = 4
 SAME_HASH = (0, 2**61 - 1)  # hash(0) == hash(2**61 - 1) in CPython
@@ -428,7 +428,7 @@ def test_random_schedules_keep_the_books_and_never_serve_foreign_tokens() -> Non
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=max(share(1000), 500),
+            max_examples=1000 if FULL else 200,
             stateful_step_count=40,
             derandomize=True,
             deadline=None,
@@ -437,7 +437,7 @@ def test_random_schedules_keep_the_books_and_never_serve_foreign_tokens() -> Non
     )
     print(dict(MET))
     for what in ("refused", "shared", "evicted", "wrong", "entered", "duplicates"):
-        assert MET[what] > share(200), what
+        assert MET[what] > (200 if FULL else 5), what
 
 
 # The check itself

@@ -28,6 +28,7 @@ from ssd_engine.self_check.layers import spread_out
 from ssd_engine.self_check.workload import Room, round_parts, tree_parts
 from ssd_engine.tensor_parallel import SingleRank
 from tests.random_models import make_model
+from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -85,7 +86,7 @@ def without_a_tile(x: Tensor) -> Tensor:
 # Forwards, as on a CPU or with --kernels torch
 
 
-@pytest.mark.parametrize("family", ["llama-biases", "qwen2.5", "qwen3"])
+@pytest.mark.parametrize("family", ["llama-biases", full_only("qwen2.5"), "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_that_is_right_passes(load: Load, family: str, dtype: str) -> None:
     worst = worst_of(check_model(load(family, dtype=dtype, **DRAFT)))

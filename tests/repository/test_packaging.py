@@ -40,12 +40,14 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_the_base_install_is_a_working_client_without_torch(thin: Path) -> None:
     assert "--target" in run(thin / "ssd-client", "generate", "--help").stdout
     for absent in ("torch", "transformers", "numpy"):
         assert run(thin / "python", "-c", f"import {absent}").returncode != 0
 
 
+@pytest.mark.full
 def test_the_thin_client_generates_from_a_target(thin: Path) -> None:
     with serve() as server:
         result = run(
@@ -56,12 +58,14 @@ def test_the_thin_client_generates_from_a_target(thin: Path) -> None:
     assert "20 tokens" in result.stderr
 
 
+@pytest.mark.full
 def test_local_without_the_serving_extra_says_what_to_install(thin: Path) -> None:
     result = run(thin / "ssd-client", "generate", "--local", "Once")
     assert result.returncode != 0
     assert 'pip install "ssd-serve[serve]"' in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("program", ["ssd-target", "ssd-draft"])
 def test_a_server_without_its_extra_says_what_to_install(thin: Path, program: str) -> None:
     result = run(thin / program, "serve", "stories-draft")
@@ -71,6 +75,7 @@ def test_a_server_without_its_extra_says_what_to_install(thin: Path, program: st
     ]
 
 
+@pytest.mark.full
 def test_the_shipped_pair_is_inside_the_package_and_small(thin: Path) -> None:
     library = next(thin.parent.glob("lib/python*/site-packages/ssd_engine/shipped"))
     size = sum(file.stat().st_size for file in library.rglob("*") if file.is_file())

@@ -91,6 +91,10 @@ def test_a_client_command_works_as_printed(command: str, servers: list[TargetPro
     words = shlex.split(command)
     if "--target" not in words:
         words += ["--target", "127.0.0.1:7410"]
+    if "--max-tokens" in words:  # as printed, but for the length of the text
+        words[words.index("--max-tokens") + 1] = "20"
+    elif words[1] == "generate":
+        words += ["--max-tokens", "20"]
     addresses = {"127.0.0.1:7410": servers[0].address, "127.0.0.1:7430": servers[1].address}
     check_prints(*(addresses.get(word, word) for word in words))
 

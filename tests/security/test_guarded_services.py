@@ -255,26 +255,27 @@ def test_rotation_takes_effect_and_drops_no_stream(services: Guarded) -> None:
     """Certificates, authority and tokens all change while a stream runs. Comes last: what was
     right before is wrong afterwards."""
     with services.channel(services.target.address, TOKENS["user"]) as channel:
-        expected = generate(channel, request(tokens=300))
+        expected = generate(channel, request(tokens=60))
         stub = target_pb2_grpc.TargetServiceStub(channel)
-        stream = stub.Generate(request(tokens=300), timeout=SECONDS)
-        received = [token for _ in range(3) for token in next(stream).tokens.token_ids]
-        new = Authority("the next authority")
-        for name in ("target", "draft"):
-            new.sign(name).write(services.folder, name)
-        replace(services.folder / "ca.crt", new.cert)
-        changed = TOKEN_FILE.replace(TOKENS["user"], "the-token-of-next-year")
-        replace(services.folder / "tokens.toml", changed.encode())
-        fresh = new.sign("client")
+        with engine_held(services.target.process.pid):
+            stream = stub.Generate(request(tokens=60), timeout=SECONDS)
+            assert next(stream).WhichOneof("event") == "started"
+            new = Authority("the next authority")
+            for name in ("target", "draft"):
+                new.sign(name).write(services.folder, name)
+            replace(services.folder / "ca.crt", new.cert)
+            changed = TOKEN_FILE.replace(TOKENS["user"], "the-token-of-next-year")
+            replace(services.folder / "tokens.toml", changed.encode())
+            fresh = new.sign("client")
         with services.channel(
             services.target.address, "the-token-of-next-year", fresh, new.cert
         ) as now:
-            assert generate(now, request(tokens=300)) == expected
+            assert generate(now, request(tokens=60)) == expected
             code, _ = refusal(lambda: generate(channel))  # the old token, on the old connection
             assert code is Code.UNAUTHENTICATED
         with services.channel(services.target.address, "the-token-of-next-year") as old:
             assert refusal(lambda: generate(old))[0] is Code.UNAVAILABLE
-        received += [token for response in stream for token in response.tokens.token_ids]
+        received = [token for response in stream for token in response.tokens.token_ids]
         assert received == expected
     services.authority, services.client = new, fresh
     with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:

@@ -109,7 +109,7 @@ class TestBesideAnHonestTarget:
         self, pair: Pair, attack: Callable[[RawTarget, int], None]
     ) -> list[target_pb2.SpeculationStats]:
         """``attack`` is called again and again while they run."""
-        messages = [request(seed) for seed in range(8)]
+        messages = [request(seed, 40) for seed in range(8)]
         plain = pair.plain.of(messages)
         stop = threading.Event()
         failures: list[BaseException] = []

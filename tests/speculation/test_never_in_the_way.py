@@ -44,8 +44,8 @@ from tests.speculation.hostile_draft import (
 )
 from tests.waiting import HANG_SECONDS, wait_until
 
-STORIES = [request(seed) for seed in range(4)]
-LONG = 500  # tokens, of a generation that takes seconds
+STORIES = [request(seed, 40) for seed in range(4)]
+LONG = 150  # tokens, of a generation that outlasts a link's timeout
 BACK_SECONDS = 5.0  # after which speculation is back
 MOST_MIB = 250.0  # that an attack may cost; a flood in a queue would be gigabytes
 

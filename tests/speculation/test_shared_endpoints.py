@@ -25,7 +25,7 @@ from tests.speculation.generations import (
 )
 from tests.waiting import HANG_SECONDS, wait_until
 
-MESSAGES = [request(seed) for seed in range(8)]
+MESSAGES = [request(seed, 40) for seed in range(8)]
 
 
 @dataclass

@@ -96,7 +96,8 @@ class TestEveryModeGivesOneText:
 
     def test_with_sampling_options(self, pair: Pair) -> None:
         for seed in range(20 if FULL else 2):
-            in_every_mode(pair, *(request(seed, **sampling) for sampling in self.SAMPLING))
+            length = 60 if FULL else 24
+            in_every_mode(pair, *(request(seed, length, **each) for each in self.SAMPLING))
 
     def test_with_stop_strings_and_tokens(self, pair: Pair) -> None:
         """At any place in a speculation: the text ends there, to the letter."""
@@ -297,7 +298,7 @@ class TestOtherServers:
         self, pair: Pair, variant: tuple[TargetProcess, tuple[str, ...]]
     ) -> None:
         server, flags = variant
-        messages = [request(seed, 40, text=REPEATING) for seed in range(6)]
+        messages = [request(seed, 40, text=REPEATING) for seed in range(6 if FULL else 3)]
         outputs: list[Output] = []
 
         def from_cache() -> bool:

@@ -42,6 +42,7 @@ from tests.harness import Request, make_core, make_runner
 from tests.harness import run as run_here
 from tests.process_tree import descendants, is_alive, spawned
 from tests.processes import (
+    PATIENT,
     TargetProcess,
     collect,
     draft,
@@ -336,7 +337,7 @@ def test_two_nodes_give_the_text_of_one_and_end_together(tmp_path: Path, tp: int
     """Plain and with a real draft; then SIGTERM to the leader, while a request runs."""
     secret, probe = secret_file(tmp_path), f"127.0.0.1:{free_port()}"
     flags = ("--tp", str(tp), "--nodes", "2", "--cluster-listen", f"{LEADER_HOST}:0")
-    flags += ("--cluster-secret-file", str(secret), "--no-auto-off")
+    flags += ("--cluster-secret-file", str(secret), *PATIENT)
     with draft(tmp_path / "draft", ready=False) as drafting:
         linked = ("--draft", drafting.address)
         with (

@@ -25,7 +25,7 @@ from ssd_engine.completion import StopRules
 from ssd_engine.sampling_params import SamplingParams
 from ssd_target.scheduler import Scheduler, StepPlan, Work
 from ssd_target.sequence import Event, Sequence, State, transition
-from tests.scale import share
+from tests.scale import FULL
 
 VOCAB = 16
 ENDS = frozenset([5, 11])  # stop tokens
@@ -478,7 +478,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=max(share(1000), 500),
+            max_examples=1000 if FULL else 200,
             stateful_step_count=30,
             derandomize=True,
             deadline=None,
@@ -498,7 +498,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
         "cancelled when decode",
         "cancelled when finished",
     ):
-        assert MET[what] > share(50), what
+        assert MET[what] > (50 if FULL else 2), what
 
 
 # The check itself

@@ -12,6 +12,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tests.process_tree import engine_held
 from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
+from tests.scale import FULL
 from tests.waiting import HANG_SECONDS, wait_until
 
 STORY = "Once upon a time"
@@ -102,6 +103,7 @@ def test_ignore_eos_goes_on_after_the_end_of_the_story(server: TargetProcess) ->
     plain = generate(server, message)
     assert plain.finish.reason == pb.FINISH_REASON_STOP
     message.stop.ignore_eos = True
+    message.stop.max_tokens = len(plain.tokens) + 10
     longer = generate(server, message)
     assert longer.finish.reason == pb.FINISH_REASON_LENGTH
     assert longer.tokens[: len(plain.tokens)] == plain.tokens
@@ -155,9 +157,9 @@ class TestManyAtOnce:
         cancel_after: int | None = None
 
     def cases(self) -> list["TestManyAtOnce.Case"]:
-        """32 requests: mixed lengths, temperatures, seeds, stops, penalties and cancellations."""
+        """Mixed lengths, temperatures, seeds, stops, penalties and cancellations."""
         cases = []
-        for i in range(32):
+        for i in range(32 if FULL else 16):
             message = request(
                 text=" ".join(
                     [STORY, *("there was a dog who liked to play." for _ in range(i % 7))]
@@ -201,7 +203,7 @@ class TestManyAtOnce:
             together = list(pool.map(lambda case: self.follow(server, case), cases))
         wait_until_idle(server)
         finished = [(c, out) for c, out in zip(cases, together, strict=True) if out is not None]
-        assert len(finished) == 28
+        assert len(finished) == sum(case.cancel_after is None for case in cases)
         assert {out.finish.reason for _, out in finished} == {
             pb.FINISH_REASON_STOP,
             pb.FINISH_REASON_LENGTH,
