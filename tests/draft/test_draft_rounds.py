@@ -1,5 +1,6 @@
 """A draft model's rounds, told frame by frame: what is computed, pushed and held."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ class Draft:
         self.runner = Watched(runner)
         speculator = ModelSpeculator(self.runner, BLOCK, max_context, DEPTH, BUDGET)
         self.planner = Planner(DEPTH, BUDGET)
-        self.core = DraftCore(speculator, lambda depth: self.planner, 4, None, 64, 64)
+        clock = itertools.count(step=0.001).__next__  # every forward takes as long
+        self.core = DraftCore(speculator, lambda depth: self.planner, 4, None, 64, 64, clock=clock)
         self.core.handle(LinkUp(1, "target", 12))
         self.round = 0
 

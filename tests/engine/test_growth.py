@@ -51,11 +51,8 @@ def grow(
     return ModelRunner(load_model_config(options.directory), options, tp or SingleRank())
 
 
-# What differs to growth: tied or not, biases, norms of heads, groups of heads.
-GROWN = [
-    family if family in ("llama3-tied", "llama-biases", "qwen3") else full_only(family)
-    for family in FAMILIES
-]
+# What differs most to growth: tied or not, norms of heads.
+GROWN = [family if family in ("llama3-tied", "qwen3") else full_only(family) for family in FAMILIES]
 
 
 @pytest.fixture(scope="module", params=[SHIPPED, *GROWN])

@@ -352,6 +352,7 @@ def mutants() -> dict[str, Mutant]:
 MUTANTS = mutants()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]

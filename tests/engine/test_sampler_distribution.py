@@ -582,16 +582,10 @@ BIASED: list[tuple[str, Patch, str, int]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("patch", "check", "draws"),
-    [
-        pytest.param(
-            *case[1:],
-            id=f"{case[2]}: {case[0]}",
-            marks=[pytest.mark.full] if case[2].startswith("large") else [],
-        )
-        for case in BIASED
-    ],
+    [pytest.param(*case[1:], id=f"{case[2]}: {case[0]}") for case in BIASED],
 )
 def test_a_biased_sampler_is_rejected(
     patch: Patch, check: str, draws: int, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from ssd_engine.tensor_parallel import SingleRank
 from tests.engine.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
+from tests.scale import full_only
 from tools.gpu.attention_check import SMALL, check_attention, paged
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -62,7 +63,10 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load(MODEL, tmp_path_factory)
 
 
-@pytest.fixture(scope="module", params=sorted({MODEL, "qwen3"}))
+EITHER = ["qwen3"] if MODEL == "qwen3" else [MODEL, full_only("qwen3")]
+
+
+@pytest.fixture(scope="module", params=EITHER)
 def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load(request.param, tmp_path_factory)
 

@@ -110,14 +110,18 @@ class HostileDraft:
 class Port:
     """A port that speaks no gRPC: keeps when somebody came, and does to them what it is told."""
 
-    def __init__(self, treat: Callable[[socket.socket], None] = lambda peer: None) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        treat: Callable[[socket.socket], None] = lambda peer: None,
+    ) -> None:
         self._treat = treat
-        self._listener = socket.create_server(("127.0.0.1", fresh_port()))
+        self._listener = socket.create_server((host, fresh_port()))
         self._listener.settimeout(0.05)
         self._open = True
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self.visits: list[float] = []
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
 
     def _accept(self) -> None:
         peers = []

@@ -228,6 +228,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_what_is_wrong_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None],

@@ -46,13 +46,13 @@ def check_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
 @pytest.mark.parametrize(
     ("command", "fault", "said"),
     [
-        full_only(
+        (
             [*TARGET, "--depth", "3"],
             "product",
             ("layer 0, down product of a forward of 4 rows",),
         ),
         full_only([*TARGET, "--depth", "3"], "attention", ("layer 0, attention of a prefill",)),
-        ([*TARGET, "--tp", "2"], "rank", ("rank 1, layer 0, norm and gate-up product",)),
+        full_only([*TARGET, "--tp", "2"], "rank", ("rank 1, layer 0, norm and gate-up product",)),
         (DRAFT, "tree", ("layer 0, attention of a tree step",)),
     ],
     ids=["product", "attention", "one-rank-of-two", "tree"],

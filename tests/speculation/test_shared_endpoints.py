@@ -92,9 +92,11 @@ def test_sequences_of_a_target_are_spread_over_its_drafts(pair: Pair, second: Se
     before = [draft.process.metrics() for draft in drafts]
     with second.standing_still(pair), Generations(second.target, MESSAGES) as running:
         running.until_each_has(1)
+        held = [held_at(second.target, draft.address) for draft in drafts]
         for draft in drafts:
-            assert held_at(second.target, draft.address) == len(MESSAGES) / 2
             draft.go_on()
+    assert sum(held) == len(MESSAGES)
+    assert min(held) > 0
     assert running.texts() == pair.plain.of(MESSAGES)
     assert from_endpoints(running.stats()) > 0
     for draft, old in zip(drafts, before, strict=True):
@@ -114,7 +116,7 @@ def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) 
     plain = pair.plain.of(MESSAGES)
     with second.standing_still(pair), Generations(second.target, MESSAGES) as running:
         running.until_each_has(1)
-        assert held_at(second.target, leaving.address) == len(MESSAGES) / 2
+        assert held_at(second.target, leaving.address) > 0
         leaving.terminate()
         second.draft.go_on()
         code = leaving.wait_for_exit(HANG_SECONDS)
