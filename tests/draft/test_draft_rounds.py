@@ -1,6 +1,5 @@
 """A draft model's rounds, told frame by frame: what is computed, pushed and held."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,16 @@ class Watched:
 
 
 class Draft:
-    """One link with one sequence."""
+    """One link with one sequence; a target's forward takes a second, and the draft's no time."""
 
     def __init__(self, runner: ModelRunner, max_context: int = 256) -> None:
         self.runner = Watched(runner)
         speculator = ModelSpeculator(self.runner, BLOCK, max_context, DEPTH, BUDGET)
         self.planner = Planner(DEPTH, BUDGET)
-        clock = itertools.count(step=0.001).__next__  # every forward takes as long
-        self.core = DraftCore(speculator, lambda depth: self.planner, 4, None, 64, 64, clock=clock)
+        self.now = 0.0
+        self.core = DraftCore(
+            speculator, lambda depth: self.planner, 4, None, 64, 64, clock=lambda: self.now
+        )
         self.core.handle(LinkUp(1, "target", 12))
         self.round = 0
 
@@ -81,6 +82,7 @@ class Draft:
 
     def tell(self, *frames: TargetFrame, steps: int = 20) -> list[DraftFrame]:
         self.runner.forwards.clear()
+        self.now += 1.0
         self.core.handle(LinkFrames(1, list(frames)))
         said: list[DraftFrame] = []
         for _ in range(steps):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd_engine.serving.engine_loop import run_engine
+from tests.scale import full_only
 
 
 def _reads(pipe: Connection) -> None:
@@ -33,7 +34,7 @@ def _engine(pipe: Connection, log: Path, does: Callable[[Connection], None]) -> 
     run_engine(pipe, "target", "info", lambda: does(pipe))
 
 
-@pytest.mark.parametrize("does", [_reads, _reads_what_is_reset, _writes])
+@pytest.mark.parametrize("does", [full_only(_reads), _reads_what_is_reset, full_only(_writes)])
 def test_an_engine_ends_quietly_with_its_front(
     tmp_path: Path, does: Callable[[Connection], None]
 ) -> None:

@@ -55,7 +55,7 @@ def grow(
 GROWN = [family if family in ("llama3-tied", "qwen3") else full_only(family) for family in FAMILIES]
 
 
-@pytest.fixture(scope="module", params=[SHIPPED, *GROWN])
+@pytest.fixture(scope="module", params=[full_only(SHIPPED), *GROWN])
 def original(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ModelRunner:

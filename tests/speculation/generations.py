@@ -37,7 +37,7 @@ CALL_SECONDS = 120  # generous: the machine may be busy
 
 def request(
     seed: int,
-    max_tokens: int = 60,
+    max_tokens: int = 40,
     text: str = STORY,
     speculation: dict[str, Any] | None = None,
     **sampling: Any,

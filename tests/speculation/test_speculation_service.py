@@ -142,7 +142,7 @@ class TestEveryModeGivesOneText:
 
     def test_of_a_request_that_is_resumed(self, pair: Pair) -> None:
         whole = generate(pair.target, request(9, speculation={"mode": OFF}))
-        cuts = (1, 13, 59)
+        cuts = (1, 13, 39)
         messages = [request(9) for _ in cuts]
         for cut, message in zip(cuts, messages, strict=True):
             tokens = (token.to_bytes(4, "little") for token in whole.tokens[:cut])
@@ -168,7 +168,7 @@ class TestStatistics:
     def test_they_tell_how_a_request_was_sped_up(self, pair: Pair) -> None:
         rows = in_every_mode(pair, *(request(seed) for seed in range(6)))
         off, sync, _ = ([row[i].finish.speculation for row in rows] for i in range(3))
-        assert all(each.plain_rounds == each.rounds == 59 for each in off)
+        assert all(each.plain_rounds == each.rounds == 39 for each in off)
         assert sum(each.accepted_tokens for each in sync) > 50
         for each in sync:
             assert each.sync_rounds > 0
