@@ -420,6 +420,25 @@ def test_an_interrupted_json_generation_is_printed(start, monkeypatch):
     assert json.loads(result.stdout)["text"] == full_text(3)
 
 
+STUCK = """
+import threading, click
+from ssd_client import cli
+
+def interrupted(*args, **extra):
+    threading.Thread(target=threading.Event().wait).start()  # as one inside gRPC may be
+    print("what was said before", end="")
+    raise click.Abort
+
+click.Group.main = interrupted
+cli.main()
+"""
+
+
+def test_a_thread_that_does_not_end_does_not_hold_up_an_interrupt():
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, timeout=HANG_SECONDS)
+    assert (done.returncode, done.stdout) == (130, b"what was said before")
+
+
 def test_a_reader_that_has_enough_ends_it_quietly(start):
     server = start(tokens=1000, pause_s=0.02)
     process = client("generate", "x", "--target", server.address)
