@@ -23,7 +23,7 @@ from tests.speculation.generations import (
     request,
     wait_until_up,
 )
-from tests.waiting import HANG_SECONDS, wait_until
+from tests.waiting import wait_until
 
 MESSAGES = [request(seed, 40) for seed in range(8)]
 
@@ -119,7 +119,7 @@ def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) 
         assert held_at(second.target, leaving.address) > 0
         leaving.terminate()
         second.draft.go_on()
-        code = leaving.wait_for_exit(HANG_SECONDS)
+        code = leaving.wait_for_exit()
         pair.draft.go_on()
     assert code == 0
     assert running.texts() == plain

@@ -1,9 +1,14 @@
 """What the engine believes of an endpoint."""
 
+from ssd_engine.completion import StopRules
 from ssd_engine.frames import Load
+from ssd_engine.sampling_params import SamplingParams
 from ssd_target.records import LinkUp
+from ssd_target.sequence import Sequence
 from ssd_target.speculation.endpoint import LOAD_SECONDS, Endpoint
+from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.payoff import Payoff
+from ssd_target.speculation.speculator import Speculator
 
 
 def connected(max_sequences: int) -> Endpoint:
@@ -26,3 +31,20 @@ def test_an_endpoint_that_was_busy_once_is_not_avoided_for_ever() -> None:
     endpoint = connected(16)
     endpoint.heard(Load(0, 0, open_sequences=8), now=10.0)
     assert endpoint.occupancy(10.0 + LOAD_SECONDS) == 0.0
+
+
+def test_sequences_are_spread_evenly_over_endpoints() -> None:
+    options = SpeculationOptions(mode=Mode.SSD, auto_off=False)
+    speculator = Speculator(options, 100, clock=lambda: 0.0)
+    for link in (1, 2):
+        speculator.endpoints.connected(LinkUp(link, 1, False, 16, 2048, 5))
+    sequences = [
+        Sequence(i, [1, 2], [], SamplingParams(seed=i), StopRules(60), None, [b""] * 100)
+        for i in range(8)
+    ]
+    for sequence in sequences:
+        speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
+        sequence.commit(7)
+        speculator.ended(sequence, 0, 7, 1)
+    speculator.launch(speculator.take(sequences))
+    assert [len(endpoint.sequences) for endpoint in speculator.endpoints] == [4, 4]
