@@ -2,15 +2,19 @@
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.scale import FULL
 from tests.side_by_side import place_in_order, scheduler
 from tests.tools import check_tools, skipped_tools
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.processes import TargetProcess, TracedPair
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,6 +28,29 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: likewise
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.fixture(scope="session")
+def traced_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator["TracedPair"]:
+    """A patient target that knows all modes, and the draft it is linked to; both keep traces."""
+    from tests.processes import PATIENT, draft, link_states, target
+
+    folder = tmp_path_factory.mktemp("traced")
+    traced = ("--trace-events", "50000")
+    with draft(folder / "draft", *traced, ready=False) as drafting:
+        linked = ("--draft", drafting.address, "--draft-model", "stories-draft", *PATIENT)
+        with target(folder / "target", *traced, *linked) as serving:
+            wait_until(lambda: link_states(serving) == ["up"], serving.log)
+            yield serving, drafting
+
+
+@pytest.fixture(scope="session")
+def lone_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator["TargetProcess"]:
+    """A target as it comes, without a draft."""
+    from tests.processes import target
+
+    with target(tmp_path_factory.mktemp("lone"), "--metrics-listen", "127.0.0.1:0") as process:
+        yield process
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -91,6 +91,9 @@ class DraftProcess(ServiceProcess):
         return speculation_rpc.SpeculationServiceStub(self.channel())
 
 
+TracedPair = tuple[TargetProcess, DraftProcess]
+
+
 @contextmanager
 def target(
     directory: Path,

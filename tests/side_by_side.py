@@ -21,6 +21,13 @@ SERVICES = {
         "wire/test_transport.py",
         "wire/test_version_skew.py",
     ),
+    "shown": (
+        "client/test_commands_on_services.py",
+        "repository/test_readme.py",
+        "speculation/test_traces.py",
+        "target/test_bad_input.py",
+        "target/test_exactness.py",
+    ),
     "watched": (
         "deploy/test_logs.py",
         "deploy/test_observability.py",
@@ -32,6 +39,7 @@ _SHARED = {file: services for services, files in SERVICES.items() for file in fi
 # Files that take longest, the longest first: no worker is left alone with one at the end.
 LONGEST = (
     *SERVICES["pair"],
+    *SERVICES["shown"],
     *SERVICES["victims"],
     "engine/test_step_kernels.py",
     "speculation/test_rolling_restart.py",
@@ -42,14 +50,11 @@ LONGEST = (
     "target/test_nodes.py",
     "speculation/test_protocol_explored.py",
     "engine/test_self_check.py",
-    "target/test_exactness.py",
-    "repository/test_readme.py",
     "repository/test_packaging.py",
     "engine/test_cuda_sources.py",
     "repository/test_types.py",
     "target/test_service.py",
     "target/test_lifecycle.py",
-    "client/test_commands_on_services.py",
     "speculation/test_never_garbage.py",
     "speculation/test_rows_of_a_batch.py",
     "speculation/test_grown_pair.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,15 @@ from scripted_target import Running
 from terminal import CLIENT, terminal
 
 from ssd.v1 import target_pb2
-from tests.processes import PATIENT, DraftProcess, TargetProcess, draft, link_states, target
-from tests.waiting import HANG_SECONDS, wait_until
+from tests.processes import TracedPair, target
+from tests.waiting import HANG_SECONDS
 
-Pair = tuple[TargetProcess, DraftProcess]
 TOKENS, DEPTH = 24, 5  # of a request; of the target's speculations, by default
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A target that knows all modes, and the draft it is linked to; both keep traces."""
-    folder = tmp_path_factory.mktemp("pair")
-    traced = ("--trace-events", "50000")
-    with draft(folder / "draft", *traced, ready=False) as drafting:
-        linked = ("--draft", drafting.address, "--draft-model", "stories-draft")
-        with target(folder / "target", *traced, *linked, *PATIENT) as serving:
-            wait_until(lambda: link_states(serving) == ["up"], serving.log)
-            yield serving, drafting
+def pair(traced_pair: TracedPair) -> TracedPair:
+    return traced_pair
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,12 +33,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 # bench
 
 
-def bench(pair: Pair, *more: str) -> list[str]:
+def bench(pair: TracedPair, *more: str) -> list[str]:
     short = ("--num-prompts", "2", "--max-tokens", str(TOKENS), "--repeat", "2", "--ignore-eos")
     return ["bench", "--target", pair[0].address, *short, *more]
 
 
-def test_three_modes_one_table_one_report(pair: Pair, tmp_path: Path) -> None:
+def test_three_modes_one_table_one_report(pair: TracedPair, tmp_path: Path) -> None:
     out, page, trace = (tmp_path / name for name in ("out.json", "out.html", "trace.json"))
     done = run(*bench(pair, "--out", str(out), "--report", str(page), "--trace", str(trace)))
     assert done.returncode == 0, done.stderr
@@ -72,7 +64,7 @@ def test_three_modes_one_table_one_report(pair: Pair, tmp_path: Path) -> None:
     assert {e["name"] for e in events} >= {"forward", "process_name"}
 
 
-def test_a_benchmark_says_why_it_has_no_prediction(pair: Pair) -> None:
+def test_a_benchmark_says_why_it_has_no_prediction(pair: TracedPair) -> None:
     done = run("bench", "--target", pair[0].address, "--num-prompts", "1", "--max-tokens", "4",
                "--repeat", "1", "--concurrency", "2", "--warm-up", "0")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -83,13 +75,15 @@ def test_a_benchmark_says_why_it_has_no_prediction(pair: Pair) -> None:
 # compare, models, status
 
 
-def test_two_modes_compare_equal(pair: Pair) -> None:
+def test_two_modes_compare_equal(pair: TracedPair) -> None:
     done = run("compare", "--target", pair[0].address, "--num-prompts", "2", "--max-tokens", "16")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 2 equal")
 
 
-def test_a_difference_is_named_with_its_gap(pair: Pair, start: Callable[..., Running]) -> None:
+def test_a_difference_is_named_with_its_gap(
+    pair: TracedPair, start: Callable[..., Running]
+) -> None:
     other = start(tokens=16)
     done = run("compare", "--target", pair[0].address, "--target", other.address,
                "--num-prompts", "1", "--max-tokens", "16", "--json")  # fmt: skip
@@ -99,7 +93,7 @@ def test_a_difference_is_named_with_its_gap(pair: Pair, start: Callable[..., Run
     assert difference["first"].startswith("token ")
 
 
-def test_status_tells_health_links_and_rates(pair: Pair, nobody: str) -> None:
+def test_status_tells_health_links_and_rates(pair: TracedPair, nobody: str) -> None:
     run("generate", "Once", "--target", pair[0].address, "--max-tokens", "24", "--mode", "ssd")
     done = run("status", "--target", pair[0].address, "--json")
     serving, drafting = json.loads(done.stdout)["services"]
@@ -120,7 +114,7 @@ def test_status_tells_health_links_and_rates(pair: Pair, nobody: str) -> None:
 # chat
 
 
-def test_a_chat_in_a_terminal(pair: Pair) -> None:
+def test_a_chat_in_a_terminal(pair: TracedPair) -> None:
     flags = ("--target", pair[0].address, "--metrics", "--show-origin", "--seed", "3")
     with terminal(*flags, "--temperature", "0.5", "--max-tokens", "40") as chat:
         chat.wait_for(r"from the cache[\s\S]*> ")
@@ -142,7 +136,7 @@ def test_a_chat_in_a_terminal(pair: Pair) -> None:
         assert chat.wait_for_exit() == 0
 
 
-def test_a_chat_can_be_piped(pair: Pair) -> None:
+def test_a_chat_can_be_piped(pair: TracedPair) -> None:
     said = "Tell me a story.\n/nonsense\n/stats\n"
     done = subprocess.run(
         [*CLIENT, "chat", "--target", pair[0].address, "--max-tokens", "12", "--show-origin"],

@@ -4,13 +4,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ssd_target.cli import serve
-from tests.processes import TargetProcess, draft, target
+from tests.processes import TargetProcess, TracedPair
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -51,15 +50,9 @@ def run(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[TargetProcess]]:
+def servers(traced_pair: TracedPair, lone_target: TargetProcess) -> list[TargetProcess]:
     """Stand where the README says 127.0.0.1:7410 and :7430, on ports that are free."""
-    with draft(tmp_path_factory.mktemp("d")) as endpoint:
-        flags = ("--draft", endpoint.address, "--draft-model", "stories-draft")
-        with (
-            target(tmp_path_factory.mktemp("a"), *flags) as one,
-            target(tmp_path_factory.mktemp("b")) as two,
-        ):
-            yield [one, two]
+    return [traced_pair[0], lone_target]
 
 
 def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:

@@ -13,7 +13,7 @@ from tests.scale import full_only
 FAULTS = Path(__file__).parents[1] / "faults"
 TARGET = ["ssd_target", "serve", "stories-target"]
 DRAFT = ["ssd_draft", "serve", "stories-draft"]
-SMALL = ["--max-num-seqs", "2", "--max-model-len", "256", "--prefill-chunk", "32", "--threads", "1"]
+SMALL = ["--max-num-seqs", "1", "--max-model-len", "256", "--prefill-chunk", "32", "--threads", "1"]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 LIMIT_S = 240  # only a hang takes so long
 

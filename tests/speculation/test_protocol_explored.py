@@ -54,12 +54,13 @@ BREAKS = frozenset({"drop", "crash draft", "crash target"})
 AMNESIA = frozenset({"drop", "crash target"})
 MOVES = frozenset({"drop", "evict"})
 GARBLED = frozenset({"down again", "overflow"})
+MISSED = frozenset({"drop", "overflow", "evict", "stall"})  # by one who waits
 
 SETTINGS = [
     Setting("a sequence", ONE, max_tokens=4, num_faults=1, faults=FAULTS),
     Setting("two faults", ONE, max_tokens=3, num_faults=2, faults=AMNESIA),
-    Setting("deep", OTHER, depth=2, fan_out=(2, 0, 1), max_tokens=5, num_faults=1, faults=GARBLED),
-    Setting("waiting", ONE, max_tokens=3, wait=2, num_faults=1, faults=FAULTS),
+    Setting("deep", OTHER, depth=2, fan_out=(2, 0, 1), max_tokens=5, num_faults=0),
+    Setting("waiting", ONE, max_tokens=3, wait=2, num_faults=1, faults=MISSED),
     Setting("two sequences", TWO, max_tokens=3, num_faults=0),
     Setting("two drafts", ONE, ((0, 0), (0, 1)), max_tokens=3, num_faults=1, faults=MOVES),
     Setting("two targets", APART, ((0, 0), (1, 0)), max_tokens=3, num_faults=0, draft_room=1),
@@ -67,8 +68,8 @@ SETTINGS = [
 IN_FULL: dict[str, dict[str, Any]] = {
     "a sequence": dict(max_tokens=5),
     "two faults": dict(max_tokens=4, faults=FAULTS),
-    "deep": dict(faults=FAULTS),
-    "waiting": dict(max_tokens=4, wait=3),
+    "deep": dict(num_faults=1, faults=FAULTS),
+    "waiting": dict(max_tokens=4, wait=3, faults=FAULTS),
     "two sequences": dict(num_faults=1, faults=MOVES | GARBLED),
     "two drafts": dict(max_tokens=4, faults=FAULTS),
     "two targets": dict(num_faults=1, faults=BREAKS, draft_room=8),
@@ -344,11 +345,14 @@ def an_old_launch_stays_unanswered(patch: pytest.MonkeyPatch) -> None:
 
 # While one sequence is answered, nobody misses the answers to the other.
 EVICTED = Setting("evicted", TWO, max_tokens=3, num_faults=1, faults=frozenset({"evict"}))
+GAPS = Setting(
+    "gaps", OTHER, depth=2, fan_out=(2, 0, 1), max_tokens=4, num_faults=1, faults=GARBLED
+)
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (stale_rounds_pass, "a sequence", "computed for another text"),
     (stale_epochs_pass, "two faults", "computed for another text"),
     (the_draft_ignores_rounds, "a sequence", "not back within"),
-    (gaps_pass, "deep", "computed for another text"),
+    (gaps_pass, "gaps", "computed for another text"),
     (branches_outlive_their_round, "a sequence", "computed for another text"),
     (the_draft_forgets_accepted_tokens, "deep", "computed for another text"),
     (speculations_are_not_verified, "a sequence", "not plain decoding's"),
@@ -369,7 +373,7 @@ def test_what_is_wrong_is_found(
     wrong: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    setting = next(setting for setting in (*SETTINGS, EVICTED) if setting.name == name)
+    setting = next(setting for setting in (*SETTINGS, EVICTED, GAPS) if setting.name == name)
     mutant(monkeypatch)
     explored = explore(setting, Recovery(PATIENCE))
     assert explored.wrong is not None, f"nothing in {explored.states} states"

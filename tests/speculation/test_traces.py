@@ -1,7 +1,6 @@
 """What services say of their rounds, and how a client puts it on one clock."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -15,33 +14,15 @@ from ssd_client.endpoints import Endpoint, connect
 from ssd_client.errors import ClientError
 from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
 from ssd_engine.frames import Source
-from tests.processes import (
-    PATIENT,
-    DraftProcess,
-    Output,
-    TargetProcess,
-    collect,
-    draft,
-    link_states,
-    target,
-)
+from tests.processes import Output, TargetProcess, TracedPair, collect, draft
 from tests.waiting import wait_until
 
 TOKENS = 48
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[TargetProcess, DraftProcess]]:
-    """A target that knows all modes, and the draft it is linked to; both keep traces."""
-    folder = tmp_path_factory.mktemp("traced")
-    traced = ("--trace-events", "50000")
-    with draft(folder / "draft", *traced) as drafting:
-        linked = ("--draft", drafting.address, "--draft-model", "stories-draft", *PATIENT)
-        with target(folder / "target", *traced, *linked) as serving:
-            wait_until(lambda: link_states(serving) == ["up"], serving.log)
-            yield serving, drafting
+def pair(traced_pair: TracedPair) -> TracedPair:
+    return traced_pair
 
 
 def generate(serving: TargetProcess, mode: "pb.SpeculationMode") -> Output:
@@ -55,7 +36,7 @@ def generate(serving: TargetProcess, mode: "pb.SpeculationMode") -> Output:
 
 
 def traced(
-    pair: tuple[TargetProcess, DraftProcess], mode: "pb.SpeculationMode"
+    pair: TracedPair, mode: "pb.SpeculationMode"
 ) -> tuple[Output, list[TraceEvent], float, float]:
     with connect([service.address for service in pair]) as endpoints:
         readers = [TraceReader(endpoint) for endpoint in endpoints]
@@ -75,9 +56,7 @@ def traced(
     return output, between(events, begin, end), begin, end
 
 
-def test_rounds_of_a_trace_are_those_of_the_statistics(
-    pair: tuple[TargetProcess, DraftProcess],
-) -> None:
+def test_rounds_of_a_trace_are_those_of_the_statistics(pair: TracedPair) -> None:
     output, events, _, _ = traced(pair, pb.SPECULATION_MODE_SSD)
     stats = output.finish.speculation
     rounds = [event for event in events if event.kind == "round"]
@@ -92,9 +71,7 @@ def test_rounds_of_a_trace_are_those_of_the_statistics(
     assert list(stats.accepted_per_position) == [n for n in positions if n]
 
 
-def test_a_trace_shows_both_services_within_the_time_of_the_request(
-    pair: tuple[TargetProcess, DraftProcess],
-) -> None:
+def test_a_trace_shows_both_services_within_the_time_of_the_request(pair: TracedPair) -> None:
     output, events, begin, end = wait_until(lambda: traced_with_a_branch(pair))
     forwards = [e for e in events if (e.service, e.kind) == ("target", "forward")]
     steps = [e for e in events if (e.service, e.kind) == ("draft", "forward")]
@@ -105,9 +82,7 @@ def test_a_trace_shows_both_services_within_the_time_of_the_request(
     assert all(one.end <= other.begin + 1e-6 for one, other in pairwise(forwards))
 
 
-def traced_with_a_branch(
-    pair: tuple[TargetProcess, DraftProcess],
-) -> tuple[Output, list[TraceEvent], float, float] | None:
+def traced_with_a_branch(pair: TracedPair) -> tuple[Output, list[TraceEvent], float, float] | None:
     """A generation of which both services tell that a branch was sent, and that it came."""
     found = traced(pair, pb.SPECULATION_MODE_SSD)
     sent, come = (
@@ -117,9 +92,7 @@ def traced_with_a_branch(
     return found if sent & come else None
 
 
-def test_in_turns_no_draft_computes_while_the_target_does(
-    pair: tuple[TargetProcess, DraftProcess],
-) -> None:
+def test_in_turns_no_draft_computes_while_the_target_does(pair: TracedPair) -> None:
     _, events, _, _ = traced(pair, pb.SPECULATION_MODE_SYNC)
     turns = [event for event in events if event.kind == "draft"]
     forwards = [event for event in events if event.kind == "forward"]
@@ -135,9 +108,7 @@ def test_sources_have_the_numbers_of_the_wire() -> None:
     assert {source.name: source.value for source in Source} == origins
 
 
-def test_every_token_says_where_it_was_known_first(
-    pair: tuple[TargetProcess, DraftProcess],
-) -> None:
+def test_every_token_says_where_it_was_known_first(pair: TracedPair) -> None:
     request = pb.GenerateRequest(
         text="Once upon a time",
         sampling=pb.SamplingOptions(temperature=0),

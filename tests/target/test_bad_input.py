@@ -1,6 +1,6 @@
 """Bad input gets a status that names the field and the bound; nothing hangs, nothing leaks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -8,17 +8,16 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from ssd.v1 import target_pb2 as pb
-from tests.processes import TargetProcess, collect, target, wait_until_idle
+from tests.processes import TargetProcess, collect, wait_until_idle
 
 NAN, INF = float("nan"), float("inf")
 METHOD = "/ssd.v1.TargetService/Generate"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+def server(lone_target: TargetProcess) -> TargetProcess:
     """Books are checked after every step: a leak ends the process, and with it these tests."""
-    with target(tmp_path_factory.mktemp("bad"), "--metrics-listen", "127.0.0.1:0") as process:
-        yield process
+    return lone_target
 
 
 def valid() -> pb.GenerateRequest:

@@ -32,9 +32,8 @@ EXCUSED_SHARE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
-    with target(tmp_path_factory.mktemp("first")) as process:
-        yield process
+def first(lone_target: TargetProcess) -> TargetProcess:
+    return lone_target
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +183,7 @@ class TestResume:
     def test_the_command_line_resumes_and_says_so(
         self, tmp_path: Path, first: TargetProcess, second: TargetProcess
     ) -> None:
+        """Comes last of those that need the second server."""
         tokens = str(500 if FULL else 200)
         flags = ["--seed", "21", "--max-tokens", tokens, "--ignore-eos", "--temperature", "0.7"]
         command = [sys.executable, "-m", "ssd_client", "generate", "Once upon a time", *flags]
@@ -196,12 +196,12 @@ class TestResume:
         )
         expected = json.loads(whole.stdout)
         shown = tmp_path / "shown"
-        with target(tmp_path) as doomed, shown.open("wb") as file:
-            targets = ["--target", doomed.address, "--target", second.address]
-            with engine_held(doomed.process.pid):
+        with shown.open("wb") as file:
+            targets = ["--target", second.address, "--target", first.address]
+            with engine_held(second.process.pid):
                 client = subprocess.Popen([*command, *targets], stdout=file, stderr=subprocess.PIPE)
-                let_engine_go_on_until(doomed.process.pid, lambda: shown.stat().st_size > 200)
-                doomed.kill()
+                let_engine_go_on_until(second.process.pid, lambda: shown.stat().st_size > 200)
+                second.kill()
             _, errors = client.communicate(timeout=HANG_SECONDS)
         assert client.returncode == 0
         assert shown.read_text() == expected["text"] + "\n"

@@ -342,7 +342,7 @@ def test_two_nodes_give_the_text_of_one_and_end_together(tmp_path: Path, tp: int
         linked = ("--draft", drafting.address)
         with (
             target(tmp_path / "leader", *flags, *linked, ready=False) as serving,
-            target(tmp_path / "one", "--tp", str(tp), ready=False) as alone,
+            one_node(tmp_path / "one", tp) as alone,
         ):
             address = cluster_address(serving)
             assert serving.health("liveness") == health_pb2.HealthCheckResponse.SERVING
@@ -356,20 +356,24 @@ def test_two_nodes_give_the_text_of_one_and_end_together(tmp_path: Path, tp: int
                 tmp_path / "node", address, "--health-listen", probe, secret=secret
             ) as joined:
                 wait_until_ready(serving)
-                wait_until_ready(alone)
                 assert health_of(probe, "readiness") == health_pb2.HealthCheckResponse.SERVING
                 assert_listening_where_told(serving, joined, ranks=tp // 2)
                 wait_until(lambda: link_states(serving) == ["up"])
                 assert_same_text(serving, alone)
-                alone.terminate()
                 assert_ends_together(serving, joined)
 
 
-def assert_same_text(serving: TargetProcess, alone: TargetProcess) -> None:
-    ask = pb.GetModelInfoRequest()
-    infos = [each.stub().GetModelInfo(ask) for each in (serving, alone)]
-    assert infos[0].fingerprint == infos[1].fingerprint
-    assert infos[0].tensor_parallel_size == infos[1].tensor_parallel_size
+@contextlib.contextmanager
+def one_node(folder: Path, tp: int) -> Iterator[TargetProcess | None]:
+    """As many ranks on one; in full only, as its text is near that of one rank in any case."""
+    if FULL:
+        with target(folder, "--tp", str(tp)) as alone:
+            yield alone
+    else:
+        yield None
+
+
+def assert_same_text(serving: TargetProcess, alone: TargetProcess | None) -> None:
     messages = [
         with_speculation(request(seed, max_tokens=150 if FULL else 40), mode=mode)
         for seed in range(12 if FULL else 3)
@@ -377,12 +381,18 @@ def assert_same_text(serving: TargetProcess, alone: TargetProcess) -> None:
     ]
     with Generations(serving, messages) as together:
         pass
-    with Generations(alone, [with_speculation(m, mode=OFF) for m in messages[::2]]) as expected:
-        pass
     texts = together.texts()
-    assert texts[::2] == texts[1::2] == expected.texts()
+    assert texts[::2] == texts[1::2]
     assert sum(stats.accepted_tokens for stats in together.stats()[1::2]) > 0
-    assert_near_one_rank(messages[::2], [tokens for _, tokens in expected.texts()])
+    assert_near_one_rank(messages[::2], [tokens for _, tokens in texts[::2]])
+    if alone is not None:
+        with Generations(alone, messages[::2]) as expected:
+            pass
+        assert texts[::2] == expected.texts()
+        ask = pb.GetModelInfoRequest()
+        infos = [each.stub().GetModelInfo(ask) for each in (serving, alone)]
+        assert infos[0].fingerprint == infos[1].fingerprint
+        assert infos[0].tensor_parallel_size == infos[1].tensor_parallel_size
 
 
 def assert_near_one_rank(messages: list[pb.GenerateRequest], two: list[list[int]]) -> None:

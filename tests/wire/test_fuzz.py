@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from tests.wire.attack import Attacker, Call, calls
 from tests.wire.rpcs import offered, valid_requests
 
-MESSAGES = 20_000 if FULL else 800  # malformed or extreme, in all
+MESSAGES = 20_000 if FULL else 500  # malformed or extreme, in all
 EXAMPLES = 2.4  # calls for each of them: some are valid, empty, or never sent
 CALLS_OF_AN_EXAMPLE = 8  # at least
 PROCESSES = 2
