@@ -142,6 +142,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(running, smoke_test, metrics, host.secrets / "ssd-client-tls" / "ca.crt")
 
 
+@pytest.mark.full
 def test_the_smoke_test_passes_and_pods_end_as_they_should(cluster: Cluster) -> None:
     for each in cluster.services.values():
         assert each.probe("readinessProbe")

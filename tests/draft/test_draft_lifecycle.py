@@ -174,12 +174,14 @@ def test_a_signal_to_the_whole_group_while_loading_is_a_clean_end(
         assert "Traceback" not in server.log()
 
 
-def test_the_death_of_the_engine_ends_links_and_service(tmp_path: Path) -> None:
-    with draft(tmp_path, model=None) as server:
-        target = Target(server)
-        assert next(target.call).welcome.epoch > 0
-        (engine,) = spawned(server.process.pid)
-        os.kill(engine, signal.SIGKILL)
-        assert target.end() == grpc.StatusCode.UNAVAILABLE
-        assert server.wait_for_exit() == 1
-        assert "the engine process ended with exit code -9" in server.log()
+def test_the_death_of_the_engine_ends_links_and_service(
+    server: DraftProcess, fingerprint: str
+) -> None:
+    """Comes last: the others need the service."""
+    target = Target(server, fingerprint, vocab_size())
+    assert next(target.call).welcome.epoch > 0
+    (engine,) = spawned(server.process.pid)
+    os.kill(engine, signal.SIGKILL)
+    assert target.end() == grpc.StatusCode.UNAVAILABLE
+    assert server.wait_for_exit() == 1
+    assert "the engine process ended with exit code -9" in server.log()

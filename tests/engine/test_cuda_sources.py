@@ -66,7 +66,7 @@ def make_randn(seed: int) -> Any:
         (_Split, ProductShape(48, 1024, 24), 4),
         (_Balanced, ProductShape(128, 1024, 5, residual=True), 5),  # tiles of a block and a half
         (_Balanced, ProductShape(64, 8192, 8), 7),  # of several blocks each
-        (_Balanced, ProductShape(64, 3072, 24, residual=True), 3),
+        full_only(_Balanced, ProductShape(64, 3072, 24, residual=True), 3),
     ],
     ids=["x-shared", "gated", "split", "split-24", "one-and-a-half", "many-blocks", "balanced-24"],
 )
@@ -183,7 +183,7 @@ def attention_of(model: Any, projected: Tensor, runs: Sequence[StepRun], cache: 
     [
         (attention_model(64, 4, 1, normed=False), 8, 99),  # clusters of 8
         (attention_model(128, 4, 2, normed=True), 12, 13),  # of 2
-        (attention_model(128, 2, 1, normed=True), 24, 3),  # of 1
+        full_only(attention_model(128, 2, 1, normed=True), 24, 3),  # of 1
         full_only(
             attention_model(64, 4, 1, normed=True), 24, 14
         ),  # of 4, with rows for two warpgroups

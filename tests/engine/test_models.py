@@ -20,7 +20,7 @@ from tests.random_models import FAMILIES, make_model
 from tests.scale import FULL, share
 
 NUM_PROMPTS = 20
-NEW_TOKENS = 256 if FULL else 96
+NEW_TOKENS = 256 if FULL else 48
 SHIPPED = "stories-target"
 HEROES = (
     "a shy lamb",

@@ -53,7 +53,7 @@ def check_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
         ),
         full_only([*TARGET, "--depth", "3"], "attention", ("layer 0, attention of a prefill",)),
         full_only([*TARGET, "--tp", "2"], "rank", ("rank 1, layer 0, norm and gate-up product",)),
-        (DRAFT, "tree", ("layer 0, attention of a tree step",)),
+        full_only(DRAFT, "tree", ("layer 0, attention of a tree step",)),
     ],
     ids=["product", "attention", "one-rank-of-two", "tree"],
 )

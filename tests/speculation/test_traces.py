@@ -3,7 +3,6 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +13,7 @@ from ssd_client.endpoints import Endpoint, connect
 from ssd_client.errors import ClientError
 from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
 from ssd_engine.frames import Source
-from tests.processes import Output, TargetProcess, TracedPair, collect, draft
+from tests.processes import Output, TargetProcess, TracedPair, collect
 from tests.waiting import wait_until
 
 TOKENS = 48
@@ -125,10 +124,11 @@ def test_every_token_says_where_it_was_known_first(pair: TracedPair) -> None:
     assert origins[0] == pb.TOKEN_ORIGIN_TARGET
 
 
-def test_without_the_option_no_trace_is_kept_and_the_answer_says_how(tmp_path: Path) -> None:
+def test_without_the_option_no_trace_is_kept_and_the_answer_says_how(
+    lone_target: TargetProcess,
+) -> None:
     with (
-        draft(tmp_path, model=None) as drafting,
-        connect([drafting.address]) as (endpoint,),
+        connect([lone_target.address]) as (endpoint,),
         pytest.raises(ClientError, match="--trace-events"),
     ):
         TraceReader(endpoint)

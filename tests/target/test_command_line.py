@@ -199,6 +199,7 @@ def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
     assert "160" in last_line(result)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_a_device_that_is_not_there_is_refused() -> None:
     result = run_serve("--listen", "127.0.0.1:0", "--device", "cuda")

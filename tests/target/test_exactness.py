@@ -220,7 +220,7 @@ class TestTensorParallel:
         total = excused = 0
         for seed in range(share(self.CASES)):
             temperature = (0.0, 0.7, 1.0, 1.3)[seed % 4]
-            message = story(seed, 100 if FULL else 30, temperature=temperature)
+            message = story(seed, 100 if FULL else 20, temperature=temperature)
             one, two = run(first, message), run(parallel, message)
             total += len(one.tokens)
             if one.tokens != two.tokens:

@@ -15,7 +15,6 @@ from ssd_target.config import TargetConfig
 from ssd_target.server import plan_target
 from tests.process_tree import descendants, is_alive
 from tests.processes import TargetProcess, target
-from tests.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
 
 # 127.0.0.1, ::1 and ::ffff:127.0.0.1 in /proc/net
@@ -26,7 +25,8 @@ LOOPBACK = {
 }
 
 
-@pytest.mark.parametrize("number", [full_only(signal.SIGINT), signal.SIGTERM])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_group_while_loading_is_a_clean_end(
     tmp_path: Path, number: signal.Signals
 ) -> None:

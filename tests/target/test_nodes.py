@@ -464,6 +464,7 @@ def stop_node(serving: TargetProcess, joined: NodeProcess) -> None:
     joined.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("happens", "leader_says", "node_says"),
     [
@@ -473,22 +474,18 @@ def stop_node(serving: TargetProcess, joined: NodeProcess) -> None:
             "error: rank 1 died with exit code -9",
             id="a rank of the node dies",
         ),
-        pytest.param(
-            kill_node, "node 1: the connection", "", id="the node dies", marks=pytest.mark.full
-        ),
+        pytest.param(kill_node, "node 1: the connection", "", id="the node dies"),
         pytest.param(
             kill_leader,
             "the engine process ended with exit code -9",
             "error: the leader is lost: the connection",
             id="the leader dies",
-            marks=pytest.mark.full,
         ),
         pytest.param(
             stop_node,
             "node 1: nothing was heard in time; the engine stops",
             "error: the ",  # cluster ends, or leader is lost: whatever it reads first
             id="the node is stopped",
-            marks=pytest.mark.full,
         ),
     ],
 )

@@ -372,21 +372,6 @@ class TestSmallServer:
             assert small.wait_for_exit() == 0
 
 
-def test_a_second_interrupt_does_not_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with (
-        target(tmp_path_factory.mktemp("hurry")) as server,
-        server.channel() as channel,
-        engine_held(server.process.pid),
-    ):
-        call = endless(channel)
-        server.process.send_signal(signal.SIGINT)
-        wait_until(lambda: server.health("readiness") != 1)
-        server.process.send_signal(signal.SIGINT)
-        with pytest.raises(grpc.RpcError):
-            list(call)
-        assert server.wait_for_exit() == 0
-
-
 def test_the_port_answers_while_the_model_loads(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Liveness on, readiness off, a clear answer to those who come too early, and an end in order
     when it is told to stop meanwhile."""
@@ -408,3 +393,15 @@ def test_the_port_answers_while_the_model_loads(tmp_path_factory: pytest.TempPat
         server.terminate()
         assert server.wait_for_exit() == 0
         assert "told to stop while loading" in server.log()
+
+
+def test_a_second_interrupt_does_not_wait(server: TargetProcess) -> None:
+    """Comes last: the others need the service."""
+    with server.channel() as channel, engine_held(server.process.pid):
+        call = endless(channel)
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: server.health("readiness") != 1)
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert server.wait_for_exit() == 0

@@ -5,32 +5,50 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import TemplateSyntaxError
 
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import InputError, ModelError
+from ssd_engine.plain_tokenizer import is_generic, load_plain
 
 log = logging.getLogger(__name__)
 
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
+
+
+class Backend(Protocol):
+    """Who knows the files: this is all that is asked of it."""
+
+    chat_template: str | None
+    special_ids: list[int]
+
+    def vocabulary(self) -> dict[str, int]: ...
+
+    def added_tokens(self) -> Mapping[int, Any]: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    def serialized(self) -> str: ...
+
+    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str: ...
 
 
 class Tokenizer:
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self._inner = _load(directory, config.architecture)
-        if not self._inner.is_fast:
-            raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
-        highest = max(self._inner.get_vocab().values())
+        vocabulary = self._inner.vocabulary()
+        highest = max(vocabulary.values())
         if highest >= config.vocab_size:
             raise ModelError(
                 f"{directory}: tokenizer and model do not fit: token id {highest} is outside "
                 f"config.json's vocab_size {config.vocab_size}"
             )
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
-        self._longest_token = max(len(token.encode()) for token in self._inner.get_vocab())
+        self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._check_bytes(directory)
         self._check_template(directory)
         self.fingerprint = self._fingerprint()
@@ -45,8 +63,7 @@ class Tokenizer:
         return num_bytes // (4 * self._longest_token)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(text)
-        return ids
+        return self._inner.encode(text)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """For people: what is no UTF-8 is replaced."""
@@ -57,19 +74,16 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InputError("chat", "the model has no chat template; send text instead")
         try:
-            text = self._inner.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-            )
+            text = self._inner.render([dict(m) for m in messages], add_generation_prompt=True)
         except Exception as error:  # a template may raise anything for messages it cannot render
             raise InputError("chat.messages", f"the chat template refused: {error}") from error
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
-        return ids
+        return self._inner.encode(text, add_special_tokens=False)
 
     def _check_bytes(self, directory: Path) -> None:
         """The bytes of tokens must spell what the tokenizer itself decodes."""
         ids = self._inner.encode(PROBE, add_special_tokens=False)
         spelled = b"".join(self.token_bytes[i] for i in ids).decode("utf-8", "replace")
-        decoded = self._inner.decode(ids, skip_special_tokens=True)
+        decoded = self._inner.decode(ids)
         # SentencePiece puts a space before the first word and takes it away when decoding.
         if spelled != decoded and spelled.removeprefix(" ") != decoded:
             raise ModelError(f"{directory}: this kind of tokenizer is not supported")
@@ -79,7 +93,7 @@ class Tokenizer:
         if not self.has_chat_template:
             return
         try:
-            self._inner.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+            self._inner.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
         except TemplateSyntaxError as error:
             raise ModelError(f"{directory}: the chat template is broken: {error}") from None
         except Exception:
@@ -89,7 +103,7 @@ class Tokenizer:
         """Equal for tokenizers that turn every text and chat into the same ids."""
         parts = (
             self.fingerprint,
-            self._inner.backend_tokenizer.to_str(),
+            self._inner.serialized(),
             self._inner.chat_template,
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -99,45 +113,74 @@ class Tokenizer:
         digest = hashlib.sha256()
         for token in self.token_bytes:
             digest.update(len(token).to_bytes(4, "little") + token)
-        digest.update(json.dumps(sorted(self._inner.all_special_ids)).encode())
+        digest.update(json.dumps(sorted(self._inner.special_ids)).encode())
         return digest.hexdigest()[:32]
 
 
-def _load(directory: Path, architecture: str) -> Any:
+def _load(directory: Path, architecture: str) -> Backend:
     try:
-        return _tokenizer_class(directory, architecture).from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=False
-        )
+        # For Qwen2, transformers takes a class of its own, whatever is named.
+        generic = architecture != "qwen2" and is_generic(directory)
+        plain = load_plain(directory) if generic else None
+        return plain or TransformersTokenizer(directory, generic)
+    except ModelError:
+        raise
     except Exception as error:  # many kinds; the user needs the first line
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{directory}: the tokenizer cannot be loaded: {reason}") from error
 
 
-def _tokenizer_class(directory: Path, architecture: str) -> Any:
-    """A generic tokenizer is all in its file; to find any other class, torch is imported.
+class TransformersTokenizer:
+    """Of the generic class, or of one that transformers finds: for that, it imports torch."""
 
-    For Qwen2, transformers takes another class whatever is named.
-    """
-    import transformers
+    def __init__(self, directory: Path, generic: bool) -> None:
+        import transformers
 
-    own_log = transformers.utils.logging  # else it has a handler, and a format, of its own
-    own_log.disable_default_handler()
-    own_log.enable_propagation()
+        own_log = transformers.utils.logging  # else it has a handler, and a format, of its own
+        own_log.disable_default_handler()
+        own_log.enable_propagation()
+        kind = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
+        self._inner = kind.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+        if not self._inner.is_fast:
+            raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
+        self.chat_template: str | None = self._inner.chat_template
+        self.special_ids: list[int] = self._inner.all_special_ids
 
-    settings = directory / "tokenizer_config.json"
-    named = json.loads(settings.read_text()).get("tokenizer_class") if settings.exists() else None
-    generic = named in GENERIC and architecture != "qwen2"
-    if generic and (directory / "tokenizer.json").exists():
-        return transformers.PreTrainedTokenizerFast
-    return transformers.AutoTokenizer
+    def vocabulary(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self._inner.get_vocab()
+        return vocabulary
+
+    def added_tokens(self) -> Mapping[int, Any]:
+        added: Mapping[int, Any] = self._inner.added_tokens_decoder
+        return added
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._inner.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def serialized(self) -> str:
+        text: str = self._inner.backend_tokenizer.to_str()
+        return text
+
+    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        text: str = self._inner.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
 
 
-def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
+def token_bytes(tokenizer: Backend, vocab_size: int) -> list[bytes]:
     """The bytes of each token id; special tokens, and ids without a token, have none."""
-    added = tokenizer.added_tokens_decoder
+    added = tokenizer.added_tokens()
     spell = _spell_byte_level if _is_byte_level(tokenizer) else _spell_sentencepiece
     table = [b""] * vocab_size
-    for token, index in tokenizer.get_vocab().items():
+    for token, index in tokenizer.vocabulary().items():
         if index in added:
             table[index] = b"" if added[index].special else str(added[index].content).encode()
         else:
@@ -145,8 +188,8 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes]:
     return table
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
+def _is_byte_level(tokenizer: Backend) -> bool:
+    decoder = json.loads(tokenizer.serialized()).get("decoder") or {}
     parts = [decoder, *decoder.get("decoders", [])]
     return any(part.get("type") == "ByteLevel" for part in parts)
 
