@@ -101,8 +101,9 @@ class TestEveryModeGivesOneText:
 
     def test_with_stop_strings_and_tokens(self, pair: Pair) -> None:
         """At any place in a speculation: the text ends there, to the letter."""
-        whole = generate(pair.target, request(3, speculation={"mode": OFF}))
-        messages = [request(3) for _ in range(80 if FULL else 10)]
+        length, places = (80, 80) if FULL else (40, 10)
+        whole = generate(pair.target, request(3, length, speculation={"mode": OFF}))
+        messages = [request(3, length) for _ in range(places)]
         for place, message in enumerate(messages):
             if place % 2:
                 message.stop.token_ids[:] = [whole.tokens[5 + place // 2]]
