@@ -40,14 +40,14 @@ from tests.waiting import wait_until
 
 STREAMS = 16
 ROUNDS = 3  # in which all four are restarted
-TOKENS = 400
+TOKENS = 150
 TARGET = (*METRICS, "--threads", "1", *WAITS_2_SECONDS, "--discover-seconds", "0.5")
 # What runs on the first is cut and goes on elsewhere; on the second it may be finished.
 DRAIN_SECONDS = ("0", "20")
 DRAFT = (*METRICS, "--threads", "1")
 # A stream may find both targets away: one drains, the other is not back yet in its eyes.
 RETRIES = RetryPolicy(retries=100, lost_wait_s=0.1, lost_wait_max_s=1.0, leaving_tries=100)
-CALL_SECONDS = 240.0
+CALL_SECONDS = 1800.0  # only a hang takes so long
 
 
 class Restarted:
@@ -172,7 +172,10 @@ class Streams:
     def until_all_have_gone_on(self) -> None:
         """Each has finished another request."""
         before = list(self._running)
-        wait_until(lambda: all(map(int.__gt__, self._running, before)) or self.failures)
+        wait_until(
+            lambda: all(map(int.__gt__, self._running, before)) or self.failures,
+            seconds=CALL_SECONDS,
+        )
 
     def _run(self, number: int, endpoints: Sequence[Endpoint]) -> None:
         try:
@@ -237,7 +240,7 @@ def undisturbed(server: TargetProcess) -> dict[bytes, str]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_no_request_is_lost_and_no_text_is_changed(fleet: Fleet) -> None:
     expected = undisturbed(fleet.targets[0].process)
     addresses = [each.process.address for each in fleet.targets]
