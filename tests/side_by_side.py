@@ -38,17 +38,18 @@ _SHARED = {file: services for services, files in SERVICES.items() for file in fi
 
 # Files that take longest, the longest first: no worker is left alone with one at the end.
 LONGEST = (
+    "speculation/test_protocol_explored.py",
     *SERVICES["pair"],
     *SERVICES["shown"],
+    "speculation/test_soak.py",
+    "speculation/test_exact_under_every_fault.py",
+    "speculation/test_rolling_restart.py",
     *SERVICES["victims"],
     "engine/test_step_kernels.py",
-    "speculation/test_rolling_restart.py",
     "speculation/test_rejection_end_to_end.py",
-    "speculation/test_exact_under_every_fault.py",
     *SERVICES["watched"],
     "client/test_client_local.py",
     "target/test_nodes.py",
-    "speculation/test_protocol_explored.py",
     "engine/test_self_check.py",
     "repository/test_packaging.py",
     "engine/test_cuda_sources.py",

@@ -15,7 +15,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd_client.endpoints import connect
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.stream import generate as client_generate
-from tests.speculation.generations import SSD, Pair, draft_info, endpoint, request
+from tests.speculation.generations import SSD, Pair, draft_info, endpoint, is_up, request
 from tests.waiting import HANG_SECONDS, wait_until
 from tests.wire.contracts import RELEASED
 from tests.wire.rpcs import hello
@@ -38,11 +38,13 @@ class TestOneVersionApart:
         with SkewProxy(victims.draft.address, peer, of_client) as proxy:
             message = request(0, 40, speculation={"mode": SSD, "endpoints": [proxy.address]})
             wait_until(lambda: self.came_in_time(victims, message))
-            found = endpoint(victims.target, proxy.address)
-            assert found is not None
-            assert (found.state, found.reason) == ("up", "")
-            assert f"link to {proxy.address} is down" not in victims.target.log()
+            wait_until(lambda: is_up(victims.target, proxy.address))
         assert peer.said["SpeculateRequest" if of_client else "SpeculateResponse"] > 3
+        after = victims.target.metrics()
+        for failure in {name for name in after if name.startswith("ssd_link_failures_total")}:
+            # A draft that gets no time on a busy machine falls silent, of whatever version it is.
+            if not failure.endswith(('"stalled"}', '"silent"}')):
+                assert after[failure] == before.get(failure, 0), failure
         if version == "next":
             name = UNKNOWN_AT_DRAFT if of_client else UNKNOWN_AT_TARGET
             server = victims.draft.process if of_client else victims.target
