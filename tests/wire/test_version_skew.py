@@ -1,6 +1,7 @@
 """Peers one minor version apart work together, in both directions; further apart they say so."""
 
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -39,12 +40,10 @@ class TestOneVersionApart:
             message = request(0, 40, speculation={"mode": SSD, "endpoints": [proxy.address]})
             wait_until(lambda: self.came_in_time(victims, message))
             wait_until(lambda: is_up(victims.target, proxy.address))
-            after = victims.target.metrics()
-        assert peer.said["SpeculateRequest" if of_client else "SpeculateResponse"] > 3
-        for failure in {name for name in after if name.startswith("ssd_link_failures_total")}:
             # A draft that gets no time on a busy machine falls silent, of whatever version it is.
-            if not failure.endswith(('"stalled"}', '"silent"}')):
-                assert after[failure] == before.get(failure, 0), failure
+            downs = re.findall(rf"link to {proxy.address} is down: (.*)", victims.target.log())
+            assert {*downs} <= {"rounds stay unanswered", "no answer to hello"}
+        assert peer.said["SpeculateRequest" if of_client else "SpeculateResponse"] > 3
         if version == "next":
             name = UNKNOWN_AT_DRAFT if of_client else UNKNOWN_AT_TARGET
             server = victims.draft.process if of_client else victims.target
