@@ -6,12 +6,15 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from ssd_engine.cuda import drawing, elementwise, paged_attention, triton_products
+from ssd_engine.cuda import drawing, elementwise, filtering, paged_attention, triton_products
 
 HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"
 ABOUT = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "ROWS": 32, "OVERLAP": True}
 DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
 
+FILTERED = {"FILTERED": True, "CUT": 3, "CUT_PIECES": 128}
+PIECES = {"PIECE": 1024, "OVERLAP": True}
+SIZES = ["i32", "i32", "i32"]
 PRODUCT = {"EVEN": False, "BIAS": True, "ADD": True}
 
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
@@ -32,8 +35,8 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         drawing.best_of_piece_kernel,
-        [FLOATS, LONGS, FLOATS, INTS, DOUBLES, INTS, INTS, "i32", "i32", "i32"],
-        {"PIECE": 1024, "OVERLAP": True},
+        [FLOATS, LONGS, FLOATS, INTS, DOUBLES, INTS, INTS, "i32", "i32", "i32", LONGS, INTS],
+        {"PIECE": 1024, **FILTERED, "OVERLAP": True},
     ),
     (
         drawing.verdict_kernel,
@@ -42,13 +45,43 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         drawing.leaf_kernel,
-        [FLOATS, LONGS, FLOATS, INTS, FLOATS, FLOATS, "i32", "i32", "i32"],
-        {"LEAF": 128, "LEAVES": 8, "OVERLAP": True},
+        [FLOATS, LONGS, FLOATS, INTS, FLOATS, FLOATS, "i32", "i32", "i32", LONGS, INTS],
+        {"LEAF": 128, "LEAVES": 8, **FILTERED, "OVERLAP": True},
     ),
     (
         drawing.rank_kernel,
         [FLOATS, FLOATS, INTS, INTS, "i32"],
         {"RANKS": 17, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
+    ),
+    (
+        filtering.prepare_kernel,
+        [FLOATS, FLOATS, FLOATS, INTS, LONGS, *SIZES],
+        {**PIECES, "COUNTS": 1024, "MASSES": 128},
+    ),
+    (
+        filtering.count_kernel,
+        [FLOATS, FLOATS, INTS, FLOATS, INTS, LONGS, *SIZES, "i32"],
+        {**PIECES, "BITS": 8},
+    ),
+    (
+        filtering.count_cut_kernel,
+        [INTS, INTS, LONGS, LONGS],
+        {"BITS": 8, "CUT": 3, "OVERLAP": True},
+    ),
+    (
+        filtering.mass_kernel,
+        [FLOATS, FLOATS, DOUBLES, FLOATS, LONGS, LONGS, LONGS, *SIZES, "i32"],
+        {**PIECES, "BITS": 4, "PIECES": 128, "CUT": 3},
+    ),
+    (
+        filtering.mass_cut_kernel,
+        [DOUBLES, FLOATS, FLOATS, LONGS, LONGS, LONGS, "i32"],
+        {"BITS": 4, "PIECES": 128, "CUT": 3, "OVERLAP": True},
+    ),
+    (
+        filtering.tie_kernel,
+        [FLOATS, FLOATS, FLOATS, LONGS, INTS, *SIZES],
+        {**PIECES, "CUT": 3},
     ),
     (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (

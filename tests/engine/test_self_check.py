@@ -186,8 +186,8 @@ class Graphs:
     def num_replays(self, step: Step, side: int) -> int:
         return 2
 
-    def replay(self, step: Step, side: int, turn: int) -> None:
-        step.run()
+    def replay(self, step: Step, side: int, turn: int, filtered: bool) -> None:
+        step.run(filtered)
 
 
 @pytest.fixture
@@ -269,8 +269,8 @@ def test_attention_of_a_tree_that_leaves_out_its_branches(
 @pytest.mark.usefixtures("short_contexts")
 def test_a_graph_that_computes_something_else(load: Load) -> None:
     class Other(Graphs):
-        def replay(self, step: Step, side: int, turn: int) -> None:
-            super().replay(step, side, turn)
+        def replay(self, step: Step, side: int, turn: int, filtered: bool) -> None:
+            super().replay(step, side, turn, filtered)
             step.layers.logits[1, 5] += 1e-3 * turn
 
     with pytest.raises(SelfCheckError, match=r"captured graph of a step .*--eager"):
@@ -282,7 +282,9 @@ def test_tokens_that_are_not_those_of_the_logits(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = Step.draw
-    monkeypatch.setattr(Step, "draw", lambda self, logits: draw(self, logits.roll(1, 1)))
+    monkeypatch.setattr(
+        Step, "draw", lambda self, logits, filtered=False: draw(self, logits.roll(1, 1), filtered)
+    )
     with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
         check_step(load, VERIFY)
 

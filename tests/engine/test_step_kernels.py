@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def run_step(
     runs, moves = step_runs(parts, draws, BLOCK)
     begins = step.inputs.fill(runs, DUMMY * BLOCK, moves)
     with torch.inference_mode():
-        step.run()
+        step.run(filtered=any(draw is not None and draw.filters for draw in draws))
     return step, begins
 
 
@@ -187,11 +188,29 @@ def sample_rows(temperatures: Sequence[float], seed: int = 0) -> list[SampleRow]
 
 
 def draws_of(rows: Sequence[SampleRow]) -> list[Draw | None]:
-    return [Draw(row.params.seed, row.params.temperature, row.position) for row in rows]
+    return [Draw.of(row.params, row.position) for row in rows]
 
 
-def assert_draws_what_the_sampler_draws(runner: ModelRunner) -> Step:
-    rows = sample_rows((0.0, 1.0, 0.7, 1.3))
+FILTERS: list[dict[str, Any]] = [
+    {"top_k": 3},
+    {"top_k": 20, "top_p": 0.8},
+    {"top_p": 0.5, "min_p": 0.1},
+    {"min_p": 0.3},
+    {},
+]
+
+
+def filtered(rows: Sequence[SampleRow]) -> list[SampleRow]:
+    return [
+        replace(row, params=replace(row.params, **FILTERS[i % len(FILTERS)]))
+        for i, row in enumerate(rows)
+    ]
+
+
+def assert_draws_what_the_sampler_draws(
+    runner: ModelRunner, rows: Sequence[SampleRow] | None = None
+) -> Step:
+    rows = rows or sample_rows((0.0, 1.0, 0.7, 1.3))
     rounds = [Chunk([5, 6], 20, [0, 1], 2), Chunk([7, 8], 20, [2, 3], 2)]
     step, begins = run_step(runner, VERIFY, rounds, draws_of(rows))
     got = torch.cat([logits_of(step, begin, 2) for begin in begins])
@@ -202,8 +221,10 @@ def assert_draws_what_the_sampler_draws(runner: ModelRunner) -> Step:
     return step
 
 
-def assert_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> Step:
-    rows = sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
+def assert_ranks_by_the_scores_that_are_drawn_from(
+    runner: ModelRunner, rows: Sequence[SampleRow] | None = None
+) -> Step:
+    rows = rows or sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
     case = Case(random.Random(6), 0, 5, 2)
     runner.forward([case.chunk()])
     step, _ = run_step(runner, TREE, [case.rows(0)], draws_of(rows))
@@ -220,6 +241,30 @@ def test_a_step_draws_what_the_sampler_draws(runner: ModelRunner) -> None:
 
 def test_a_step_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> None:
     assert_ranks_by_the_scores_that_are_drawn_from(runner)
+
+
+def test_a_step_draws_what_filters_leave(runner: ModelRunner) -> None:
+    assert_draws_what_the_sampler_draws(runner, filtered(sample_rows((1.0, 1.0, 0.7, 1.3), seed=5)))
+
+
+def test_a_step_ranks_what_filters_leave(runner: ModelRunner) -> None:
+    """Where they leave as many as are ranked."""
+    rows = sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
+    rows = [replace(row, params=replace(row.params, top_k=20, top_p=0.999)) for row in rows]
+    assert_ranks_by_the_scores_that_are_drawn_from(runner, rows)
+
+
+def test_there_are_no_more_ranks_than_filters_leave(runner: ModelRunner) -> None:
+    rows = sample_rows((1.0, 1.0, 1.0, 1.0, 1.0), seed=3)
+    rows = [replace(row, params=replace(row.params, top_k=i + 1)) for i, row in enumerate(rows)]
+    case = Case(random.Random(6), 0, 5, 2)
+    runner.forward([case.chunk()])
+    step, _ = run_step(runner, TREE, [case.rows(0)], draws_of(rows))
+    got = logits_of(step, 0, 5)[:, : step.head_rows]
+    best = perturbed_scores(got, rows).topk(5).indices.tolist()
+    ranked = step.host_drawn.reshape(-1, 5)[:5].tolist()
+    for i in range(5):
+        assert ranked[i] == [*best[i][: i + 1], *[-1] * (4 - i)]
 
 
 class UnevenRanks(SingleRank):

@@ -294,14 +294,15 @@ def test_a_token_without_probability_is_no_broken_row() -> None:
 
 
 def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -> Scored:
-    """As a device scores rows: it draws where a temperature is all, and tells what is broken."""
+    """As a device scores rows: it draws what it is told to draw, and tells what is broken."""
     drawn: list[int] = []
     for work in works:
         for draw in draws(work):
             row = logits[len(drawn)]
             token = 0
             if draw is not None:
-                params = SamplingParams(draw.seed, draw.temperature)
+                filters = dict(top_k=draw.top_k, top_p=draw.top_p, min_p=draw.min_p)
+                params = SamplingParams(draw.seed, draw.temperature, **filters)  # type: ignore[arg-type]
                 (token,) = sample(row[None], [SampleRow(params, (), range(draw.position))])
             drawn.append(token)
     return Scored(lambda: logits, drawn=drawn, broken=[i in broken for i in range(len(drawn))])

@@ -7,13 +7,27 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd_engine.sampling_params import SamplingParams
+
 
 class Draw(NamedTuple):
-    """A row of logits whose token can be drawn where they are: by temperature and seed alone."""
+    """A row of logits whose token can be drawn where they are: what it takes beside them."""
 
     seed: int
     temperature: float  # 0: greedy
     position: int  # absolute, of the token to be drawn
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, params: SamplingParams, position: int) -> "Draw":
+        filters = () if params.greedy else (params.top_k, params.top_p, params.min_p)
+        return cls(params.seed, params.temperature, position, *filters)
+
+    @property
+    def filters(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def signed_seed(self) -> int:

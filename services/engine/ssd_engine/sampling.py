@@ -15,6 +15,9 @@ from ssd_engine.noise import gumbel, gumbel_rows, signed64
 from ssd_engine.sampling_params import Logprobs, SamplingParams
 
 NEVER = float("-inf")
+# Top-p adds up masses as integers, in units of 2^-44 of the likeliest token's: the sum is the same
+# in whatever order it is made, on every device, and holds a vocabulary of 2^18 tokens.
+MASS_BITS = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +128,11 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     ordered, order = _ranking(scaled, params.top_k)
     keep = torch.ones(ordered.shape[0], dtype=torch.bool, device=scaled.device)
     if params.top_p < 1.0:
-        p = torch.softmax(ordered.to(torch.float64), dim=0)
+        share = (ordered.to(torch.float64) - ordered[0].to(torch.float64)).exp()
+        mass = (share * 2.0**MASS_BITS + 0.5).floor().to(torch.int64)
+        reached = mass.cumsum(0)
         # A token stays when what is more likely than it does not yet reach top_p.
-        keep &= (p.cumsum(0) - p) < params.top_p
+        keep &= (reached - mass).to(torch.float64) < params.top_p * reached[-1].to(torch.float64)
     if params.min_p > 0.0:
         keep &= ordered >= ordered[0] + float(np.log(params.min_p))
     kept = torch.zeros_like(scaled, dtype=torch.bool)

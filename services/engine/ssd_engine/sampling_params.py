@@ -44,9 +44,9 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
-    def plain(self) -> bool:
-        """Nothing but a temperature: drawn where the logits are."""
-        return not self.filters and not self.adjusts_logits
+    def drawn_on_device(self) -> bool:
+        """Nothing but a temperature and filters: drawn where the logits are."""
+        return not self.adjusts_logits
 
 
 @dataclass(frozen=True, slots=True)

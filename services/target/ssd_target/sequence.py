@@ -54,7 +54,7 @@ class Sequence:
         self.sampling = sampling
         self.max_committed = len(prompt) + rules.max_tokens
         self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
-        self.is_plain = num_logprobs is None and sampling.plain  # drawn where the logits are
+        self.drawn_on_device = num_logprobs is None and sampling.drawn_on_device
         self.state = State.WAITING
         self.lease: BlockLease | None = None
         self.num_written = 0  # tokens whose KV is in the cache

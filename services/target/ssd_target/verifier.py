@@ -60,11 +60,11 @@ def sample_rows(work: Work) -> list[SampleRow]:
 
 def draws(work: Work) -> list[Draw | None]:
     """How a round's tokens are drawn where the logits are; None where it takes more than that."""
-    if not work.sequence.is_plain:
+    if not work.sequence.drawn_on_device:
         return [None] * work.chunk.num_logits
     first = work.chunk.end - work.chunk.num_logits + 1
     params = work.sequence.sampling
-    return [Draw(params.seed, params.temperature, first + i) for i in range(work.chunk.num_logits)]
+    return [Draw.of(params, first + i) for i in range(work.chunk.num_logits)]
 
 
 def verify(
@@ -84,7 +84,7 @@ def verify(
         outcomes = {
             i: _drawn_by_device(work, own[spans[i]], broken[spans[i]])
             for i, work in enumerate(works)
-            if drawn[i] is None and work.sequence.is_plain
+            if drawn[i] is None and work.sequence.drawn_on_device
         }
     others = [i for i in range(len(works)) if i not in outcomes]
     if others:

@@ -76,6 +76,10 @@ class _Wanted:
         return self.sequence.verification is Verification.COUPLED
 
     @property
+    def drawn_on_device(self) -> bool:
+        return self.sequence.sampling.drawn_on_device
+
+    @property
     def depth(self) -> int:
         """Tokens that the branches have already."""
         return len(self.offers[0].tokens)
@@ -437,13 +441,13 @@ def _slots(lease: BlockLease, block_size: int) -> list[int]:
 def _can_chain(w: _Wanted) -> bool:
     """Whether the tokens after its rows are those that the device finds best."""
     is_tree = isinstance(w.part, TreeRows)
-    return is_tree and w.coupled and w.sequence.sampling.plain and w.plan.ranks <= RANKS + 1
+    return is_tree and w.coupled and w.drawn_on_device and w.plan.ranks <= RANKS + 1
 
 
 def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
-    """How the device ranks a sequence's rows; None where it takes more than a temperature."""
+    """How the device ranks a sequence's rows; None where it takes more than it is told."""
     params, n = w.sequence.sampling, w.sequence.num_committed
-    if not params.plain:
+    if not params.drawn_on_device:
         return [None] * w.part.num_logits
     if w.sequence.phase is Phase.DECIDED:
         positions = [n + len(_decided(w.sequence).tokens)]
@@ -451,23 +455,28 @@ def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
         positions = [n + i for i in range(w.part.num_logits)]
     else:
         positions = [n + o.accepted + 1 + len(o.tokens) + ahead for o in w.offers]
-    temperature = params.temperature if w.coupled else 0.0  # the target's noise is its own
-    return [Draw(params.seed, temperature, position) for position in positions]
+    if not w.coupled:  # the target's noise is its own
+        return [Draw(params.seed, 0.0, position) for position in positions]
+    return [Draw.of(params, position) for position in positions]
 
 
 def _ranked(scored: Scored, group: list[_Wanted], coupled: bool) -> list[list[int]]:
     """The best guesses of every row, best first."""
     count = max(w.plan.ranks for w in group)
     best = scored.best
-    if best is None or best.shape[1] < count or not all(w.sequence.sampling.plain for w in group):
-        rows = _sample_rows(group)
-        return ranked_guesses(_select(scored.logits, group), rows, count, coupled)
+    if best is None or best.shape[1] < count or not all(w.drawn_on_device for w in group):
+        samples = _sample_rows(group)
+        return ranked_guesses(_select(scored.logits, group), samples, count, coupled)
     if len(group) == 1:
         begin = group[0].begin
-        found: list[list[int]] = best[begin : begin + group[0].part.num_logits, :count].tolist()
-        return found
-    found = best[[w.begin + i for w in group for i in range(w.part.num_logits)], :count].tolist()
-    return found
+        found = best[begin : begin + group[0].part.num_logits, :count]
+    else:
+        rows = [w.begin + i for w in group for i in range(w.part.num_logits)]
+        found = best[rows, :count]
+    ranked: list[list[int]] = found.tolist()
+    if (found[:, -1] < 0).any():  # filters leave fewer
+        return [[token for token in ranking if token >= 0] for ranking in ranked]
+    return ranked
 
 
 def _select(logits: Tensor, group: list[_Wanted]) -> Tensor:

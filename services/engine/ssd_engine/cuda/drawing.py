@@ -1,13 +1,14 @@
 """From logits to tokens on the device: coupled noise, the best tokens of a row, and acceptance.
 
-The same function of (seed, position, token) as ``noise.py``, for rows that are greedy or have a
-temperature alone; all others are drawn from the same logits by ``sampling.py``.
+The same function of (seed, position, token) as ``noise.py``, for rows that have a temperature and
+filters alone; all others are drawn from the same logits by ``sampling.py``.
 """
 
 import triton
 import triton.language as tl
 
-PIECE = 1024  # tokens of one program
+from ssd_engine.cuda.filtering import survives
+
 LEAF = 128  # tokens that are ranked together
 MOST_RANKS = 32
 
@@ -29,20 +30,40 @@ def _gumbel(word, PRECISE: tl.constexpr):
 
 @triton.jit
 def _scores(
-    logits, stride, row, token, vocab, seeds, temperatures, positions, PRECISE: tl.constexpr
+    logits,
+    stride,
+    row,
+    token,
+    piece,
+    vocab,
+    seeds,
+    temperatures,
+    positions,
+    cuts,
+    ties,
+    PRECISE: tl.constexpr,
+    FILTERED: tl.constexpr,
+    CUT: tl.constexpr,
+    CUT_PIECES: tl.constexpr,
 ):
-    """Perturbed scores, in float64 where PRECISE; -inf beyond the vocabulary."""
+    """Perturbed scores, in float64 where PRECISE; -inf beyond the vocabulary, and for tokens that
+    the row's filters leave out. A piece is as long as one of the filters'."""
     inside = token < vocab
     x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
     temperature = tl.load(temperatures + row)
     score = x.to(tl.float64 if PRECISE else tl.float32)
+    kept = inside
     if temperature > 0:
         position = tl.load(positions + row).to(tl.uint32)
         zero = (token * 0).to(tl.uint32)
         seed = tl.load(seeds + row)
         word, _, _, _ = tl.philox(seed, token.to(tl.uint32), zero + position, zero, zero, 10)
-        score = (x / temperature).to(score.dtype) + _gumbel(word, PRECISE)
-    return tl.where(inside, score, float("-inf")), inside & ((x != x) | (x == float("inf")))
+        value = tl.div_rn(x, tl.where(temperature > 0, temperature, 1.0))
+        score = value.to(score.dtype) + _gumbel(word, PRECISE)
+        if FILTERED:
+            pieces = tl.cdiv(vocab, token.shape[0])
+            kept = survives(value, inside, row, piece, pieces, cuts, ties, CUT, CUT_PIECES)
+    return tl.where(kept, score, float("-inf")), inside & ((x != x) | (x == float("inf")))
 
 
 @triton.jit
@@ -57,7 +78,12 @@ def best_of_piece_kernel(
     stride,  # of a row of logits
     vocab,
     pieces,
+    cuts,  # of the filters, where FILTERED
+    ties,
     PIECE: tl.constexpr,
+    FILTERED: tl.constexpr,
+    CUT: tl.constexpr,
+    CUT_PIECES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     row, piece = tl.program_id(1), tl.program_id(0)
@@ -65,7 +91,10 @@ def best_of_piece_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = piece * PIECE + tl.arange(0, PIECE)
-    score, bad = _scores(logits, stride, row, token, vocab, seeds, temperatures, positions, True)
+    score, bad = _scores(
+        logits, stride, row, token, piece, vocab, seeds, temperatures, positions, cuts, ties,
+        True, FILTERED, CUT, CUT_PIECES,
+    )  # fmt: skip
     highest, at = tl.max(score, 0, return_indices=True)
     here = row * pieces + piece
     tl.store(best + here, highest)
@@ -118,8 +147,13 @@ def leaf_kernel(
     stride,  # of a row of logits
     vocab,
     leaves,
+    cuts,
+    ties,
     LEAF: tl.constexpr,
     LEAVES: tl.constexpr,  # of one program
+    FILTERED: tl.constexpr,
+    CUT: tl.constexpr,
+    CUT_PIECES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(1)
@@ -127,7 +161,10 @@ def leaf_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0) * LEAF * LEAVES + tl.arange(0, LEAF * LEAVES)
-    score, _ = _scores(logits, stride, row, token, vocab, seeds, temperatures, positions, False)
+    score, _ = _scores(
+        logits, stride, row, token, tl.program_id(0), vocab, seeds, temperatures, positions,
+        cuts, ties, False, FILTERED, CUT, CUT_PIECES,
+    )  # fmt: skip
     tl.store(scores + row.to(tl.int64) * leaves * LEAF + token, score, mask=token < leaves * LEAF)
     highest = tl.max(tl.reshape(score, (LEAVES, LEAF)), 1)
     leaf = tl.program_id(0) * LEAVES + tl.arange(0, LEAVES)
@@ -151,7 +188,7 @@ def follow_kernel(
 def rank_kernel(
     scores,
     best,
-    out,  # [rows, RANKS] int32, best first
+    out,  # [rows, RANKS] int32, best first; -1 where filters leave no more
     last,  # [rows] the best ones
     leaves,
     RANKS: tl.constexpr,
@@ -168,21 +205,21 @@ def rank_kernel(
     leaf = tl.arange(0, LEAVES)
     left = tl.load(best + row * leaves + leaf, mask=leaf < leaves, other=float("-inf"))
     rank = tl.arange(0, WIDTH)
-    chosen = tl.zeros((WIDTH,), tl.int32)
+    chosen = tl.full((WIDTH,), -1, tl.int32)
     for i in range(RANKS):
-        _, at = tl.max(left, 0, return_indices=True)
-        chosen = tl.where(rank == i, at, chosen)
+        highest, at = tl.max(left, 0, return_indices=True)
+        some = tl.where(highest > float("-inf"), at, -1)
+        chosen = tl.where(rank == i, some, chosen)
         left = tl.where(leaf == at, float("-inf"), left)
     token = chosen[:, None] * LEAF + tl.arange(0, LEAF)[None, :]
     base = scores + row.to(tl.int64) * leaves * LEAF
-    score = tl.load(
-        base + token, mask=(rank < tl.minimum(RANKS, leaves))[:, None], other=float("-inf")
-    )
+    score = tl.load(base + token, mask=(chosen >= 0)[:, None], other=float("-inf"))
     score, token = tl.reshape(score, (WIDTH * LEAF,)), tl.reshape(token, (WIDTH * LEAF,))
     place = tl.arange(0, WIDTH * LEAF)
     for i in range(RANKS):
-        _, at = tl.max(score, 0, return_indices=True)
+        highest, at = tl.max(score, 0, return_indices=True)
         chosen_token = tl.sum(tl.where(place == at, token, 0), 0)
+        chosen_token = tl.where(highest > float("-inf"), chosen_token, -1)
         tl.store(out + row * RANKS + i, chosen_token)
         tl.store(last + row, chosen_token, mask=i == 0)
         score = tl.where(place == at, float("-inf"), score)

@@ -33,6 +33,17 @@ class _Captured:
 
     beginnings: list[tuple[torch.cuda.Event, torch.cuda.CUDAGraph]]
     rest: torch.cuda.CUDAGraph
+    # What is drawn from the logits: without filters, and with them. Only the first rank has any.
+    ends: dict[bool, torch.cuda.CUDAGraph]
+
+    def replay(self, turn: int, filtered: bool) -> torch.cuda.Event:
+        """The event in front of it."""
+        start, beginning = self.beginnings[turn]
+        beginning.replay()
+        self.rest.replay()
+        if self.ends:
+            self.ends[filtered].replay()
+        return start
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,8 @@ class GraphRunner:
         memory = None
         for step in self._steps:
             step.inputs.clear(dummy_slot)
-            step.run()  # what is compiled on first use is compiled now
+            for filtered in (False, True):
+                step.run(filtered)  # what is compiled on first use is compiled now
             torch.cuda.synchronize()
             for side in range(0 if self._eager else step.num_sides):
                 step.use(side)
@@ -90,8 +102,11 @@ class GraphRunner:
                     start = torch.cuda.Event(enable_timing=True, external=True)
                     graph, memory = _capture(partial(_after, start, step.begin), memory)
                     beginnings.append((start, graph))
-                rest, memory = _capture(step.finish, memory)
-                self._captured[step.shape, side] = _Captured(beginnings, rest)
+                rest, memory = _capture(step.score, memory)
+                ends = {}
+                for filtered in (False, True) if step.logits is not None else ():
+                    ends[filtered], memory = _capture(partial(step.finish, filtered), memory)
+                self._captured[step.shape, side] = _Captured(beginnings, rest, ends)
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
 
     @property
@@ -103,15 +118,13 @@ class GraphRunner:
         captured = self._captured.get((step.shape, side))
         return 1 if captured is None else len(captured.beginnings)
 
-    def replay(self, step: Step, side: int, turn: int = 0) -> None:
+    def replay(self, step: Step, side: int, turn: int = 0, filtered: bool = False) -> None:
         """Run what was captured of a step on this side; the step itself where nothing was."""
         captured = self._captured.get((step.shape, side))
         if captured is None:
-            step.run()
+            step.run(filtered)
             return
-        _, beginning = captured.beginnings[turn]
-        beginning.replay()
-        captured.rest.replay()
+        captured.replay(turn, filtered)
 
     def launch(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int
@@ -134,17 +147,16 @@ class GraphRunner:
             begins = step.inputs.fill(runs, dummy_slot, moves)
         turn = self._launches % STARTS
         self._launches += 1
+        filtered = any(draw is not None and draw.filters for draw in draws)
         end = self._ends[turn]
         if self._eager:
             start = self._starts[turn]
             start.record(self._stream)
             with torch.inference_mode():
-                step.run()
+                step.run(filtered)
         else:
             captured = self._captured[step.shape, side]
-            start, beginning = captured.beginnings[turn // step.num_sides]
-            beginning.replay()
-            captured.rest.replay()
+            start = captured.replay(turn // step.num_sides, filtered)
         end.record(self._stream)
         self._using[step.shape, side] = end
         look_ahead = partial(self._expect, parts, draws, dummy_slot)

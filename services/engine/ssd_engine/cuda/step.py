@@ -4,6 +4,8 @@ The decoder's layers with fused kernels, over buffers that stay where they are, 
 can be captured: the inputs' copy to the device first, the results' copy back last.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 import triton
@@ -12,7 +14,6 @@ from torch import Tensor
 
 from ssd_engine.cuda.drawing import (
     LEAF,
-    PIECE,
     best_of_piece_kernel,
     follow_kernel,
     leaf_kernel,
@@ -20,6 +21,7 @@ from ssd_engine.cuda.drawing import (
     verdict_kernel,
 )
 from ssd_engine.cuda.elementwise import move_kernel, overlapping
+from ssd_engine.cuda.filtering import CUT, PIECE, Filters
 from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.cuda.products import Product, ProductShape, make_product
 from ssd_engine.cuda.step_attention import make_attention
@@ -27,7 +29,7 @@ from ssd_engine.cuda.step_inputs import StepInputs, StepShape
 from ssd_engine.decoder import Decoder
 from ssd_engine.kv_cache import KVCache
 
-LEAVES_AT_ONCE = 8
+LEAVES_AT_ONCE = PIECE // LEAF
 LEADING_LAYERS = 3
 
 
@@ -167,6 +169,7 @@ class Step:
         self.run_width = triton.next_power_of_2(shape.rows_per_run)
         self._pieces = -(-self.head_rows // PIECE)
         self._leaves = -(-self.head_rows // LEAF)
+        self._filters = Filters(rows, self.head_rows, device, kernels.overlap)
         width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
         self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
         self._host_drawn = [
@@ -198,10 +201,12 @@ class Step:
         self._side = side
         self.inputs.use(side)
 
-    def run(self) -> None:
-        """All of it, over fixed addresses, so that it can be captured."""
+    def run(self, filtered: bool = False) -> None:
+        """All of it, over fixed addresses, so that it can be captured. ``filtered``: some rows may
+        have top-k, top-p or min-p."""
         self.begin()
-        self.finish()
+        self.score()
+        self.finish(filtered)
 
     def begin(self) -> None:
         """As much as keeps a device busy until the rest of it is launched, too."""
@@ -212,16 +217,33 @@ class Step:
             self.move()
         self.layers.begin()
 
-    def finish(self) -> None:
+    def score(self) -> None:
         self.logits = self.layers.finish()
+
+    def finish(self, filtered: bool = False) -> None:
+        """Other ranks than the first have no logits."""
         if self.logits is None:
             return
-        self.draw(self.logits)
+        self.draw(self.logits, filtered)
         self.host_drawn.copy_(self.drawn, non_blocking=True)
 
-    def draw(self, logits: Tensor) -> None:
+    def draw(self, logits: Tensor, filtered: bool = False) -> None:
         """Tokens, or the best of every row, to ``drawn``."""
-        (self._draw if self.ranks == 1 else self._rank)(logits)
+        if filtered:
+            names = ("temperatures", "top_k", "top_p", "log_min_p")
+            self._filters.find(logits, *(self.inputs[name] for name in names))
+        (self._draw if self.ranks == 1 else self._rank)(logits, filtered)
+
+    def _cuts(self, filtered: bool) -> dict[str, Any]:
+        """What the kernels are told of the filters."""
+        filters = self._filters
+        return dict(
+            cuts=filters.cuts,
+            ties=filters.ties,
+            FILTERED=filtered,
+            CUT=CUT,
+            CUT_PIECES=filters.padded,
+        )
 
     def _follow(self, last: Tensor) -> None:
         rows = self.shape.rows
@@ -245,7 +267,7 @@ class Step:
     def _noise(self) -> list[Tensor]:
         return [self.inputs[name] for name in ("seeds", "temperatures", "draw_positions")]
 
-    def _draw(self, logits: Tensor) -> None:
+    def _draw(self, logits: Tensor, filtered: bool = False) -> None:
         found = (self._best, self._best_token, self._broken)
         best_of_piece_kernel[(self._pieces, self.shape.rows)](
             logits,
@@ -255,6 +277,7 @@ class Step:
             self.head_rows,
             self._pieces,
             PIECE=PIECE,
+            **self._cuts(filtered),
             **overlapping(self._overlap),
         )
         verdict_kernel[(self.shape.runs,)](
@@ -269,7 +292,7 @@ class Step:
             **overlapping(self._overlap),
         )
 
-    def _rank(self, logits: Tensor) -> None:
+    def _rank(self, logits: Tensor, filtered: bool = False) -> None:
         leaf_kernel[(-(-self._leaves // LEAVES_AT_ONCE), self.shape.rows)](
             logits,
             *self._noise(),
@@ -280,6 +303,7 @@ class Step:
             self._leaves,
             LEAF=LEAF,
             LEAVES=LEAVES_AT_ONCE,
+            **self._cuts(filtered),
             **overlapping(self._overlap),
         )
         rank_kernel[(self.shape.rows,)](

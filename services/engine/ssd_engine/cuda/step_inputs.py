@@ -57,6 +57,15 @@ class StepRun(NamedTuple):
     draws: Sequence[Draw | None] = ()  # one for each row, or none at all
 
 
+_NO_DRAW = Draw(0, 0.0, 0)
+KINDS = {
+    "seeds": torch.int64,
+    "temperatures": torch.float32,
+    "top_p": torch.float64,
+    "log_min_p": torch.float32,
+}
+
+
 class _Host:
     """One block of pinned memory, and what was written of each table in it."""
 
@@ -67,6 +76,9 @@ class _Host:
         self.part = {name: part.data for name, part in arrays.items()}
         self.seeds = arrays["seeds"].view(np.int64)
         self.temperatures = arrays["temperatures"].view(np.float32)
+        self.top_p = arrays["top_p"].view(np.float64)
+        self.log_min_p = arrays["log_min_p"].view(np.float32)
+        self.filtered = 0  # rows, from the first, of which some may be filtered
         self.tables = arrays["tables"].reshape(runs, -1)
         self.scratch = arrays["scratch"].reshape(runs, -1)
         self.written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
@@ -80,6 +92,7 @@ class StepInputs:
         rows, runs = shape.rows, shape.runs
         sizes = {
             "seeds": 2 * rows,  # int64: first, so that it is aligned
+            "top_p": 2 * rows,  # float64
             "tokens": rows + 1,
             "positions": rows,
             "slots": rows,
@@ -87,6 +100,8 @@ class StepInputs:
             "branches": rows,
             "draw_positions": rows,
             "temperatures": rows,
+            "top_k": rows,
+            "log_min_p": rows,
             "run_begin": runs,
             "run_rows": runs,
             "run_end": runs,
@@ -114,9 +129,7 @@ class StepInputs:
     def __getitem__(self, name: str) -> Tensor:
         """Of the device's side."""
         part = self._on_device[name]
-        if name == "seeds":
-            return part.view(torch.int64)
-        return part.view(torch.float32) if name == "temperatures" else part
+        return part.view(KINDS[name]) if name in KINDS else part
 
     def use(self, side: int) -> None:
         self._host = self.sides[side]
@@ -125,6 +138,7 @@ class StepInputs:
         """All rows and runs are padding."""
         for host in self.sides:
             host.block.zero_()
+            host.top_p[:], host.log_min_p[:], host.filtered = 1.0, -np.inf, 0
             host.part["slots"][:] = _ints([dummy_slot] * self.shape.rows)
             host.written = [((), 0)] * self.shape.runs
             host.live_rows = host.live_runs = 0
@@ -142,6 +156,7 @@ class StepInputs:
             begins.append(row)
             self._fill_run(i, run, row)
             row += len(run.tokens)
+        self._fill_filters([draw for run in runs for draw in run.draws])
         count = len(runs)
         # One assignment for all runs: each of them costs about as much as a row of Python.
         host["tokens"][:row] = _ints([token for run in runs for token in run.tokens])
@@ -188,6 +203,21 @@ class StepInputs:
             positions[at] = draw.position
         self._fill_table(i, run.blocks)
 
+    def _fill_filters(self, draws: Sequence[Draw | None]) -> None:
+        """``draws``: one for each row. What pads a step, or is not drawn, has no filters."""
+        host = self._host
+        if not any(draw is not None and draw.filters for draw in draws):
+            draws = ()
+        count = len(draws)
+        if not max(count, host.filtered):
+            return
+        told = [draw or _NO_DRAW for draw in draws]
+        told += [_NO_DRAW] * (host.filtered - count)
+        host.part["top_k"][: len(told)] = _ints([draw.top_k for draw in told])
+        host.top_p[: len(told)] = [draw.top_p for draw in told]
+        host.log_min_p[: len(told)] = [_log(draw.min_p) for draw in told]
+        host.filtered = count
+
     def _fill_table(self, i: int, blocks: Sequence[int]) -> None:
         """A sequence's list of blocks only ever grows."""
         known, count = self._host.written[i]
@@ -196,6 +226,10 @@ class StepInputs:
         if count < len(blocks):
             self._host.tables[i, count : len(blocks)] = blocks[count:]
         self._host.written[i] = (blocks, len(blocks))
+
+
+def _log(min_p: float) -> float:
+    return float(np.log(min_p)) if min_p > 0 else -np.inf
 
 
 def _ints(values: Sequence[int]) -> "array[int]":

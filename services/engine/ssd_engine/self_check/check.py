@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from ssd_engine.self_check.workload import (
 if TYPE_CHECKING:
     from ssd_engine.cuda.graphs import GraphRunner
     from ssd_engine.cuda.step import Step
+    from ssd_engine.cuda.step_inputs import StepRun
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +118,13 @@ class StepCheck:
         self._runner, self._step, self._parts, self._findings = runner, step, parts, findings
         self._use = TREE if any(isinstance(part, TreeRows) for part in parts) else STEP
         self._num_rows = sum(len(part.tokens) for part in parts)
-        self._samples = [_sample_row(i) for i in range(self._num_rows)]
-        draws = [Draw(s.params.seed, s.params.temperature, s.position) for s in self._samples]
-        self._runs, self._moves = step_runs(parts, draws, runner.options.block_size)
+        self._samples: dict[bool, list[SampleRow]] = {}  # without filters, and with them
+        self._runs: dict[bool, list[StepRun]] = {}
+        for filtered in (False, True):
+            samples = [_sample_row(i, filtered) for i in range(self._num_rows)]
+            draws = [Draw.of(sample.params, sample.position) for sample in samples]
+            self._samples[filtered] = samples
+            self._runs[filtered], self._moves = step_runs(parts, draws, runner.options.block_size)
 
     def run(self, graphs: "GraphRunner") -> None:
         runner, step, parts = self._runner, self._step, self._parts
@@ -132,15 +137,18 @@ class StepCheck:
         LayerCheck(
             runner, operations, parts, self._findings, self._use, USE_TORCH, step.shape.rows
         ).run()
-        self._check_drawing()
-        self._check_graphs(graphs)
+        for filtered in (False, True):
+            self._fill_inputs(0, filtered)
+            step.inputs.copy()
+            self._check_drawing(filtered)
+            self._check_graphs(graphs, filtered)
         step.inputs.clear(runner.dummy_slot)
         step.use(0)
         clear_context(runner.kv, parts)
 
-    def _fill_inputs(self, side: int) -> None:
+    def _fill_inputs(self, side: int, filtered: bool = False) -> None:
         self._step.use(side)
-        self._step.inputs.fill(self._runs, self._runner.dummy_slot, self._moves)
+        self._step.inputs.fill(self._runs[filtered], self._runner.dummy_slot, self._moves)
 
     def _place(self, operation: str, remedy: str = USE_TORCH) -> Place:
         return Place(self._use, self._num_rows, None, operation, remedy)
@@ -154,20 +162,22 @@ class StepCheck:
                 slots = kept.flatten(0, 1)
                 self._findings.compare_bits(self._place(MOVE), slots[targets], slots[sources])
 
-    def _check_drawing(self) -> None:
+    def _check_drawing(self, filtered: bool) -> None:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
             self._findings.note(self._place(DRAWN), torch.zeros((), device=self._runner.device))
             return
-        step.draw(logits)
+        step.draw(logits, filtered)
         rows = min(self._num_rows, DRAWN_ROWS)
-        scores = perturbed_scores(logits[:rows, : step.head_rows], self._samples[:rows]).double()
+        samples = self._samples[filtered][:rows]
+        scores = perturbed_scores(logits[:rows, : step.head_rows], samples).double()
         best = scores.topk(step.ranks).values
         # From logits that are no numbers anything may be drawn.
         drawn = scores.gather(1, self._drawn_tokens(rows).clamp(0, step.head_rows - 1))
         # Of two that are as good as equal either may come first.
         error = (drawn - best).abs() / (NEARLY_EQUAL * (1 + best.abs()))
+        error = torch.where(best == -torch.inf, 0.0, error)  # filters leave fewer than are ranked
         self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
 
     def _drawn_tokens(self, rows: int) -> Tensor:
@@ -176,20 +186,20 @@ class StepCheck:
         if step.ranks > 1:
             return drawn.view(-1, step.ranks)[:rows]
         table = drawn.view(step.shape.runs, -1)  # how many are right, then the tokens
-        lengths = [len(run.tokens) for run in self._runs]
+        lengths = [len(run.tokens) for run in self._runs[False]]
         tokens = torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])
         return tokens[:rows, None]
 
-    def _check_graphs(self, graphs: "GraphRunner") -> None:
+    def _check_graphs(self, graphs: "GraphRunner", filtered: bool) -> None:
         step, place, tp = self._step, self._place(CAPTURED, EAGER), self._runner.tp
         logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
         is_first = tp.size > 2  # Several ranks may be summed up in another order within a graph.
         for side in range(step.num_sides):
             for turn in range(graphs.num_replays(step, side)):
-                self._fill_inputs(side)
+                self._fill_inputs(side, filtered)
                 step.layers.logits.zero_()
                 step.drawn.zero_()
-                graphs.replay(step, side, turn)
+                graphs.replay(step, side, turn, filtered)
                 if is_first:
                     logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
                     is_first = False
@@ -206,9 +216,14 @@ class StepCheck:
         """What was drawn for rows that do not pad."""
         if self._step.ranks > 1:
             return drawn.view(-1, self._step.ranks)[: self._num_rows]
-        return drawn.view(self._step.shape.runs, -1)[: len(self._runs)]
+        return drawn.view(self._step.shape.runs, -1)[: len(self._runs[False])]
 
 
-def _sample_row(i: int) -> SampleRow:
+_FILTERS: list[dict[str, Any]] = [{"top_k": 40, "top_p": 0.9}, {"top_p": 0.8}, {"min_p": 0.02}]
+
+
+def _sample_row(i: int, filtered: bool) -> SampleRow:
     """Greedy and not, in turns."""
-    return SampleRow(SamplingParams(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2]), (), range(i))
+    filters = _FILTERS[i // 2 % len(_FILTERS)] if filtered else {}
+    params = SamplingParams(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2], **filters)
+    return SampleRow(params, (), range(i))

@@ -106,11 +106,11 @@ class SyncDrafter:
 
 
 def _draw(row: DraftRow) -> Draw | None:
-    """How the device draws a row's next token; None where it takes more than a temperature."""
+    """How the device draws a row's next token; None where it takes more than it is told."""
     params = row.sequence.sampling
-    if row.down_weight is not None or not params.plain:
+    if row.down_weight is not None or not params.drawn_on_device:
         return None
-    return Draw(params.seed, params.temperature, row.sequence.num_committed + len(row.tokens))
+    return Draw.of(params, row.sequence.num_committed + len(row.tokens))
 
 
 def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
