@@ -184,7 +184,7 @@ class Graphs:
     """In place of captured graphs."""
 
     def num_replays(self, step: Step, side: int) -> int:
-        return 2
+        return 1
 
     def replay(self, step: Step, side: int, turn: int, filtered: bool) -> None:
         step.run(filtered)
@@ -269,6 +269,9 @@ def test_attention_of_a_tree_that_leaves_out_its_branches(
 @pytest.mark.usefixtures("short_contexts")
 def test_a_graph_that_computes_something_else(load: Load) -> None:
     class Other(Graphs):
+        def num_replays(self, step: Step, side: int) -> int:
+            return 2
+
         def replay(self, step: Step, side: int, turn: int, filtered: bool) -> None:
             super().replay(step, side, turn, filtered)
             step.layers.logits[1, 5] += 1e-3 * turn
