@@ -192,7 +192,9 @@ class Graphs:
 
 @pytest.fixture
 def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that is interpreted takes its time."""
+    """A kernel that is interpreted takes its time; with a GPU in the machine none is."""
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a CUDA device")
     monkeypatch.setattr(workload, "CONTEXTS", (70, 17, 1))
 
 
