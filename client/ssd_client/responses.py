@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import grpc
 
 from ssd.v1 import target_pb2
+from ssd_client.waiting import take
 
 _AHEAD = 64  # responses; further ones wait in the network, where the server notices it
 
@@ -37,7 +38,7 @@ class Responses:
         threading.Thread(target=self._run, name="responses", daemon=True).start()
 
     def __iter__(self) -> Iterator[target_pb2.GenerateResponse]:
-        while not isinstance(response := self._read.get(), _End):
+        while not isinstance(response := take(self._read), _End):
             yield response
             self._room.put(None)
         if response.error is not None:

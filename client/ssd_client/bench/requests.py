@@ -19,6 +19,7 @@ from ssd_client.events import Tokens
 from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.speculation import SpeculationStats
+from ssd_client.waiting import take
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _ask_all(
 def _next(
     ended: queue.SimpleQueue[Measured | BaseException], seen: Callable[[Measured], None]
 ) -> Measured:
-    measured = ended.get()
+    measured = take(ended)
     if isinstance(measured, BaseException):
         raise measured
     seen(measured)
