@@ -7,10 +7,12 @@ not known here is left to it.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -67,18 +69,18 @@ class PlainTokenizer:
         return text
 
     def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        assert self.chat_template is not None
-        return (
-            _environment()
-            .from_string(self.chat_template)
-            .render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._named,
-            )
+        return self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._named,
         )
+
+    @cached_property
+    def _template(self) -> Template:
+        """Compiled once: a chat is rendered for every request."""
+        return _environment().from_string(self.chat_template or "")
 
 
 def is_generic(directory: Path) -> bool:
