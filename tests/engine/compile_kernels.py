@@ -12,7 +12,7 @@ HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"
 ABOUT = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "ROWS": 32, "OVERLAP": True}
 DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
 
-FILTERED = {"FILTERED": True, "CUT": 3, "CUT_PIECES": 128}
+FILTERED = {"FILTERED": True, "CUT": filtering.CUT, "CUT_PIECES": 128}
 PIECES = {"PIECE": 1024, "OVERLAP": True}
 SIZES = ["i32", "i32", "i32"]
 PRODUCT = {"EVEN": False, "BIAS": True, "ADD": True}
@@ -66,22 +66,22 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
         filtering.count_cut_kernel,
         [INTS, INTS, LONGS, LONGS],
-        {"BITS": 8, "CUT": 3, "OVERLAP": True},
+        {"BITS": 8, "CUT": filtering.CUT, "OVERLAP": True},
     ),
     (
         filtering.mass_kernel,
         [FLOATS, FLOATS, DOUBLES, FLOATS, LONGS, LONGS, LONGS, *SIZES, "i32"],
-        {**PIECES, "BITS": 4, "PIECES": 128, "CUT": 3},
+        {**PIECES, "BITS": 4, "PIECES": 128, "CUT": filtering.CUT},
     ),
     (
         filtering.mass_cut_kernel,
         [DOUBLES, FLOATS, FLOATS, LONGS, LONGS, LONGS, "i32"],
-        {"BITS": 4, "PIECES": 128, "CUT": 3, "OVERLAP": True},
+        {"BITS": 4, "PIECES": 128, "CUT": filtering.CUT, "OVERLAP": True},
     ),
     (
         filtering.tie_kernel,
         [FLOATS, FLOATS, FLOATS, LONGS, INTS, *SIZES],
-        {**PIECES, "CUT": 3},
+        {**PIECES, "CUT": filtering.CUT},
     ),
     (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (

@@ -21,7 +21,7 @@ from ssd_engine.sampling import MASS_BITS
 PIECE = 1024  # tokens of one program
 # Bits of a digit: of top-k's search, which counts, and of top-p's, which adds masses up.
 COUNT_BITS, MASS_DIGIT_BITS = 8, 4
-CUT = 3  # of a row: the lowest key that survives, how many tokens of just that, the mass above it
+CUT = 2  # numbers of a row: the lowest key that survives, and how many tokens of just that
 MASS_UNIT = tl.constexpr(float(1 << MASS_BITS))
 NO_MASS = tl.constexpr(MASS_BITS * 0.7)  # so far below the likeliest token a mass rounds to 0
 ALL = tl.constexpr(-1)  # as the lowest key: every token survives
@@ -335,6 +335,10 @@ def survives(
     return kept
 
 
+_Values = tuple[Tensor, Tensor]  # logits, and the temperatures of their rows
+_Sizes = tuple[int, int, int]  # numbers between two rows, tokens, pieces
+
+
 class Filters:
     """The cut of every row of a step, found anew in each of its runs."""
 
@@ -342,6 +346,7 @@ class Filters:
         self._rows, self._vocab = rows, vocab
         self.pieces = -(-vocab // PIECE)
         self.padded = triton.next_power_of_2(self.pieces)
+        self._grid = (self.pieces, rows)
         self._options = overlapping(overlap)
 
         def empty(*sizes: int, kind: torch.dtype = torch.int64) -> Tensor:
@@ -364,10 +369,22 @@ class Filters:
         log_min_p: Tensor,
     ) -> None:
         values, sizes = (logits, temperatures), (logits.stride(0), self._vocab, self.pieces)
-        counted, weighed = (self._counts, self._count_states), (self._masses, self._mass_states)
-        grid, rows = (self.pieces, self._rows), (self._rows,)
-        options = self._options
-        prepare_kernel[grid](
+        self._prepare(values, sizes)
+        self._cut_by_count(values, sizes, top_k)
+        self._cut_by_mass(values, sizes, top_p, log_min_p)
+        tie_kernel[self._grid](
+            *values,
+            self._maxima,
+            self.cuts,
+            self.ties,
+            *sizes,
+            PIECE=PIECE,
+            CUT=CUT,
+            **self._options,
+        )
+
+    def _prepare(self, values: _Values, sizes: _Sizes) -> None:
+        prepare_kernel[self._grid](
             *values,
             self._maxima,
             self._counts,
@@ -376,48 +393,45 @@ class Filters:
             PIECE=PIECE,
             COUNTS=self._counts.shape[1],
             MASSES=self._masses.shape[1],
-            **options,
+            **self._options,
         )
+
+    def _cut_by_count(self, values: _Values, sizes: _Sizes, top_k: Tensor) -> None:
+        found = (self._counts, self._count_states)
         for digit in range(32 // COUNT_BITS):
-            count_kernel[grid](
+            count_kernel[self._grid](
                 *values,
                 top_k,
                 self._maxima,
-                *counted,
+                *found,
                 *sizes,
                 digit,
                 BITS=COUNT_BITS,
                 PIECE=PIECE,
-                **options,
+                **self._options,
             )
-        count_cut_kernel[rows](top_k, *counted, self.cuts, BITS=COUNT_BITS, CUT=CUT, **options)
+        count_cut_kernel[(self._rows,)](
+            top_k, *found, self.cuts, BITS=COUNT_BITS, CUT=CUT, **self._options
+        )
+
+    def _cut_by_mass(
+        self, values: _Values, sizes: _Sizes, top_p: Tensor, log_min_p: Tensor
+    ) -> None:
+        """Top-p of what top-k leaves; min-p."""
+        found = (self._masses, self._mass_states)
+        shared = dict(BITS=MASS_DIGIT_BITS, PIECES=self.padded, CUT=CUT, **self._options)
         for digit in range(32 // MASS_DIGIT_BITS):
-            mass_kernel[grid](
+            mass_kernel[self._grid](
                 *values,
                 top_p,
                 self._maxima,
-                *weighed,
+                *found,
                 self.cuts,
                 *sizes,
                 digit,
-                BITS=MASS_DIGIT_BITS,
                 PIECE=PIECE,
-                PIECES=self.padded,
-                CUT=CUT,
-                **options,
+                **shared,
             )
-        mass_cut_kernel[rows](
-            top_p,
-            log_min_p,
-            self._maxima,
-            *weighed,
-            self.cuts,
-            self.pieces,
-            BITS=MASS_DIGIT_BITS,
-            PIECES=self.padded,
-            CUT=CUT,
-            **options,
-        )
-        tie_kernel[grid](
-            *values, self._maxima, self.cuts, self.ties, *sizes, PIECE=PIECE, CUT=CUT, **options
+        mass_cut_kernel[(self._rows,)](
+            top_p, log_min_p, self._maxima, *found, self.cuts, self.pieces, **shared
         )
