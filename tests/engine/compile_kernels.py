@@ -6,7 +6,14 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from ssd_engine.cuda import drawing, elementwise, filtering, paged_attention, triton_products
+from ssd_engine.cuda import (
+    adjusting,
+    drawing,
+    elementwise,
+    filtering,
+    paged_attention,
+    triton_products,
+)
 
 HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"
 ABOUT = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "ROWS": 32, "OVERLAP": True}
@@ -15,6 +22,7 @@ DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
 FILTERED = {"FILTERED": True, "CUT": filtering.CUT, "CUT_PIECES": 128}
 PIECES = {"PIECE": 1024, "OVERLAP": True}
 SIZES = ["i32", "i32", "i32"]
+ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, INTS, INTS, INTS, "i32", "i32"]
 PRODUCT = {"EVEN": False, "BIAS": True, "ADD": True}
 
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
@@ -83,6 +91,13 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         [FLOATS, FLOATS, FLOATS, LONGS, INTS, *SIZES],
         {**PIECES, "CUT": filtering.CUT},
     ),
+    (
+        adjusting.add_kernel,
+        [INTS, INTS, INTS, INTS, "i32"],
+        {"MOST": 64, "OVERLAP": True},
+    ),
+    (adjusting.penalise_kernel, ADJUSTED, PIECES),
+    (adjusting.bias_kernel, [*ADJUSTED, INTS, FLOATS], {"ENTRIES": 1024, "OVERLAP": True}),
     (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (
         elementwise.norm_kernel,
@@ -112,13 +127,21 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
 ]
 
+UNFUSED = {adjusting.penalise_kernel, adjusting.bias_kernel}
+
 
 def compile_kernel(kernel: Any, types: list[str], constants: dict[str, Any]) -> None:
     names = kernel.arg_names
     given = iter(types)
     signature = {name: "constexpr" if name in constants else next(given) for name in names}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+    compiled = compile(
+        ASTSource(kernel, signature, fixed),
+        target=GPUTarget("cuda", 90, 32),
+        options={"enable_fp_fusion": kernel not in UNFUSED},
+    )
+    if kernel in UNFUSED and "fma." in compiled.asm["ptx"]:
+        raise RuntimeError(f"{kernel.__name__} has products that are not rounded")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ pytest.importorskip("triton")
 
 from ssd_engine.batch import Chunk, Draw, Part, TreeRows
 from ssd_engine.cuda import graphs, step
+from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.graphs import GraphRunner, InFlight, expected_draws, expected_parts
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepInputs, StepShape
+from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling_params import SamplingParams
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 
@@ -80,7 +83,8 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def make_steps(runner: ModelRunner) -> GraphRunner:
-    one = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2)
+    histories = Histories(2, SHAPE.rows, runner.config.head_rows, torch.device("cpu"))
+    one = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2, histories=histories)
     one.inputs.clear(DUMMY)
     return GraphRunner([one], eager=True)
 
@@ -132,6 +136,28 @@ def test_a_step_draws_the_same_whether_it_was_expected_or_not(
     got = ended(launch(steps, *following))
     assert len(filled) == num_fills + 1  # a last one for what would follow
     assert got == ended(launch(make_steps(runner), *following))
+
+
+@pytest.mark.parametrize("accepted", [1, 0], ids=["expected", "rejected"])
+def test_what_was_committed_is_known_to_the_step_after_it(
+    runner: ModelRunner, filled: list[int], accepted: int
+) -> None:
+    """A token that a bias makes the likeliest is drawn until it was said."""
+    params = SamplingParams(1, frequency_penalty=30.0, logit_bias=((6, 85.0), (8, 100.0)))
+    history = History(params, [1, 2], [7, 7])
+
+    def round_after(start: int, guess: int) -> tuple[list[Chunk], list[Draw | None]]:
+        draws = [Draw.of(replace(params, temperature=0.0), 0, history, i) for i in range(2)]
+        chunk = Chunk([history.output[-1], guess], start, BLOCKS[0], 2)
+        return [chunk], [draw._replace(position=start + 1 + i) for i, draw in enumerate(draws)]
+
+    steps = make_steps(runner)
+    assert ended(launch(steps, *round_after(40, 8))) == [8, 6]
+    history.output.extend([8, 8][: accepted + 1])
+    following = round_after(41 + accepted, 7)
+    got = ended(launch(steps, *following))
+    assert len(filled) == (3 if accepted else 4)  # two of them for what would follow
+    assert got == ended(launch(make_steps(runner), *following)) == [6, 6]
 
 
 def test_a_caller_who_does_not_ask_gets_no_step_prepared(

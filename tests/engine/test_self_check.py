@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ssd_engine.attention.sdpa import SdpaBackend
-from ssd_engine.batch import Chunk, Part, TreeRows
+from ssd_engine.batch import Chunk, Drawing, Part, TreeRows
 from ssd_engine.config import load_model_config
+from ssd_engine.cuda import adjusting
+from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.step import Step, StepLayers
 from ssd_engine.cuda.step_attention import TritonAttention
 from ssd_engine.cuda.step_inputs import StepShape
@@ -186,8 +188,8 @@ class Graphs:
     def num_replays(self, step: Step, side: int) -> int:
         return 1
 
-    def replay(self, step: Step, side: int, turn: int, filtered: bool) -> None:
-        step.run(filtered)
+    def replay(self, step: Step, side: int, turn: int, drawing: Drawing) -> None:
+        step.run(drawing)
 
 
 @pytest.fixture
@@ -201,7 +203,10 @@ def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_step(load: Load, shape: StepShape, graphs: Any = None) -> Findings:
     runner = load(dtype="float32", **(DRAFT if shape.scratch else {}))
     del runner.model.weights.layers[1:], runner.kv.layers[1:]
-    step = Step(runner.model, runner.kv, shape, 3 if shape.scratch else 1)
+    vocab = runner.config.head_rows
+    histories = Histories(OPTIONS.max_num_seqs, shape.rows, vocab, torch.device("cpu"))
+    ranks = 3 if shape.scratch else 1
+    step = Step(runner.model, runner.kv, shape, ranks, histories=histories)
     room = Room(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
     runner._dummy_slot = (runner.num_blocks - 1) * BLOCK
     step.inputs.clear(runner.dummy_slot)
@@ -274,8 +279,8 @@ def test_a_graph_that_computes_something_else(load: Load) -> None:
         def num_replays(self, step: Step, side: int) -> int:
             return 2
 
-        def replay(self, step: Step, side: int, turn: int, filtered: bool) -> None:
-            super().replay(step, side, turn, filtered)
+        def replay(self, step: Step, side: int, turn: int, drawing: Drawing) -> None:
+            super().replay(step, side, turn, drawing)
             step.layers.logits[1, 5] += 1e-3 * turn
 
     with pytest.raises(SelfCheckError, match=r"captured graph of a step .*--eager"):
@@ -288,8 +293,22 @@ def test_tokens_that_are_not_those_of_the_logits(
 ) -> None:
     draw = Step.draw
     monkeypatch.setattr(
-        Step, "draw", lambda self, logits, filtered=False: draw(self, logits.roll(1, 1), filtered)
+        Step, "draw", lambda self, logits, drawing: draw(self, logits.roll(1, 1), drawing)
     )
+    with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
+        check_step(load, VERIFY)
+
+
+@pytest.mark.parametrize("forgotten", ["add_kernel", "penalise_kernel", "bias_kernel"])
+@pytest.mark.usefixtures("short_contexts")
+def test_tokens_that_are_drawn_before_penalties(
+    load: Load, monkeypatch: pytest.MonkeyPatch, forgotten: str
+) -> None:
+    class Nothing:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            return lambda *given, **options: None
+
+    monkeypatch.setattr(adjusting, forgotten, Nothing())
     with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
         check_step(load, VERIFY)
 

@@ -13,14 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Draw, Moved, Part
+from ssd_engine.batch import Chunk, Draw, Drawing, Moved, Part, drawing_of
 from ssd_engine.config import load_model_config
 from ssd_engine.cuda import step
+from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.layer_ops import FusedOps
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.growth import Shape
+from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores, sample
 from ssd_engine.sampling_params import SamplingParams
@@ -81,12 +83,16 @@ def run_step(
     runner: ModelRunner, shape: StepShape, parts: Sequence[Part], draws: Sequence[Draw | None]
 ) -> tuple[Step, list[int]]:
     ranks = 5 if shape.scratch else 1
-    step = Step(runner.model, runner.kv, shape, ranks)
+    histories = Histories(shape.runs, shape.rows, runner.config.head_rows, DEVICE)
+    step = Step(runner.model, runner.kv, shape, ranks, histories=histories)
     step.inputs.clear(DUMMY * BLOCK)
     runs, moves = step_runs(parts, draws, BLOCK)
     begins = step.inputs.fill(runs, DUMMY * BLOCK, moves)
+    drawing = drawing_of(draws)
+    if drawing >= Drawing.ADJUSTED:
+        step.tell_histories(range(len(draws)), draws)
     with torch.inference_mode():
-        step.run(filtered=any(draw is not None and draw.filters for draw in draws))
+        step.run(drawing)
     return step, begins
 
 
@@ -208,11 +214,13 @@ def filtered(rows: Sequence[SampleRow]) -> list[SampleRow]:
 
 
 def assert_draws_what_the_sampler_draws(
-    runner: ModelRunner, rows: Sequence[SampleRow] | None = None
+    runner: ModelRunner,
+    rows: Sequence[SampleRow] | None = None,
+    draws: Sequence[Draw | None] = (),
 ) -> Step:
     rows = rows or sample_rows((0.0, 1.0, 0.7, 1.3))
     rounds = [Chunk([5, 6], 20, [0, 1], 2), Chunk([7, 8], 20, [2, 3], 2)]
-    step, begins = run_step(runner, VERIFY, rounds, draws_of(rows))
+    step, begins = run_step(runner, VERIFY, rounds, draws or draws_of(rows))
     got = torch.cat([logits_of(step, begin, 2) for begin in begins])
     table = step.host_drawn.reshape(3, -1)
     tokens = [*table[0, 1:3].tolist(), *table[1, 1:3].tolist()]
@@ -245,6 +253,35 @@ def test_a_step_ranks_by_the_scores_that_are_drawn_from(runner: ModelRunner) -> 
 
 def test_a_step_draws_what_filters_leave(runner: ModelRunner) -> None:
     assert_draws_what_the_sampler_draws(runner, filtered(sample_rows((1.0, 1.0, 0.7, 1.3), seed=5)))
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0), (1.0, 0.7)], ids=["greedy", "drawn"])
+def test_a_step_draws_after_penalties_and_bias(
+    runner: ModelRunner, temperatures: tuple[float, float]
+) -> None:
+    """Which decide: a bias makes some tokens the likeliest, penalties choose among them."""
+    rows: list[SampleRow] = []
+    draws: list[Draw | None] = []
+    for number, (tokens, filters) in enumerate((((5, 6), {}), ((7, 8), {"top_p": 0.9}))):
+        params = SamplingParams(
+            seed=number,
+            temperature=temperatures[number],
+            repetition_penalty=(1.1, 0.9)[number],
+            presence_penalty=0.5,
+            frequency_penalty=0.25,
+            logit_bias=tuple((token, 100.0) for token in (6, 8, 40, 50, 60)),
+            **filters,
+        )
+        history = History(params, [6, 40, 90], [8, 8, 50, 50, 6, tokens[0]])
+        for i in range(2):
+            rows.append(SampleRow(params, history.prompt, [*history.output, *tokens[1 : i + 1]]))
+            draws.append(Draw.of(params, rows[-1].position, history, i))
+    step = assert_draws_what_the_sampler_draws(runner, rows, draws)
+    assert step.logits is not None
+    plain = [replace(row, params=SamplingParams(row.params.seed)) for row in rows]
+    assert sample(step.logits[:4, : step.head_rows], plain) != sample(
+        step.logits[:4, : step.head_rows], rows
+    )
 
 
 def test_a_step_ranks_what_filters_leave(runner: ModelRunner) -> None:

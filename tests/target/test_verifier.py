@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd_engine.batch import Chunk
+from ssd_engine.batch import Chunk, Draw
 from ssd_engine.completion import StopRules
 from ssd_engine.guessing import drawn_guesses, sample_row
 from ssd_engine.sampling import SampleRow, sample
@@ -293,17 +294,28 @@ def test_a_token_without_probability_is_no_broken_row() -> None:
     assert verify_one(round_of(sequence, []), logits).tokens[0] < 5
 
 
+def row_of(draw: Draw, tokens: Rows[int]) -> SampleRow:
+    """``tokens``: those of its run, up to its own."""
+    told = dict(top_k=draw.top_k, top_p=draw.top_p, min_p=draw.min_p)
+    params = SamplingParams(draw.seed, draw.temperature, **told)  # type: ignore[arg-type]
+    if (history := draw.history) is None:
+        return SampleRow(params, (), range(draw.position))
+    params = replace(history.params, **told)  # type: ignore[arg-type]
+    row = SampleRow(params, history.prompt, [*history.output, *tokens[len(tokens) - draw.recent :]])
+    assert row.position == draw.position
+    return row
+
+
 def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -> Scored:
     """As a device scores rows: it draws what it is told to draw, and tells what is broken."""
     drawn: list[int] = []
     for work in works:
-        for draw in draws(work):
+        for i, draw in enumerate(draws(work)):
             row = logits[len(drawn)]
             token = 0
             if draw is not None:
-                filters = dict(top_k=draw.top_k, top_p=draw.top_p, min_p=draw.min_p)
-                params = SamplingParams(draw.seed, draw.temperature, **filters)  # type: ignore[arg-type]
-                (token,) = sample(row[None], [SampleRow(params, (), range(draw.position))])
+                tokens = work.chunk.tokens[: len(work.chunk.tokens) - work.chunk.num_logits + i + 1]
+                (token,) = sample(row[None], [row_of(draw, tokens)])
             drawn.append(token)
     return Scored(lambda: logits, drawn=drawn, broken=[i in broken for i in range(len(drawn))])
 

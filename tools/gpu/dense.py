@@ -36,7 +36,7 @@ KINDS = {
     "full acceptances": "full_rounds",
 }
 _PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2}
-# By temperature, options that prompts take in turn. A temperature alone is drawn on the device.
+# By temperature, options that prompts take in turn.
 OPTIONS: dict[float, Sequence[Mapping[str, Any]]] = {
     0.0: ({},),
     1.0: ({"top_p": 0.9, **_PENALTIES}, {"top_p": 0.9, "top_k": 40, **_PENALTIES}, {}),

@@ -2,12 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd_engine.history import History
 from ssd_engine.sampling_params import SamplingParams
+
+
+class Drawing(IntEnum):
+    """How much a step does to draw its tokens. Each kind does what those before it do, too."""
+
+    PLAIN = 0  # temperatures
+    FILTERED = 1  # top-k, top-p and min-p
+    ADJUSTED = 2  # penalties and logit bias
 
 
 class Draw(NamedTuple):
@@ -19,11 +29,21 @@ class Draw(NamedTuple):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    history: History | None = None
+    recent: int = 0  # tokens of the row's run, up to its own, that come after the history
 
     @classmethod
-    def of(cls, params: SamplingParams, position: int) -> "Draw":
-        filters = () if params.greedy else (params.top_k, params.top_p, params.min_p)
-        return cls(params.seed, params.temperature, position, *filters)
+    def of(
+        cls, params: SamplingParams, position: int, history: History | None = None, recent: int = 0
+    ) -> "Draw":
+        filters = (0, 1.0, 0.0) if params.greedy else (params.top_k, params.top_p, params.min_p)
+        return cls(params.seed, params.temperature, position, *filters, history, recent)
+
+    @property
+    def drawing(self) -> Drawing:
+        if self.history is not None:
+            return Drawing.ADJUSTED
+        return Drawing.FILTERED if self.filters else Drawing.PLAIN
 
     @property
     def filters(self) -> bool:
@@ -33,6 +53,11 @@ class Draw(NamedTuple):
     def signed_seed(self) -> int:
         """64 unsigned bits as the int64 of the same bits."""
         return self.seed - (1 << 64) if self.seed >= 1 << 63 else self.seed
+
+
+def drawing_of(draws: Sequence[Draw | None]) -> Drawing:
+    """What a step does that draws all of these."""
+    return max((draw.drawing for draw in draws if draw is not None), default=Drawing.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ class ModelRunner:
         return 0.0 if self._steps is None else self._steps.gap_seconds
 
     def _make_steps(self) -> "GraphRunner | None":
+        from ssd_engine.cuda.adjusting import Histories
         from ssd_engine.cuda.graphs import GraphRunner
         from ssd_engine.cuda.shapes import step_shapes
         from ssd_engine.cuda.step import Step
@@ -152,11 +153,16 @@ class ModelRunner:
         shapes = step_shapes(self.options)
         if not shapes:
             return None
-        ranks, last = self.options.ranks, None
+        ranks, last, histories = self.options.ranks, None, None
+        most_rows = max(shape.rows for shape in shapes)
         if self.options.branches and self.tp.size == 1:  # other ranks do not know what is drawn
-            last = torch.zeros(max(s.rows for s in shapes), dtype=torch.int32, device=self.device)
+            last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
+        if self.tp.rank == 0:
+            places = min(self.options.max_num_seqs, max(shape.runs for shape in shapes))
+            vocab, overlap = self.config.head_rows, self._kernels.overlap
+            histories = Histories(places, most_rows, vocab, self.device, overlap)
         steps = [
-            Step(self.model, self.kv, shape, ranks, self._kernels, last, num_sides=2)
+            Step(self.model, self.kv, shape, ranks, self._kernels, last, 2, histories)
             for shape in shapes
         ]
         return GraphRunner(steps, self.options.eager)

@@ -97,7 +97,8 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
         seen = torch.from_numpy(np.unique(np.array([*row.prompt, *row.output], dtype=np.int64)))
         seen = seen.to(logits.device)
         value = logits[seen]
-        penalty = params.repetition_penalty
+        # A tensor: by a number a CUDA device would not divide, but multiply with its inverse.
+        penalty = torch.tensor(params.repetition_penalty, dtype=value.dtype, device=value.device)
         logits[seen] = torch.where(value > 0, value / penalty, value * penalty)
     if row.output and (params.presence_penalty or params.frequency_penalty):
         tokens, counts = np.unique(np.array(row.output, dtype=np.int64), return_counts=True)

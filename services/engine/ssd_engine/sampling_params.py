@@ -45,7 +45,7 @@ class SamplingParams:
 
     @property
     def drawn_on_device(self) -> bool:
-        """Nothing but a temperature and filters: drawn where the logits are."""
+        """Nothing but a temperature and filters: guessed where the logits are."""
         return not self.adjusts_logits
 
 

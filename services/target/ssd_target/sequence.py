@@ -5,6 +5,7 @@ from enum import Enum
 
 from ssd_engine.block_pool import BlockLease
 from ssd_engine.completion import Completion, StopRules
+from ssd_engine.history import History
 from ssd_engine.sampling_params import SamplingParams
 
 
@@ -54,7 +55,8 @@ class Sequence:
         self.sampling = sampling
         self.max_committed = len(prompt) + rules.max_tokens
         self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
-        self.drawn_on_device = num_logprobs is None and sampling.drawn_on_device
+        self.drawn_on_device = num_logprobs is None
+        self.history = History.of(sampling, prompt, self.output)
         self.state = State.WAITING
         self.lease: BlockLease | None = None
         self.num_written = 0  # tokens whose KV is in the cache

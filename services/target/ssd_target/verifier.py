@@ -63,8 +63,8 @@ def draws(work: Work) -> list[Draw | None]:
     if not work.sequence.drawn_on_device:
         return [None] * work.chunk.num_logits
     first = work.chunk.end - work.chunk.num_logits + 1
-    params = work.sequence.sampling
-    return [Draw.of(params, first + i) for i in range(work.chunk.num_logits)]
+    params, history = work.sequence.sampling, work.sequence.history
+    return [Draw.of(params, first + i, history, i) for i in range(work.chunk.num_logits)]
 
 
 def verify(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Draw, Moved, Part, TreeRows
+from ssd_engine.batch import Chunk, Draw, Drawing, Moved, Part, TreeRows, drawing_of
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepRun, StepShape
 from ssd_engine.scored import Scored
@@ -33,16 +33,16 @@ class _Captured:
 
     beginnings: list[tuple[torch.cuda.Event, torch.cuda.CUDAGraph]]
     rest: torch.cuda.CUDAGraph
-    # What is drawn from the logits: without filters, and with them. Only the first rank has any.
-    ends: dict[bool, torch.cuda.CUDAGraph]
+    # How tokens are drawn from the logits, which only the first rank has.
+    ends: dict[Drawing, torch.cuda.CUDAGraph]
 
-    def replay(self, turn: int, filtered: bool) -> torch.cuda.Event:
+    def replay(self, turn: int, drawing: Drawing) -> torch.cuda.Event:
         """The event in front of it."""
         start, beginning = self.beginnings[turn]
         beginning.replay()
         self.rest.replay()
         if self.ends:
-            self.ends[filtered].replay()
+            self.ends[drawing].replay()
         return start
 
 
@@ -92,8 +92,8 @@ class GraphRunner:
         memory = None
         for step in self._steps:
             step.inputs.clear(dummy_slot)
-            for filtered in (False, True):
-                step.run(filtered)  # what is compiled on first use is compiled now
+            for drawing in Drawing:
+                step.run(drawing)  # what is compiled on first use is compiled now
             torch.cuda.synchronize()
             for side in range(0 if self._eager else step.num_sides):
                 step.use(side)
@@ -104,8 +104,8 @@ class GraphRunner:
                     beginnings.append((start, graph))
                 rest, memory = _capture(step.score, memory)
                 ends = {}
-                for filtered in (False, True) if step.logits is not None else ():
-                    ends[filtered], memory = _capture(partial(step.finish, filtered), memory)
+                for drawing in Drawing if step.logits is not None else ():
+                    ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
                 self._captured[step.shape, side] = _Captured(beginnings, rest, ends)
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
 
@@ -118,13 +118,15 @@ class GraphRunner:
         captured = self._captured.get((step.shape, side))
         return 1 if captured is None else len(captured.beginnings)
 
-    def replay(self, step: Step, side: int, turn: int = 0, filtered: bool = False) -> None:
+    def replay(
+        self, step: Step, side: int, turn: int = 0, drawing: Drawing = Drawing.PLAIN
+    ) -> None:
         """Run what was captured of a step on this side; the step itself where nothing was."""
         captured = self._captured.get((step.shape, side))
         if captured is None:
-            step.run(filtered)
+            step.run(drawing)
             return
-        captured.replay(turn, filtered)
+        captured.replay(turn, drawing)
 
     def launch(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int
@@ -147,20 +149,22 @@ class GraphRunner:
             begins = step.inputs.fill(runs, dummy_slot, moves)
         turn = self._launches % STARTS
         self._launches += 1
-        filtered = any(draw is not None and draw.filters for draw in draws)
+        rows, drawing = _logit_rows(parts, begins), drawing_of(draws)
+        if drawing >= Drawing.ADJUSTED:
+            step.tell_histories(rows, draws)
         end = self._ends[turn]
         if self._eager:
             start = self._starts[turn]
             start.record(self._stream)
             with torch.inference_mode():
-                step.run(filtered)
+                step.run(drawing)
         else:
             captured = self._captured[step.shape, side]
-            start = captured.replay(turn // step.num_sides, filtered)
+            start = captured.replay(turn // step.num_sides, drawing)
         end.record(self._stream)
         self._using[step.shape, side] = end
         look_ahead = partial(self._expect, parts, draws, dummy_slot)
-        return InFlight(self, step, side, parts, begins, start, end, look_ahead)
+        return InFlight(self, step, side, parts, rows, start, end, look_ahead)
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight, and nothing is launched before they are over."""
@@ -210,17 +214,18 @@ class InFlight:
         step: Step,
         side: int,
         parts: Sequence[Part],
-        begins: list[int],
+        rows: list[int],
         start: torch.cuda.Event,
         end: torch.cuda.Event,
         look_ahead: Callable[[], None],
     ) -> None:
-        """``look_ahead`` is for a caller who asks whether it is done while it is not."""
+        """``rows``: those with logits. ``look_ahead`` is for a caller who asks whether it is done
+        while it is not."""
         self._runner, self._step, self._side, self._parts = runner, step, side, parts
         self._start, self._end = start, end
         self._look_ahead: Callable[[], None] | None = look_ahead
         self._done = False
-        self.rows: Sequence[int] = _logit_rows(parts, begins)
+        self.rows: Sequence[int] = rows
 
     def done(self) -> bool:
         self._done = self._done or self._end.query()

@@ -4,6 +4,7 @@ The decoder's layers with fused kernels, over buffers that stay where they are, 
 can be captured: the inputs' copy to the device first, the results' copy back last.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_engine.batch import Draw, Drawing
+from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.drawing import (
     LEAF,
     best_of_piece_kernel,
@@ -152,14 +155,16 @@ class Step:
         kernels: KernelSet = INTERPRETED,
         last: Tensor | None = None,
         num_sides: int = 1,
+        histories: Histories | None = None,
     ) -> None:
         """``kv`` may be allocated later, before the first run. ``last``: the best token of each
         row, which the step after this one may follow. With two sides a step can be filled while
-        the one before it is in flight."""
+        the one before it is in flight. ``histories``: for penalties and bias, where rows have
+        any."""
         device = model.weights.norm.device
         self.num_sides, self.follows = num_sides, last is not None
         self.inputs = StepInputs(shape, device, self.num_sides)
-        self._last = last
+        self._last, self._histories = last, histories
         self.shape, self.ranks = shape, ranks
         self.layers = StepLayers(model, kv, self.inputs, kernels)
         self.head_rows = model.config.head_rows
@@ -201,12 +206,17 @@ class Step:
         self._side = side
         self.inputs.use(side)
 
-    def run(self, filtered: bool = False) -> None:
-        """All of it, over fixed addresses, so that it can be captured. ``filtered``: some rows may
-        have top-k, top-p or min-p."""
+    def tell_histories(self, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
+        """The last that an adjusted step is told, before it is launched. ``rows``: that draw so."""
+        if self._histories is None:
+            raise RuntimeError("a step without histories has none to be told")
+        self._histories.tell(self.inputs, rows, draws)
+
+    def run(self, drawing: Drawing = Drawing.PLAIN) -> None:
+        """All of it, over fixed addresses, so that it can be captured."""
         self.begin()
         self.score()
-        self.finish(filtered)
+        self.finish(drawing)
 
     def begin(self) -> None:
         """As much as keeps a device busy until the rest of it is launched, too."""
@@ -220,15 +230,18 @@ class Step:
     def score(self) -> None:
         self.logits = self.layers.finish()
 
-    def finish(self, filtered: bool = False) -> None:
+    def finish(self, drawing: Drawing = Drawing.PLAIN) -> None:
         """Other ranks than the first have no logits."""
         if self.logits is None:
             return
-        self.draw(self.logits, filtered)
+        self.draw(self.logits, drawing)
         self.host_drawn.copy_(self.drawn, non_blocking=True)
 
-    def draw(self, logits: Tensor, filtered: bool = False) -> None:
-        """Tokens, or the best of every row, to ``drawn``."""
+    def draw(self, logits: Tensor, drawing: Drawing = Drawing.PLAIN) -> None:
+        """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
+        if drawing >= Drawing.ADJUSTED and self._histories is not None:
+            logits = self._histories.adjust(logits, self.inputs)
+        filtered = drawing >= Drawing.FILTERED
         if filtered:
             names = ("temperatures", "top_k", "top_p", "log_min_p")
             self._filters.find(logits, *(self.inputs[name] for name in names))

@@ -102,6 +102,11 @@ class StepInputs:
             "temperatures": rows,
             "top_k": rows,
             "log_min_p": rows,
+            "places": rows,
+            "recent": rows,
+            "num_new": 1,
+            "new_places": rows,
+            "new_tokens": rows,
             "run_begin": runs,
             "run_rows": runs,
             "run_end": runs,
@@ -139,6 +144,7 @@ class StepInputs:
         for host in self.sides:
             host.block.zero_()
             host.top_p[:], host.log_min_p[:], host.filtered = 1.0, -np.inf, 0
+            host.part["places"][:] = _ints([-1] * self.shape.rows)
             host.part["slots"][:] = _ints([dummy_slot] * self.shape.rows)
             host.written = [((), 0)] * self.shape.runs
             host.live_rows = host.live_runs = 0
@@ -184,6 +190,21 @@ class StepInputs:
     def put_tokens(self, tokens: Sequence[int]) -> None:
         """Of a step that was filled but for them."""
         self._host.part["tokens"][: len(tokens)] = _ints(tokens)
+
+    def put_histories(
+        self, told: Sequence[tuple[int, int, int]], added: Sequence[tuple[int, int]]
+    ) -> None:
+        """Of a step with penalties or bias: rows with the places of their histories and how many
+        tokens come after these; tokens that are added to them, after their places."""
+        host, rows = self._host.part, self.shape.rows
+        places, recent = [-1] * rows, [0] * rows
+        for row, place, count in told:
+            places[row], recent[row] = place, count
+        host["places"][:] = _ints(places)
+        host["recent"][:] = _ints(recent)
+        host["num_new"][0] = len(added)
+        host["new_places"][: len(added)] = _ints([place for place, _ in added])
+        host["new_tokens"][: len(added)] = _ints([token for _, token in added])
 
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:
         host, count = self._host.part, len(run.tokens)

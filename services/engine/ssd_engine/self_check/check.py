@@ -3,13 +3,15 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Draw, Part, TreeRows
+from ssd_engine.batch import Draw, Drawing, Part, TreeRows
 from ssd_engine.few_rows import MOST_ROWS
+from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
@@ -118,13 +120,31 @@ class StepCheck:
         self._runner, self._step, self._parts, self._findings = runner, step, parts, findings
         self._use = TREE if any(isinstance(part, TreeRows) for part in parts) else STEP
         self._num_rows = sum(len(part.tokens) for part in parts)
-        self._samples: dict[bool, list[SampleRow]] = {}  # without filters, and with them
-        self._runs: dict[bool, list[StepRun]] = {}
-        for filtered in (False, True):
-            samples = [_sample_row(i, filtered) for i in range(self._num_rows)]
-            draws = [Draw.of(sample.params, sample.position) for sample in samples]
-            self._samples[filtered] = samples
-            self._runs[filtered], self._moves = step_runs(parts, draws, runner.options.block_size)
+        self._samples: dict[Drawing, list[SampleRow]] = {}
+        self._draws: dict[Drawing, list[Draw | None]] = {}
+        self._runs: dict[Drawing, list[StepRun]] = {}
+        count = min(_MOST_HISTORIES, runner.options.max_num_seqs)
+        self._histories = [_history(i, runner.config.vocab_size) for i in range(count)]
+        for drawing in Drawing:
+            self._samples[drawing], self._draws[drawing] = self._rows_of(drawing)
+            self._runs[drawing], self._moves = step_runs(
+                parts, self._draws[drawing], runner.options.block_size
+            )
+
+    def _rows_of(self, drawing: Drawing) -> tuple[list[SampleRow], list[Draw | None]]:
+        samples: list[SampleRow] = []
+        draws: list[Draw | None] = []
+        for number, part in enumerate(self._parts):
+            history = None
+            if drawing >= Drawing.ADJUSTED:
+                history = self._histories[number % len(self._histories)]
+            for i in range(part.num_logits):
+                recent = 1 if isinstance(part, TreeRows) else i
+                tokens = part.tokens[i + 1 - recent : i + 1]
+                samples.append(_sample_row(len(samples), drawing, history, tokens))
+                params, position = samples[-1].params, samples[-1].position
+                draws.append(Draw.of(params, position, history, recent))
+        return samples, draws
 
     def run(self, graphs: "GraphRunner") -> None:
         runner, step, parts = self._runner, self._step, self._parts
@@ -137,18 +157,29 @@ class StepCheck:
         LayerCheck(
             runner, operations, parts, self._findings, self._use, USE_TORCH, step.shape.rows
         ).run()
-        for filtered in (False, True):
-            self._fill_inputs(0, filtered)
+        for drawing in Drawing:
+            self._fill_inputs(0, drawing)
             step.inputs.copy()
-            self._check_drawing(filtered)
-            self._check_graphs(graphs, filtered)
+            self._check_drawing(drawing)
+            self._check_graphs(graphs, drawing)
         step.inputs.clear(runner.dummy_slot)
         step.use(0)
         clear_context(runner.kv, parts)
 
-    def _fill_inputs(self, side: int, filtered: bool = False) -> None:
+    def _fill_inputs(self, side: int, drawing: Drawing = Drawing.PLAIN) -> None:
         self._step.use(side)
-        self._step.inputs.fill(self._runs[filtered], self._runner.dummy_slot, self._moves)
+        self._step.inputs.fill(self._runs[drawing], self._runner.dummy_slot, self._moves)
+        if drawing >= Drawing.ADJUSTED and self._runner.tp.rank == 0:
+            self._tell_histories(self._draws[drawing])
+
+    def _tell_histories(self, draws: Sequence[Draw | None]) -> None:
+        """What a step adds to them is added anew: their last tokens are taken back before."""
+        rows, outputs = range(self._num_rows), [history.output for history in self._histories]
+        last = [output.pop() for output in outputs]
+        self._step.tell_histories(rows, draws)
+        for output, token in zip(outputs, last, strict=True):
+            output.append(token)
+        self._step.tell_histories(rows, draws)
 
     def _place(self, operation: str, remedy: str = USE_TORCH) -> Place:
         return Place(self._use, self._num_rows, None, operation, remedy)
@@ -162,15 +193,15 @@ class StepCheck:
                 slots = kept.flatten(0, 1)
                 self._findings.compare_bits(self._place(MOVE), slots[targets], slots[sources])
 
-    def _check_drawing(self, filtered: bool) -> None:
+    def _check_drawing(self, drawing: Drawing) -> None:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
             self._findings.note(self._place(DRAWN), torch.zeros((), device=self._runner.device))
             return
-        step.draw(logits, filtered)
+        step.draw(logits, drawing)
         rows = min(self._num_rows, DRAWN_ROWS)
-        samples = self._samples[filtered][:rows]
+        samples = self._samples[drawing][:rows]
         scores = perturbed_scores(logits[:rows, : step.head_rows], samples).double()
         best = scores.topk(step.ranks).values
         # From logits that are no numbers anything may be drawn.
@@ -186,20 +217,20 @@ class StepCheck:
         if step.ranks > 1:
             return drawn.view(-1, step.ranks)[:rows]
         table = drawn.view(step.shape.runs, -1)  # how many are right, then the tokens
-        lengths = [len(run.tokens) for run in self._runs[False]]
+        lengths = [len(run.tokens) for run in self._runs[Drawing.PLAIN]]
         tokens = torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])
         return tokens[:rows, None]
 
-    def _check_graphs(self, graphs: "GraphRunner", filtered: bool) -> None:
+    def _check_graphs(self, graphs: "GraphRunner", drawing: Drawing) -> None:
         step, place, tp = self._step, self._place(CAPTURED, EAGER), self._runner.tp
         logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
         is_first = tp.size > 2  # Several ranks may be summed up in another order within a graph.
         for side in range(step.num_sides):
             for turn in range(graphs.num_replays(step, side)):
-                self._fill_inputs(side, filtered)
+                self._fill_inputs(side, drawing)
                 step.layers.logits.zero_()
                 step.drawn.zero_()
-                graphs.replay(step, side, turn, filtered)
+                graphs.replay(step, side, turn, drawing)
                 if is_first:
                     logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
                     is_first = False
@@ -216,14 +247,34 @@ class StepCheck:
         """What was drawn for rows that do not pad."""
         if self._step.ranks > 1:
             return drawn.view(-1, self._step.ranks)[: self._num_rows]
-        return drawn.view(self._step.shape.runs, -1)[: len(self._runs[False])]
+        return drawn.view(self._step.shape.runs, -1)[: len(self._runs[Drawing.PLAIN])]
 
 
 _FILTERS: list[dict[str, Any]] = [{"top_k": 40, "top_p": 0.9}, {"top_p": 0.8}, {"min_p": 0.02}]
+_MOST_HISTORIES = 4  # parts take turns
 
 
-def _sample_row(i: int, filtered: bool) -> SampleRow:
-    """Greedy and not, in turns."""
-    filters = _FILTERS[i // 2 % len(_FILTERS)] if filtered else {}
-    params = SamplingParams(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2], **filters)
-    return SampleRow(params, (), range(i))
+def _sample_row(
+    i: int, drawing: Drawing, history: History | None, recent: Sequence[int]
+) -> SampleRow:
+    """Greedy and not, in turns. ``recent``: tokens after the history."""
+    filters = _FILTERS[i // 2 % len(_FILTERS)] if drawing >= Drawing.FILTERED else {}
+    how: dict[str, Any] = dict(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2], **filters)
+    if history is None:
+        return SampleRow(SamplingParams(**how), (), range(i))
+    output = [*history.output, *recent]
+    return SampleRow(replace(history.params, **how), history.prompt, output)
+
+
+def _history(number: int, vocab_size: int) -> History:
+    """What was said is likelier. Last comes a token that is the likeliest because of it; biases
+    decide against two others."""
+    last, other, often, prompted = ((number + 7 * i) % vocab_size for i in range(4))
+    params = SamplingParams(
+        seed=0,
+        repetition_penalty=(1.02, 0.98)[number % 2],
+        presence_penalty=0.5,
+        frequency_penalty=-40.0,
+        logit_bias=((other, 20.0), (often, -100.0)),
+    )
+    return History(params, [other, prompted], [often, often, often, last, other, last])

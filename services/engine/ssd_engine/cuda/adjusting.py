@@ -1,0 +1,251 @@
+"""Penalties and logit bias on the device: what each sequence has said so far lies there, too.
+
+A table has one row for each sequence: how often each token stands in its output, and whether it
+stands in its prompt. What was committed since the last step is added within a step. Tokens that a
+round verifies are not in the table: a row compares them with its own tokens one by one, so nothing
+has to be taken back when they are rejected.
+
+The same definition as ``sampling.adjust_logits``.
+"""
+
+from collections import OrderedDict
+from collections.abc import KeysView, Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_engine.batch import Draw
+from ssd_engine.cuda.elementwise import overlapping
+from ssd_engine.cuda.filtering import PIECE
+from ssd_engine.cuda.step_inputs import StepInputs
+from ssd_engine.history import History
+from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
+
+IN_PROMPT = 1
+ONCE = tl.constexpr(2)  # in the output
+PENALTIES = tl.constexpr(3)  # numbers of a sequence: repetition, presence, frequency
+
+
+@triton.jit
+def _begin(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def add_kernel(
+    table,  # [places, vocab] int32
+    places,  # [most] of tokens that were committed
+    tokens,  # [most]
+    count,  # [1]
+    vocab,
+    MOST: tl.constexpr,  # a power of 2
+    OVERLAP: tl.constexpr,
+):
+    _begin(OVERLAP)
+    i = tl.arange(0, MOST)
+    there = i < tl.load(count)
+    place = tl.load(places + i, mask=there, other=0).to(tl.int64)
+    token = tl.load(tokens + i, mask=there, other=0)
+    once = tl.full((MOST,), ONCE, tl.int32)
+    tl.atomic_add(table + place * vocab + token, once, mask=there & (token < vocab))
+
+
+@triton.jit
+def _seen(table, place, vocab, row, token, mask, tokens, recent):
+    """Entries of the table, with what stands between them and the row's own place."""
+    seen = tl.load(table + place.to(tl.int64) * vocab + token, mask=mask, other=0)
+    for i in range(tl.load(recent + row)):
+        seen += tl.where(token == tl.load(tokens + row - i), ONCE, 0)
+    return seen
+
+
+@triton.jit
+def _adjusted(x, seen, penalties, place):
+    """Nothing here may be fused: products are rounded before they are added to."""
+    here = penalties + place * PENALTIES
+    repetition = tl.load(here).to(tl.float32)
+    again = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    x = tl.where(seen > 0, again, x)
+    count = seen // ONCE
+    cost = tl.load(here + 1) + tl.load(here + 2) * count.to(tl.float64)
+    return tl.where(count > 0, x - cost.to(tl.float32), x)
+
+
+@triton.jit
+def penalise_kernel(
+    logits,
+    out,  # [rows, vocab] float32
+    table,
+    penalties,  # [places, PENALTIES] float64
+    places,  # [rows]; -1: the logits stay as they are
+    tokens,  # [rows] what each row was given
+    recent,  # [rows] how many of these, up to its own, come after what is in the table
+    stride,  # of a row of logits
+    vocab,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row, piece = tl.program_id(1), tl.program_id(0)
+    _begin(OVERLAP)
+    token = piece * PIECE + tl.arange(0, PIECE)
+    inside = token < vocab
+    x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
+    place = tl.load(places + row)
+    if place >= 0:
+        seen = _seen(table, place, vocab, row, token, inside, tokens, recent)
+        x = _adjusted(x, seen, penalties, place)
+    tl.store(out + row.to(tl.int64) * vocab + token, x, mask=inside)
+
+
+@triton.jit
+def bias_kernel(
+    logits,
+    out,
+    table,
+    penalties,
+    places,
+    tokens,
+    recent,
+    stride,
+    vocab,
+    biased,  # [places, ENTRIES] int32: tokens, -1 where there are no more
+    biases,  # [places, ENTRIES] float32
+    ENTRIES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Tokens with a bias once more, now with it."""
+    row = tl.program_id(0)
+    _begin(OVERLAP)
+    place = tl.load(places + row)
+    if place >= 0:
+        entry = place * ENTRIES + tl.arange(0, ENTRIES)
+        token = tl.load(biased + entry)
+        there = token >= 0
+        x = tl.load(logits + row.to(tl.int64) * stride + token, mask=there, other=0.0)
+        x += tl.load(biases + entry)
+        seen = _seen(table, place, vocab, row, token, there, tokens, recent)
+        x = _adjusted(x, seen, penalties, place)
+        tl.store(out + row.to(tl.int64) * vocab + token, x, mask=there)
+
+
+class Histories:
+    """The table, and which sequence has which place in it: the last ones that were drawn for.
+
+    All steps share it. A sequence that has lost its place is written anew when it comes again.
+    """
+
+    def __init__(
+        self, places: int, rows: int, vocab: int, device: torch.device, overlap: bool = False
+    ) -> None:
+        """``rows``: of the largest step. There are places for all sequences of one step."""
+        self._vocab, self._device = vocab, device
+        self._options = dict(overlapping(overlap), enable_fp_fusion=False)
+        self._free = list(range(places))
+        self._known: OrderedDict[History, tuple[int, int]] = OrderedDict()  # place, output tokens
+
+        def empty(*sizes: int, kind: torch.dtype) -> Tensor:
+            return torch.zeros(sizes, dtype=kind, device=device)
+
+        self._table = empty(places, vocab, kind=torch.int32)
+        self._penalties = empty(places, PENALTIES.value, kind=torch.float64)
+        self._biased = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.int32)
+        self._biases = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.float32)
+        self._adjusted = empty(rows, vocab, kind=torch.float32)
+
+    def tell(self, inputs: StepInputs, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
+        """A step that is filled but for this; it is launched next. ``rows``: that draw so."""
+        told = [
+            (row, draw.history, draw.recent)
+            for row, draw in zip(rows, draws, strict=True)
+            if draw is not None and draw.history is not None
+        ]
+        histories = dict.fromkeys(history for _, history, _ in told).keys()
+        places, added = self._follow(histories, inputs.shape.rows)
+        inputs.put_histories(
+            [(row, places[history], recent) for row, history, recent in told], added
+        )
+
+    def _follow(
+        self, histories: KeysView[History], most: int
+    ) -> tuple[dict[History, int], list[tuple[int, int]]]:
+        """Places, and tokens that the step has to add there. Where these would be more than
+        ``most``, and for a sequence that is new, all is written now."""
+        for history in histories & self._known.keys():
+            self._known.move_to_end(history)
+        places: dict[History, int] = {}
+        added: list[tuple[int, int]] = []
+        for history in histories:
+            place, known = self._known.get(history) or (self._new_place(), -1)
+            new = len(history.output) - known
+            if known >= 0 and 0 <= new <= most - len(added):
+                added += [(place, token) for token in history.output[known:]]
+            else:
+                self._write(place, history)
+            self._known[history] = (place, len(history.output))
+            places[history] = place
+        return places, added
+
+    def adjust(self, logits: Tensor, inputs: StepInputs) -> Tensor:
+        """Of all rows of a step: [rows, vocab], until the next step."""
+        rows, vocab = inputs.shape.rows, self._vocab
+        out = self._adjusted[:rows]
+        add_kernel[(1,)](
+            self._table,
+            *(inputs[name] for name in ("new_places", "new_tokens", "num_new")),
+            vocab,
+            MOST=triton.next_power_of_2(rows),
+            **self._options,
+        )
+        told = [inputs[name] for name in ("places", "tokens", "recent")]
+        shared = (logits, out, self._table, self._penalties, *told, logits.stride(0), vocab)
+        penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **self._options)
+        bias_kernel[(rows,)](
+            *shared,
+            self._biased,
+            self._biases,
+            ENTRIES=MAX_LOGIT_BIAS_ENTRIES,
+            **self._options,
+        )
+        return out
+
+    def _new_place(self) -> int:
+        if self._free:
+            return self._free.pop()
+        _, (place, _) = self._known.popitem(last=False)
+        return place
+
+    def _write(self, place: int, history: History) -> None:
+        params = history.params
+        penalties = (
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+        bias = [(token, value) for token, value in params.logit_bias if token < self._vocab]
+        bias += [(-1, 0.0)] * (MAX_LOGIT_BIAS_ENTRIES - len(bias))
+        tokens, values = zip(*bias, strict=True)
+        self._copy(self._table[place], self._entries(history))
+        self._copy(self._penalties[place], np.array(penalties))
+        self._copy(self._biased[place], np.array(tokens, dtype=np.int32))
+        self._copy(self._biases[place], np.array(values, dtype=np.float32))
+
+    def _entries(self, history: History) -> NDArray[np.int32]:
+        vocab = self._vocab
+        entries = np.zeros(vocab, dtype=np.int32)
+        output = np.array(history.output, dtype=np.int64)
+        entries += ONCE.value * np.bincount(output, minlength=vocab)[:vocab].astype(np.int32)
+        prompt = np.array(history.prompt, dtype=np.int64)
+        entries[prompt[prompt < vocab]] |= IN_PROMPT
+        return entries
+
+    def _copy(self, to: Tensor, values: NDArray[np.generic]) -> None:
+        source = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            source = source.pin_memory()
+        to.copy_(source, non_blocking=True)

@@ -1,0 +1,186 @@
+"""Penalties and bias on the device give the bits that the CPU's sampler gives."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from ssd_engine.batch import Draw
+from ssd_engine.cuda import adjusting
+from ssd_engine.cuda.adjusting import Histories
+from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.history import History
+from ssd_engine.sampling import SampleRow, adjust_logits
+from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SMALL = DEVICE.type == "cpu"
+VOCAB = 300 if SMALL else 128_256
+RUNS, ROWS_PER_RUN = 3, 4
+SHAPE = StepShape(rows=16, runs=RUNS, rows_per_run=ROWS_PER_RUN, max_positions=4096, block_size=16)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "repetition below 1": {"repetition_penalty": 0.7},
+    "presence": {"presence_penalty": 0.7},
+    "frequency": {"frequency_penalty": 0.1},
+    "less than nothing": {"presence_penalty": -0.7, "frequency_penalty": -1 / 3},
+    "bias": {"logit_bias": ((0, 1.5), (5, -3.25), (77, 100.0), (299, -100.0))},
+    "all": {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.7,
+        "logit_bias": tuple((token, 0.1 * token - 9) for token in range(0, 300, 7)),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    if SMALL:
+        monkeypatch.setattr(adjusting, "PIECE", 128)
+
+
+def make_history(options: dict[str, Any], seed: int) -> History:
+    """Some tokens several times, some in the prompt alone, some in both."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(150) for _ in range(40)]
+    output = [rng.randrange(100, 250) for _ in range(60)]
+    return History(SamplingParams(seed, **options), prompt, output)
+
+
+def make_logits(seed: int, vocab: int = VOCAB) -> Tensor:
+    logits = 8 * torch.randn(SHAPE.rows, vocab, generator=torch.Generator().manual_seed(seed))
+    logits[:, :8] = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30, -torch.inf, torch.inf])
+    logits[1] = logits[1].round()  # ties
+    return logits
+
+
+class Adjuster:
+    """Steps over given logits."""
+
+    def __init__(self, places: int = RUNS, vocab: int = VOCAB) -> None:
+        self._vocab = vocab
+        self._histories = Histories(places, SHAPE.rows, vocab, DEVICE)
+        self._inputs = StepInputs(SHAPE, DEVICE)
+        self._inputs.clear(0)
+
+    def adjust(
+        self,
+        logits: Tensor,
+        histories: Sequence[History | None],
+        runs: Sequence[Sequence[int]],
+    ) -> Tensor:
+        """``runs``: the last committed token of each history, and what is verified after it."""
+        draws = [
+            Draw(1, 1.0, 0, history=history, recent=i) if history else None
+            for history, tokens in zip(histories, runs, strict=True)
+            for i in range(len(tokens))
+        ]
+        told = [StepRun(t, range(len(t)), range(len(t)), range(len(t)), [0]) for t in runs]
+        self._inputs.fill(told, 0)
+        self._histories.tell(self._inputs, range(len(draws)), draws)
+        self._inputs.copy()
+        on_device = logits.to(DEVICE)
+        adjusted = self._histories.adjust(on_device, self._inputs).cpu()
+        assert torch.equal(on_device.cpu().nan_to_num(), logits.nan_to_num())
+        return adjusted[: len(draws)].clone()
+
+
+def expected(
+    logits: Tensor, histories: Sequence[History | None], runs: Sequence[Sequence[int]]
+) -> Tensor:
+    rows = [
+        SampleRow(h.params, h.prompt, [*h.output, *tokens[1 : i + 1]])
+        if h
+        else SampleRow(SamplingParams(1), (), ())
+        for h, tokens in zip(histories, runs, strict=True)
+        for i in range(len(tokens))
+    ]
+    return adjust_logits(logits[: len(rows)], rows)
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int32)
+
+
+def runs_after(histories: Sequence[History | None], seed: int) -> list[list[int]]:
+    """Speculations of different lengths, some of whose tokens come twice or were said before."""
+    rng = random.Random(seed)
+    return [
+        [h.output[-1] if h else 3, *(rng.choice((7, 120, 260)) for _ in range(rng.randrange(4)))]
+        for h in histories
+    ]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_logits_are_adjusted_as_the_sampler_does(options: str) -> None:
+    """Round after round: what was committed is added, what was rejected is not."""
+    histories: list[History | None] = [
+        make_history(OPTIONS[options], 1),
+        None,
+        make_history(OPTIONS[options], 2),
+    ]
+    adjuster = Adjuster()
+    for number in range(3):
+        logits, runs = make_logits(number), runs_after(histories, number)
+        got = adjuster.adjust(logits, histories, runs)
+        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        for history, tokens in zip(histories, runs, strict=True):
+            if history is not None:
+                history.output.extend([*tokens[1 : 1 + number], 120 + number])
+
+
+@pytest.mark.parametrize("vocab", [128, 129, 1000])
+def test_vocabularies_of_any_size(vocab: int) -> None:
+    params = SamplingParams(
+        1,
+        repetition_penalty=1.7,
+        frequency_penalty=0.3,
+        logit_bias=((0, 1.0), (vocab - 1, 2.0)),
+    )
+    histories = [History(params, [0, vocab - 1], [5, vocab - 1, vocab - 1, 127])]
+    runs = [[127, vocab - 1, 3, 3]]
+    logits = make_logits(3, vocab)
+    got = Adjuster(vocab=vocab).adjust(logits, histories, runs)
+    assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+
+
+def test_as_many_biases_as_there_may_be() -> None:
+    vocab = 3000
+    bias = tuple((2 * i, 0.01 * i) for i in range(MAX_LOGIT_BIAS_ENTRIES))
+    histories = [History(SamplingParams(1, logit_bias=bias), [1], [2])]
+    logits = make_logits(4, vocab)
+    got = Adjuster(vocab=vocab).adjust(logits, histories, [[2]])
+    assert torch.equal(bits(got), bits(expected(logits, histories, [[2]])))
+
+
+def test_a_sequence_that_lost_its_place_gets_another() -> None:
+    """More sequences than places, in turns; each says something between two rounds."""
+    all_of_them = [make_history(OPTIONS["all"], seed) for seed in range(5)]
+    adjuster = Adjuster(places=2)
+    for number, chosen in enumerate([(0, 1), (2, 0), (0, 3), (4, 1), (0, 4), (4, 2)]):
+        histories = [all_of_them[i] for i in chosen]
+        logits, runs = make_logits(number), runs_after(histories, number)
+        got = adjuster.adjust(logits, histories, runs)
+        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        for history in all_of_them:
+            history.output.append(100 + number)
+
+
+def test_more_tokens_than_a_step_can_add() -> None:
+    histories = [make_history(OPTIONS["all"], seed) for seed in range(2)]
+    adjuster = Adjuster()
+    for number, count in enumerate((1, SHAPE.rows - 1, SHAPE.rows, 3 * SHAPE.rows)):
+        logits, runs = make_logits(number), runs_after(histories, number)
+        got = adjuster.adjust(logits, histories, runs)
+        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        histories[0].output.extend([110, 111] * count)
+        histories[1].output.append(112)
