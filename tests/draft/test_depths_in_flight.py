@@ -4,10 +4,12 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ssd_draft.core import DraftCore
 from ssd_draft.plan import RANKS, Planner
@@ -34,10 +36,12 @@ def runner() -> Iterator[ModelRunner]:
 
 
 class Ranking:
-    """A runner that ranks by itself, as a GPU does; with ``chains`` it also follows itself."""
+    """A runner that ranks by itself, as a GPU does; with ``chains`` it also follows itself.
 
-    def __init__(self, runner: ModelRunner, chains: bool) -> None:
-        self._runner, self.chains = runner, chains
+    Without ``ranks`` it leaves that to others, as a CPU does."""
+
+    def __init__(self, runner: ModelRunner, chains: bool, ranks: bool = True) -> None:
+        self._runner, self.chains, self._ranks = runner, chains, ranks
         self.num_blocks = runner.num_blocks
         self._last: list[int] = []
         self.followed = 0
@@ -46,16 +50,21 @@ class Ranking:
     def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> "Ranked":
         resolved = [self._follow(part) for part in parts]
         logits = self._runner.forward(resolved)
+        tokens = [
+            part.tokens[: len(part.tokens) - part.num_logits + i + 1]
+            for part in resolved
+            for i in range(part.num_logits)
+        ]
         rows = [
-            SampleRow(SamplingParams(d.seed, d.temperature), (), range(d.position))
-            for d in draws
-            if d is not None
+            _row_of(draw, before)
+            for draw, before in zip(draws, tokens, strict=True)
+            if draw is not None
         ]
         best = np.zeros((0, RANKS + 1), dtype=np.int32)
         if logits is not None:
             best = perturbed_scores(logits, rows).topk(RANKS + 1).indices.int().numpy()
         self._last = best[:, 0].tolist()
-        self.launched.append(Ranked(best))
+        self.launched.append(Ranked(best if self._ranks else None, logits))
         return self.launched[-1]
 
     def _follow(self, part: Part) -> Part:
@@ -65,10 +74,21 @@ class Ranking:
         return replace(part, tokens=[self._last[-t - 1] for t in part.tokens])
 
 
+def _row_of(draw: Draw, tokens: Sequence[int]) -> SampleRow:
+    """``tokens``: those of its run, up to its own."""
+    how: dict[str, Any] = dict(seed=draw.seed, temperature=draw.temperature)
+    if (history := draw.history) is None:
+        return SampleRow(SamplingParams(**how), (), range(draw.position))
+    output = [*history.output, *draw.path, *tokens[len(tokens) - draw.recent :]]
+    row = SampleRow(replace(history.params, **how), history.prompt, output)
+    assert row.position == draw.position
+    return row
+
+
 class Ranked:
-    def __init__(self, best: np.ndarray) -> None:  # type: ignore[type-arg]
-        self._best = best
-        self.rows = range(len(best))
+    def __init__(self, best: np.ndarray | None, logits: Tensor | None) -> None:  # type: ignore[type-arg]
+        self._best, self._logits = best, logits
+        self.rows = range(0 if best is None else len(best))
         self.seen = False
 
     def done(self) -> bool:
@@ -76,14 +96,21 @@ class Ranked:
 
     def result(self) -> Scored:
         self.seen = True
-        return Scored(lambda: None, self._best)
+        return Scored(lambda: self._logits, self._best)
 
 
 class World:
     """One link; all that was pushed, as one book of branches."""
 
-    def __init__(self, runner: ModelRunner, chains: bool, sequences: int, seed: int) -> None:
-        self.runner = Ranking(runner, chains)
+    def __init__(
+        self,
+        runner: ModelRunner,
+        chains: bool,
+        sequences: int,
+        ranks: bool = True,
+        **sampling: Any,
+    ) -> None:
+        self.runner = Ranking(runner, chains, ranks)
         speculator = ModelSpeculator(self.runner, BLOCK, 256, DEPTH, BUDGET)
         # A clock of its own: on a busy machine frames may wait for the next step.
         clock = itertools.count(0.0, 1e-6).__next__
@@ -95,9 +122,9 @@ class World:
         self.rounds = dict.fromkeys(range(1, sequences + 1), 0)
         for key in self.rounds:
             prompt = pack_tokens([5 + (key + i) % 50 for i in range(30)])
-            sampling = SamplingParams(seed=key, temperature=(0.0, 1.0)[key % 2])
+            params = SamplingParams(**{"seed": key, "temperature": (0.0, 1.0)[key % 2], **sampling})
             coupled = Verification.COUPLED
-            frame = Open(key, 0, prompt, b"", [], 200, sampling, coupled, 1, DEPTH, 0)
+            frame = Open(key, 0, prompt, b"", [], 200, params, coupled, 1, DEPTH, 0)
             self.core.handle(LinkFrames(1, [frame]))
 
     def step(self, times: int) -> None:
@@ -136,7 +163,7 @@ def test_what_is_pushed_is_what_one_depth_after_the_other_gives(
     """Rounds that end when all is ready."""
     books = []
     for chains in (False, True):
-        world, rng = World(runner, chains, sequences, 1), random.Random(3)
+        world, rng = World(runner, chains, sequences), random.Random(3)
         for _ in range(6):
             world.step(14)
             for key in world.rounds:
@@ -147,10 +174,41 @@ def test_what_is_pushed_is_what_one_depth_after_the_other_gives(
     assert books[0] == books[1]
 
 
+PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=1.5)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_branches_are_guessed_under_penalties_wherever_that_is(
+    runner: ModelRunner, sequences: int
+) -> None:
+    """By the device, one depth ahead or not, as by who looks at its logits."""
+    books = []
+    for chains, ranks in ((False, False), (False, True), (True, True)):
+        world = World(
+            runner,
+            chains,
+            sequences,
+            ranks,
+            temperature=0.0,
+            logit_bias=((20, 1.5), (30, -2.0)),
+            **PENALTIES,
+        )
+        rng = random.Random(4)
+        for _ in range(5):
+            world.step(14)
+            for key in world.rounds:
+                world.advance(key, rng)
+        world.step(14)
+        assert (world.runner.followed > 10) is chains
+        books.append(world.pushed)
+    assert books[0] == books[1] == books[2]
+    assert any(len(tokens) == DEPTH for tokens in books[0].values())
+
+
 def test_rounds_that_end_in_the_middle_of_a_tree_lose_nothing(runner: ModelRunner) -> None:
     """What was launched ahead for the old tree is never taken for the new one's."""
     own_cache = make_runner(resolve_model("stories-draft"))
-    world, plain = World(runner, True, 2, 2), World(own_cache, False, 2, 2)
+    world, plain = World(runner, True, 2), World(own_cache, False, 2)
     rng = random.Random(5)
     for _ in range(25):
         steps, key = rng.randrange(1, 6), rng.choice((1, 2))
@@ -164,7 +222,7 @@ def test_rounds_that_end_in_the_middle_of_a_tree_lose_nothing(runner: ModelRunne
 
 
 def test_a_sequence_that_is_closed_in_flight_is_gone(runner: ModelRunner) -> None:
-    world = World(runner, True, 1, 3)
+    world = World(runner, True, 1)
     world.step(3)
     world.core._close(world.core._links[1].sequences[1], world.core._links[1])
     world.step(3)

@@ -22,7 +22,7 @@ DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
 FILTERED = {"FILTERED": True, "CUT": filtering.CUT, "CUT_PIECES": 128}
 PIECES = {"PIECE": 1024, "OVERLAP": True}
 SIZES = ["i32", "i32", "i32"]
-ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, INTS, INTS, INTS, "i32", "i32"]
+ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, INTS, INTS, INTS, INTS, INTS, "i32", "i32"]
 PRODUCT = {"EVEN": False, "BIAS": True, "ADD": True}
 
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
@@ -96,8 +96,13 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         [INTS, INTS, INTS, INTS, "i32"],
         {"MOST": 64, "OVERLAP": True},
     ),
-    (adjusting.penalise_kernel, ADJUSTED, PIECES),
-    (adjusting.bias_kernel, [*ADJUSTED, INTS, FLOATS], {"ENTRIES": 1024, "OVERLAP": True}),
+    (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 0}),
+    (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 15}),
+    (
+        adjusting.bias_kernel,
+        [*ADJUSTED, INTS, FLOATS],
+        {"ENTRIES": 1024, "PATH": 15, "OVERLAP": True},
+    ),
     (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (
         elementwise.norm_kernel,

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from ssd_engine.batch import Draw
 from ssd_engine.cuda import adjusting
 from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.cuda.step_inputs import HistoryInputs, StepShape
 from ssd_engine.history import History
 from ssd_engine.sampling import SampleRow, adjust_logits
 from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
@@ -24,7 +24,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = DEVICE.type == "cpu"
 VOCAB = 300 if SMALL else 128_256
 RUNS, ROWS_PER_RUN = 3, 4
-SHAPE = StepShape(rows=16, runs=RUNS, rows_per_run=ROWS_PER_RUN, max_positions=4096, block_size=16)
+SHAPE = StepShape(
+    rows=16, runs=RUNS, rows_per_run=ROWS_PER_RUN, max_positions=4096, block_size=16, path=5
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.3},
@@ -69,8 +71,7 @@ class Adjuster:
     def __init__(self, places: int = RUNS, vocab: int = VOCAB) -> None:
         self._vocab = vocab
         self._histories = Histories(places, SHAPE.rows, vocab, DEVICE)
-        self._inputs = StepInputs(SHAPE, DEVICE)
-        self._inputs.clear(0)
+        self._inputs = HistoryInputs(SHAPE, DEVICE)
 
     def adjust(
         self,
@@ -84,13 +85,14 @@ class Adjuster:
             for history, tokens in zip(histories, runs, strict=True)
             for i in range(len(tokens))
         ]
-        told = [StepRun(t, range(len(t)), range(len(t)), range(len(t)), [0]) for t in runs]
-        self._inputs.fill(told, 0)
+        return self.draw(logits, [token for tokens in runs for token in tokens], draws)
+
+    def draw(self, logits: Tensor, tokens: Sequence[int], draws: Sequence[Draw | None]) -> Tensor:
         self._histories.tell(self._inputs, range(len(draws)), draws)
-        self._inputs.copy()
+        given = torch.tensor(tokens, dtype=torch.int32, device=DEVICE)
         on_device = logits.to(DEVICE)
-        adjusted = self._histories.adjust(on_device, self._inputs).cpu()
-        assert torch.equal(on_device.cpu().nan_to_num(), logits.nan_to_num())
+        adjusted = self._histories.adjust(on_device, given, self._inputs).cpu()
+        assert torch.equal(on_device.cpu(), logits)
         return adjusted[: len(draws)].clone()
 
 
@@ -184,3 +186,22 @@ def test_more_tokens_than_a_step_can_add() -> None:
         assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
         histories[0].output.extend([110, 111] * count)
         histories[1].output.append(112)
+
+
+def test_branches_have_paths_of_their_own() -> None:
+    """Each after the part of the chain that it leaves; some of them share a history."""
+    histories = [make_history(OPTIONS["all"], seed) for seed in range(2)]
+    paths = [(), (120, 7), (120, 120, 7, 7, 200), (299,), (5, 200, 5)]
+    tokens = [7, 7, 200, 120, 0]
+    owners = [histories[i] for i in (0, 0, 1, 1, 0)]
+    draws = [
+        Draw(1, 1.0, 0, history=history, recent=1, path=path)
+        for history, path in zip(owners, paths, strict=True)
+    ]
+    rows = [
+        SampleRow(h.params, h.prompt, [*h.output, *path, token])
+        for h, path, token in zip(owners, paths, tokens, strict=True)
+    ]
+    logits = make_logits(5)
+    got = Adjuster().draw(logits, tokens, draws)
+    assert torch.equal(bits(got), bits(adjust_logits(logits[: len(rows)], rows)))

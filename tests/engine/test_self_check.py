@@ -17,7 +17,7 @@ from ssd_engine.cuda import adjusting
 from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.step import Step, StepLayers
 from ssd_engine.cuda.step_attention import TritonAttention
-from ssd_engine.cuda.step_inputs import StepShape
+from ssd_engine.cuda.step_inputs import HistoryInputs, StepShape
 from ssd_engine.decoder import Decoder, LayerWeights
 from ssd_engine.errors import SelfCheckError
 from ssd_engine.runner import ModelRunner
@@ -178,7 +178,7 @@ def test_the_option_that_avoids_it_is_named(load: Load, monkeypatch: pytest.Monk
 
 VERIFY = StepShape(rows=8, runs=3, rows_per_run=3, max_positions=512, block_size=BLOCK)
 TREE = StepShape(
-    rows=8, runs=2, rows_per_run=5, max_positions=512, block_size=BLOCK, scratch=8, moves=8
+    rows=8, runs=2, rows_per_run=5, max_positions=512, block_size=BLOCK, scratch=8, moves=8, path=4
 )
 
 
@@ -311,6 +311,20 @@ def test_tokens_that_are_drawn_before_penalties(
     monkeypatch.setattr(adjusting, forgotten, Nothing())
     with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
         check_step(load, VERIFY)
+
+
+@pytest.mark.usefixtures("short_contexts")
+def test_a_tree_whose_branches_forget_their_paths(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = HistoryInputs.put
+
+    def forgetful(self: HistoryInputs, told: Any, added: Any) -> None:
+        put(self, [(row, place, draw._replace(path=())) for row, place, draw in told], added)
+
+    monkeypatch.setattr(HistoryInputs, "put", forgetful)
+    with pytest.raises(SelfCheckError, match="drawing of tokens of a tree step"):
+        check_step(load, TREE)
 
 
 # Ranks

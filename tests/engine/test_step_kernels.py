@@ -48,6 +48,7 @@ TREE = StepShape(
     block_size=BLOCK,
     scratch=32,
     moves=8,
+    path=3,
 )
 DUMMY = 511
 
@@ -230,12 +231,14 @@ def assert_draws_what_the_sampler_draws(
 
 
 def assert_ranks_by_the_scores_that_are_drawn_from(
-    runner: ModelRunner, rows: Sequence[SampleRow] | None = None
+    runner: ModelRunner,
+    rows: Sequence[SampleRow] | None = None,
+    draws: Sequence[Draw | None] = (),
 ) -> Step:
     rows = rows or sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
     case = Case(random.Random(6), 0, 5, 2)
     runner.forward([case.chunk()])
-    step, _ = run_step(runner, TREE, [case.rows(0)], draws_of(rows))
+    step, _ = run_step(runner, TREE, [case.rows(0)], draws or draws_of(rows))
     got = logits_of(step, 0, 5)[:, : step.head_rows]
     best = perturbed_scores(got, rows).topk(5).indices
     assert step.host_drawn.reshape(-1, 5)[:5].tolist() == best.tolist()
@@ -291,6 +294,24 @@ def test_a_step_ranks_what_filters_leave(runner: ModelRunner) -> None:
     assert_ranks_by_the_scores_that_are_drawn_from(runner, rows)
 
 
+def test_a_step_ranks_after_penalties_and_bias(runner: ModelRunner) -> None:
+    """Of branches with paths of their own."""
+    tokens = Case(random.Random(6), 0, 5, 2).rows(0).tokens
+    params = SamplingParams(
+        1,
+        repetition_penalty=1.1,
+        frequency_penalty=10.0,
+        logit_bias=tuple((token, 90.0) for token in range(30, 37)),
+    )
+    history = History(params, [30, 31], [32, 33, 33])
+    rows: list[SampleRow] = []
+    draws: list[Draw | None] = []
+    for token, path in zip(tokens, ([], [34], [35, 35], [36, 30, 31], [34, 35]), strict=True):
+        rows.append(SampleRow(params, history.prompt, [*history.output, *path, token]))
+        draws.append(Draw.of(params, rows[-1].position, history, 1, path))
+    assert_ranks_by_the_scores_that_are_drawn_from(runner, rows, draws)
+
+
 def test_there_are_no_more_ranks_than_filters_leave(runner: ModelRunner) -> None:
     rows = sample_rows((1.0, 1.0, 1.0, 1.0, 1.0), seed=3)
     rows = [replace(row, params=replace(row.params, top_k=i + 1)) for i, row in enumerate(rows)]
@@ -339,20 +360,28 @@ def test_a_step_ranks_over_the_whole_head(grown: ModelRunner) -> None:
     assert step.drawn[0] == 1299
 
 
-def test_a_step_follows_the_one_before_it(runner: ModelRunner) -> None:
-    """A row that names a row of the step before takes the token that was best there."""
+@pytest.mark.parametrize("penalised", [False, True], ids=["plain", "penalised"])
+def test_a_step_follows_the_one_before_it(runner: ModelRunner, penalised: bool) -> None:
+    """A row that names a row of the step before takes the token that was best there. It is a part
+    of its history, too: a bias for few tokens leaves the others of these."""
     case = Case(random.Random(7), 0, 5, 2)
     runner.forward([case.chunk()])
     last = torch.zeros(8, dtype=torch.int32, device=DEVICE)
-    steps = [Step(runner.model, runner.kv, TREE, 5, last=last) for _ in range(2)]
-    greedy: list[Draw | None] = [Draw(0, 0.0, 0)] * 5
+    histories = Histories(1, TREE.rows, runner.config.head_rows, DEVICE)
+    steps = [Step(runner.model, runner.kv, TREE, 5, last=last, histories=histories) for _ in "ab"]
+    bias = tuple((token, 90.0) for token in range(30, 37))
+    params = SamplingParams(0, temperature=0.0, frequency_penalty=30.0, logit_bias=bias)
+    history = History(params, [1], [2]) if penalised else None
+    draws: list[Draw | None] = [Draw.of(params, 0, history, 1)] * 5
 
     def run(step: Step, part: Part) -> list[int]:
         step.inputs.clear(DUMMY * BLOCK)
-        runs, moves = step_runs([part], greedy, BLOCK)
+        runs, moves = step_runs([part], draws, BLOCK)
         step.inputs.fill(runs, DUMMY * BLOCK, moves)
+        if penalised:
+            step.tell_histories(range(5), draws)
         with torch.inference_mode():
-            step.run()
+            step.run(drawing_of(draws))
         best: list[int] = step.host_drawn.reshape(-1, 5)[:5, 0].tolist()
         return best
 
@@ -360,6 +389,9 @@ def test_a_step_follows_the_one_before_it(runner: ModelRunner) -> None:
     named = run(steps[1], replace(case.rows(1), tokens=[-1, -2, -5, -4, -3]))
     told = [first[i] for i in (0, 1, 4, 3, 2)]
     assert named == run(steps[0], replace(case.rows(1), tokens=told))
+    if penalised:
+        assert all(30 <= token < 37 for token in [*first, *named])
+        assert all(token != before for token, before in zip(named, told, strict=True))
 
 
 def test_the_outcome_is_found_where_the_tokens_are_drawn(runner: ModelRunner) -> None:

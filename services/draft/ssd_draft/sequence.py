@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any
 
 from ssd_engine.frames import Branch, Launch, Open, Outcome, Source, TargetFrame, Verification
+from ssd_engine.history import History
 from ssd_engine.token_ids import unpack_tokens
 
 
@@ -66,6 +67,7 @@ class DraftSequence:
         self.speculation = frame.speculation
         self.source = Source.NONE  # where this speculation came from; unknown after an open
         self.sampling = frame.sampling
+        self.history = History.of(self.sampling, self.prompt, self.output)
         self.verification = Verification(frame.verification)
         self.down_weight = frame.down_weight
         self.max_tokens = frame.max_tokens

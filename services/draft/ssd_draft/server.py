@@ -54,6 +54,7 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
         step_rows=config.depth + 1,
         branches=config.budget,
         ranks=RANKS + 1,
+        max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
     )
     return plan_model(config.model, config, sizes)
 

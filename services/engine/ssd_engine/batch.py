@@ -30,14 +30,20 @@ class Draw(NamedTuple):
     top_p: float = 1.0
     min_p: float = 0.0
     history: History | None = None
-    recent: int = 0  # tokens of the row's run, up to its own, that come after the history
+    recent: int = 0  # tokens of the row's run, up to its own, that come after history and path
+    path: Sequence[int] = ()  # a draft's, after the history; only told where there is one
 
     @classmethod
     def of(
-        cls, params: SamplingParams, position: int, history: History | None = None, recent: int = 0
+        cls,
+        params: SamplingParams,
+        position: int,
+        history: History | None = None,
+        recent: int = 0,
+        path: Sequence[int] = (),
     ) -> "Draw":
         filters = (0, 1.0, 0.0) if params.greedy else (params.top_k, params.top_p, params.min_p)
-        return cls(params.seed, params.temperature, position, *filters, history, recent)
+        return cls(params.seed, params.temperature, position, *filters, history, recent, path)
 
     @property
     def drawing(self) -> Drawing:

@@ -31,5 +31,6 @@ class RunnerOptions:
     step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows
     branches: int = 0  # of one sequence's tree
     ranks: int = 1  # best tokens of a row that a step finds
+    max_path: int = 0  # guesses of a draft between what is committed and a row's own token
     kernel_cache: Path | None = None  # where compiled kernels are kept; None: in the home
     self_check: bool = False  # before it serves, the model is held against plain torch

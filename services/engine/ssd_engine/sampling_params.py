@@ -43,11 +43,6 @@ class SamplingParams:
     def filters(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
-    @property
-    def drawn_on_device(self) -> bool:
-        """Nothing but a temperature and filters: guessed where the logits are."""
-        return not self.adjusts_logits
-
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

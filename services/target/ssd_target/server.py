@@ -75,7 +75,8 @@ def plan_target(config: TargetConfig) -> TargetPlan:
         return TargetPlan(target, None)
     own = replace(config, name=None, tp=1, num_kv_blocks=None, expand_to=config.draft_expand_to)
     # A drafted token that was right is not in the draft's cache yet when the next one is drafted.
-    draft = plan_model(config.draft_model, own, StepSizes(rows, exact=False, step_rows=2))
+    sizes = StepSizes(rows, exact=False, step_rows=2, max_path=config.depth)
+    draft = plan_model(config.draft_model, own, sizes)
     if draft.model.vocab_size != target.model.vocab_size:
         raise ConfigError(
             f"--draft-model: a vocabulary of {draft.model.vocab_size}, "

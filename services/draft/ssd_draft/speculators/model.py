@@ -76,10 +76,6 @@ class _Wanted:
         return self.sequence.verification is Verification.COUPLED
 
     @property
-    def drawn_on_device(self) -> bool:
-        return self.sequence.sampling.drawn_on_device
-
-    @property
     def depth(self) -> int:
         """Tokens that the branches have already."""
         return len(self.offers[0].tokens)
@@ -441,30 +437,41 @@ def _slots(lease: BlockLease, block_size: int) -> list[int]:
 def _can_chain(w: _Wanted) -> bool:
     """Whether the tokens after its rows are those that the device finds best."""
     is_tree = isinstance(w.part, TreeRows)
-    return is_tree and w.coupled and w.drawn_on_device and w.plan.ranks <= RANKS + 1
+    return is_tree and w.coupled and w.plan.ranks <= RANKS + 1
 
 
 def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
-    """How the device ranks a sequence's rows; None where it takes more than it is told."""
-    params, n = w.sequence.sampling, w.sequence.num_committed
-    if not params.drawn_on_device:
-        return [None] * w.part.num_logits
-    if w.sequence.phase is Phase.DECIDED:
-        positions = [n + len(_decided(w.sequence).tokens)]
-    elif isinstance(w.part, Chunk):
-        positions = [n + i for i in range(w.part.num_logits)]
-    else:
-        positions = [n + o.accepted + 1 + len(o.tokens) + ahead for o in w.offers]
-    if not w.coupled:  # the target's noise is its own
-        return [Draw(params.seed, 0.0, position) for position in positions]
-    return [Draw.of(params, position) for position in positions]
+    """How the device ranks a sequence's rows."""
+    sequence, n = w.sequence, w.sequence.num_committed
+    if sequence.phase is Phase.DECIDED:
+        tokens = _decided(sequence).tokens
+        return [_draw(w, n + len(tokens), 0, tokens)]
+    if isinstance(w.part, Chunk):
+        return [_draw(w, n + i, i) for i in range(w.part.num_logits)]
+    if sequence.history is None:
+        return [_draw(w, n + o.accepted + 1 + len(o.tokens) + ahead, 1) for o in w.offers]
+    chain, draws = sequence.speculation, []
+    for o in w.offers:
+        path = [*chain[: o.accepted], o.token, *o.tokens]
+        # The row's own token is the last one, or the one after that, which is not known here.
+        draws.append(_draw(w, n + len(path) + ahead, 1, path if ahead else path[:-1]))
+    return draws
+
+
+def _draw(w: _Wanted, position: int, recent: int, path: Sequence[int] = ()) -> Draw | None:
+    params, history = w.sequence.sampling, w.sequence.history
+    draw = Draw.of(params, position, history, recent, () if history is None else tuple(path))
+    if w.coupled:
+        return draw
+    # The target's noise is its own: the likeliest tokens are the best guesses.
+    return draw._replace(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _ranked(scored: Scored, group: list[_Wanted], coupled: bool) -> list[list[int]]:
     """The best guesses of every row, best first."""
     count = max(w.plan.ranks for w in group)
     best = scored.best
-    if best is None or best.shape[1] < count or not all(w.drawn_on_device for w in group):
+    if best is None or best.shape[1] < count:
         samples = _sample_rows(group)
         return ranked_guesses(_select(scored.logits, group), samples, count, coupled)
     if len(group) == 1:

@@ -2,8 +2,8 @@
 
 A table has one row for each sequence: how often each token stands in its output, and whether it
 stands in its prompt. What was committed since the last step is added within a step. Tokens that a
-round verifies are not in the table: a row compares them with its own tokens one by one, so nothing
-has to be taken back when they are rejected.
+round verifies, or that a draft guesses, are not in the table: a row compares them with its own
+tokens one by one, so nothing has to be taken back when they are rejected.
 
 The same definition as ``sampling.adjust_logits``.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from ssd_engine.batch import Draw
 from ssd_engine.cuda.elementwise import overlapping
 from ssd_engine.cuda.filtering import PIECE
-from ssd_engine.cuda.step_inputs import StepInputs
+from ssd_engine.cuda.step_inputs import HistoryInputs
 from ssd_engine.history import History
 from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 
@@ -57,11 +57,16 @@ def add_kernel(
 
 
 @triton.jit
-def _seen(table, place, vocab, row, token, mask, tokens, recent):
+def _seen(
+    table, place, vocab, row, token, mask, tokens, recent, lengths, paths, PATH: tl.constexpr
+):
     """Entries of the table, with what stands between them and the row's own place."""
     seen = tl.load(table + place.to(tl.int64) * vocab + token, mask=mask, other=0)
     for i in range(tl.load(recent + row)):
         seen += tl.where(token == tl.load(tokens + row - i), ONCE, 0)
+    if PATH:
+        for i in range(tl.load(lengths + row)):
+            seen += tl.where(token == tl.load(paths + row * PATH + i), ONCE, 0)
     return seen
 
 
@@ -86,8 +91,11 @@ def penalise_kernel(
     places,  # [rows]; -1: the logits stay as they are
     tokens,  # [rows] what each row was given
     recent,  # [rows] how many of these, up to its own, come after what is in the table
+    lengths,  # [rows] of the paths, which come before these
+    paths,  # [rows, PATH]
     stride,  # of a row of logits
     vocab,
+    PATH: tl.constexpr,
     PIECE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -98,7 +106,7 @@ def penalise_kernel(
     x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
     place = tl.load(places + row)
     if place >= 0:
-        seen = _seen(table, place, vocab, row, token, inside, tokens, recent)
+        seen = _seen(table, place, vocab, row, token, inside, tokens, recent, lengths, paths, PATH)
         x = _adjusted(x, seen, penalties, place)
     tl.store(out + row.to(tl.int64) * vocab + token, x, mask=inside)
 
@@ -112,10 +120,13 @@ def bias_kernel(
     places,
     tokens,
     recent,
+    lengths,
+    paths,
     stride,
     vocab,
     biased,  # [places, ENTRIES] int32: tokens, -1 where there are no more
     biases,  # [places, ENTRIES] float32
+    PATH: tl.constexpr,
     ENTRIES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -129,7 +140,7 @@ def bias_kernel(
         there = token >= 0
         x = tl.load(logits + row.to(tl.int64) * stride + token, mask=there, other=0.0)
         x += tl.load(biases + entry)
-        seen = _seen(table, place, vocab, row, token, there, tokens, recent)
+        seen = _seen(table, place, vocab, row, token, there, tokens, recent, lengths, paths, PATH)
         x = _adjusted(x, seen, penalties, place)
         tl.store(out + row.to(tl.int64) * vocab + token, x, mask=there)
 
@@ -158,18 +169,18 @@ class Histories:
         self._biases = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.float32)
         self._adjusted = empty(rows, vocab, kind=torch.float32)
 
-    def tell(self, inputs: StepInputs, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
-        """A step that is filled but for this; it is launched next. ``rows``: that draw so."""
+    def tell(
+        self, inputs: HistoryInputs, rows: Sequence[int], draws: Sequence[Draw | None]
+    ) -> None:
+        """A step that is launched next. ``rows``: that draw so."""
         told = [
-            (row, draw.history, draw.recent)
+            (row, draw.history, draw)
             for row, draw in zip(rows, draws, strict=True)
             if draw is not None and draw.history is not None
         ]
         histories = dict.fromkeys(history for _, history, _ in told).keys()
         places, added = self._follow(histories, inputs.shape.rows)
-        inputs.put_histories(
-            [(row, places[history], recent) for row, history, recent in told], added
-        )
+        inputs.put([(row, places[history], draw) for row, history, draw in told], added)
 
     def _follow(
         self, histories: KeysView[History], most: int
@@ -191,10 +202,11 @@ class Histories:
             places[history] = place
         return places, added
 
-    def adjust(self, logits: Tensor, inputs: StepInputs) -> Tensor:
-        """Of all rows of a step: [rows, vocab], until the next step."""
+    def adjust(self, logits: Tensor, tokens: Tensor, inputs: HistoryInputs) -> Tensor:
+        """Of all rows of a step, which were given these tokens: [rows, vocab], until the next."""
         rows, vocab = inputs.shape.rows, self._vocab
         out = self._adjusted[:rows]
+        inputs.copy()
         add_kernel[(1,)](
             self._table,
             *(inputs[name] for name in ("new_places", "new_tokens", "num_new")),
@@ -202,15 +214,15 @@ class Histories:
             MOST=triton.next_power_of_2(rows),
             **self._options,
         )
-        told = [inputs[name] for name in ("places", "tokens", "recent")]
-        shared = (logits, out, self._table, self._penalties, *told, logits.stride(0), vocab)
-        penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **self._options)
+        told = [inputs[name] for name in ("recent", "path_lengths", "paths")]
+        shared = (
+            *(logits, out, self._table, self._penalties, inputs["places"], tokens, *told),
+            *(logits.stride(0), vocab),
+        )
+        options = dict(self._options, PATH=inputs.shape.path)
+        penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **options)
         bias_kernel[(rows,)](
-            *shared,
-            self._biased,
-            self._biases,
-            ENTRIES=MAX_LOGIT_BIAS_ENTRIES,
-            **self._options,
+            *shared, self._biased, self._biases, ENTRIES=MAX_LOGIT_BIAS_ENTRIES, **options
         )
         return out
 

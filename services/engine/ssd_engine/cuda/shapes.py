@@ -44,6 +44,7 @@ def _shape(
         block_size=options.block_size,
         scratch=options.max_tail if options.branches else 0,
         moves=runs * (options.step_rows + 1) if options.branches else 0,
+        path=options.max_path,
     )
 
 

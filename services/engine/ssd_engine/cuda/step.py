@@ -28,7 +28,7 @@ from ssd_engine.cuda.filtering import CUT, PIECE, Filters
 from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.cuda.products import Product, ProductShape, make_product
 from ssd_engine.cuda.step_attention import make_attention
-from ssd_engine.cuda.step_inputs import StepInputs, StepShape
+from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepShape
 from ssd_engine.decoder import Decoder
 from ssd_engine.kv_cache import KVCache
 
@@ -165,6 +165,7 @@ class Step:
         self.num_sides, self.follows = num_sides, last is not None
         self.inputs = StepInputs(shape, device, self.num_sides)
         self._last, self._histories = last, histories
+        self._history_inputs = HistoryInputs(shape, device, self.num_sides)
         self.shape, self.ranks = shape, ranks
         self.layers = StepLayers(model, kv, self.inputs, kernels)
         self.head_rows = model.config.head_rows
@@ -205,12 +206,13 @@ class Step:
     def use(self, side: int) -> None:
         self._side = side
         self.inputs.use(side)
+        self._history_inputs.use(side)
 
     def tell_histories(self, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
         """The last that an adjusted step is told, before it is launched. ``rows``: that draw so."""
         if self._histories is None:
             raise RuntimeError("a step without histories has none to be told")
-        self._histories.tell(self.inputs, rows, draws)
+        self._histories.tell(self._history_inputs, rows, draws)
 
     def run(self, drawing: Drawing = Drawing.PLAIN) -> None:
         """All of it, over fixed addresses, so that it can be captured."""
@@ -240,7 +242,8 @@ class Step:
     def draw(self, logits: Tensor, drawing: Drawing = Drawing.PLAIN) -> None:
         """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
         if drawing >= Drawing.ADJUSTED and self._histories is not None:
-            logits = self._histories.adjust(logits, self.inputs)
+            tokens = self.inputs["tokens"]
+            logits = self._histories.adjust(logits, tokens, self._history_inputs)
         filtered = drawing >= Drawing.FILTERED
         if filtered:
             names = ("temperatures", "top_k", "top_p", "log_min_p")

@@ -7,7 +7,7 @@ written as they grow: a sequence that stays in its place costs a round only what
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ class StepShape:
     block_size: int
     scratch: int = 0  # slots of a run's branches, at most; 0: no trees
     moves: int = 0  # tokens whose KV is moved first, at most
+    path: int = 0  # tokens of a draft before a row's own, at most
 
     @property
     def table_width(self) -> int:
@@ -102,11 +103,6 @@ class StepInputs:
             "temperatures": rows,
             "top_k": rows,
             "log_min_p": rows,
-            "places": rows,
-            "recent": rows,
-            "num_new": 1,
-            "new_places": rows,
-            "new_tokens": rows,
             "run_begin": runs,
             "run_rows": runs,
             "run_end": runs,
@@ -120,11 +116,8 @@ class StepInputs:
             "scratch": runs * shape.scratch,
             "tables": runs * shape.table_width,
         }
-        ends = np.cumsum([0, *sizes.values()])
-        spans = {
-            name: slice(int(a), int(b)) for name, (a, b) in zip(sizes, pairwise(ends), strict=True)
-        }
-        size, pinned = int(ends[-1]), device.type == "cuda"
+        spans, size = _spans(sizes)
+        pinned = device.type == "cuda"
         self.shape = shape
         self.sides = [_Host(size, spans, runs, pinned) for _ in range(sides)]
         self._host = self.sides[0]
@@ -144,7 +137,6 @@ class StepInputs:
         for host in self.sides:
             host.block.zero_()
             host.top_p[:], host.log_min_p[:], host.filtered = 1.0, -np.inf, 0
-            host.part["places"][:] = _ints([-1] * self.shape.rows)
             host.part["slots"][:] = _ints([dummy_slot] * self.shape.rows)
             host.written = [((), 0)] * self.shape.runs
             host.live_rows = host.live_runs = 0
@@ -191,21 +183,6 @@ class StepInputs:
         """Of a step that was filled but for them."""
         self._host.part["tokens"][: len(tokens)] = _ints(tokens)
 
-    def put_histories(
-        self, told: Sequence[tuple[int, int, int]], added: Sequence[tuple[int, int]]
-    ) -> None:
-        """Of a step with penalties or bias: rows with the places of their histories and how many
-        tokens come after these; tokens that are added to them, after their places."""
-        host, rows = self._host.part, self.shape.rows
-        places, recent = [-1] * rows, [0] * rows
-        for row, place, count in told:
-            places[row], recent[row] = place, count
-        host["places"][:] = _ints(places)
-        host["recent"][:] = _ints(recent)
-        host["num_new"][0] = len(added)
-        host["new_places"][: len(added)] = _ints([place for place, _ in added])
-        host["new_tokens"][: len(added)] = _ints([token for _, token in added])
-
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:
         host, count = self._host.part, len(run.tokens)
         if self.shape.scratch:
@@ -247,6 +224,72 @@ class StepInputs:
         if count < len(blocks):
             self._host.tables[i, count : len(blocks)] = blocks[count:]
         self._host.written[i] = (blocks, len(blocks))
+
+
+class HistoryInputs:
+    """What a step with penalties or bias is told beside the rest: by a copy of its own, so that
+    other steps do without."""
+
+    def __init__(self, shape: StepShape, device: torch.device, sides: int = 1) -> None:
+        rows = shape.rows
+        sizes = {
+            "num_new": 1,
+            "new_places": rows,
+            "new_tokens": rows,
+            "places": rows,
+            "recent": rows,
+            "path_lengths": rows,
+            "paths": rows * shape.path,
+        }
+        spans, size = _spans(sizes)
+        self.shape = shape
+        pinned = device.type == "cuda"
+        self._blocks = [
+            torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(sides)
+        ]
+        self._hosts = [
+            {name: block.numpy()[span].data for name, span in spans.items()}
+            for block in self._blocks
+        ]
+        self._side = 0
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._on_device = {name: self._device[span] for name, span in spans.items()}
+        for side in reversed(range(sides)):
+            self.use(side)
+            self.put((), ())
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Of the device's side."""
+        return self._on_device[name]
+
+    def use(self, side: int) -> None:
+        self._side = side
+
+    def copy(self) -> None:
+        self._device.copy_(self._blocks[self._side], non_blocking=True)
+
+    def put(self, told: Sequence[tuple[int, int, Draw]], added: Sequence[tuple[int, int]]) -> None:
+        """``told``: rows, the places of their histories, and how they are drawn. ``added``: tokens
+        that are added to histories, after their places."""
+        host, rows, width = self._hosts[self._side], self.shape.rows, self.shape.path
+        places, recent, lengths = [-1] * rows, [0] * rows, [0] * rows
+        for row, place, draw in told:
+            path = draw.path[-width:] if width else ()
+            places[row], recent[row], lengths[row] = place, draw.recent, len(path)
+            host["paths"][row * width : row * width + len(path)] = _ints(path)
+        host["places"][:] = _ints(places)
+        host["recent"][:] = _ints(recent)
+        host["path_lengths"][:] = _ints(lengths)
+        host["num_new"][0] = len(added)
+        host["new_places"][: len(added)] = _ints([place for place, _ in added])
+        host["new_tokens"][: len(added)] = _ints([token for _, token in added])
+
+
+def _spans(sizes: dict[str, int]) -> tuple[dict[str, slice], int]:
+    """Where each part of a block lies, and how long the block is."""
+    ends = [0, *accumulate(sizes.values())]
+    spans = {name: slice(a, b) for name, (a, b) in zip(sizes, pairwise(ends), strict=True)}
+    return spans, ends[-1]
 
 
 def _log(min_p: float) -> float:

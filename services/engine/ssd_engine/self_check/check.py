@@ -138,12 +138,14 @@ class StepCheck:
             history = None
             if drawing >= Drawing.ADJUSTED:
                 history = self._histories[number % len(self._histories)]
+            is_tree = isinstance(part, TreeRows)
+            path = history.prompt[: self._step.shape.path] if history and is_tree else []
             for i in range(part.num_logits):
-                recent = 1 if isinstance(part, TreeRows) else i
-                tokens = part.tokens[i + 1 - recent : i + 1]
-                samples.append(_sample_row(len(samples), drawing, history, tokens))
+                recent = 1 if is_tree else i
+                later = [*path, *part.tokens[i + 1 - recent : i + 1]]
+                samples.append(_sample_row(len(samples), drawing, history, later))
                 params, position = samples[-1].params, samples[-1].position
-                draws.append(Draw.of(params, position, history, recent))
+                draws.append(Draw.of(params, position, history, recent, path))
         return samples, draws
 
     def run(self, graphs: "GraphRunner") -> None:
@@ -255,14 +257,14 @@ _MOST_HISTORIES = 4  # parts take turns
 
 
 def _sample_row(
-    i: int, drawing: Drawing, history: History | None, recent: Sequence[int]
+    i: int, drawing: Drawing, history: History | None, later: Sequence[int]
 ) -> SampleRow:
-    """Greedy and not, in turns. ``recent``: tokens after the history."""
+    """Greedy and not, in turns. ``later``: tokens after the history."""
     filters = _FILTERS[i // 2 % len(_FILTERS)] if drawing >= Drawing.FILTERED else {}
     how: dict[str, Any] = dict(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2], **filters)
     if history is None:
         return SampleRow(SamplingParams(**how), (), range(i))
-    output = [*history.output, *recent]
+    output = [*history.output, *later]
     return SampleRow(replace(history.params, **how), history.prompt, output)
 
 

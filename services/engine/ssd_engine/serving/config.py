@@ -163,6 +163,7 @@ class StepSizes:
     step_rows: int = 0
     branches: int = 0
     ranks: int = 1
+    max_path: int = 0
 
 
 def runner_options(
@@ -193,6 +194,7 @@ def runner_options(
         step_rows=sizes.step_rows,
         branches=sizes.branches,
         ranks=sizes.ranks,
+        max_path=sizes.max_path,
     )
 
 

@@ -107,10 +107,11 @@ class SyncDrafter:
 
 def _draw(row: DraftRow) -> Draw | None:
     """How the device draws a row's next token; None where it takes more than it is told."""
-    params = row.sequence.sampling
-    if row.down_weight is not None or not params.drawn_on_device:
+    if row.down_weight is not None:
         return None
-    return Draw.of(params, row.sequence.num_committed + len(row.tokens))
+    sequence = row.sequence
+    position = sequence.num_committed + len(row.tokens)
+    return Draw.of(sequence.sampling, position, sequence.history, path=tuple(row.tokens))
 
 
 def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
