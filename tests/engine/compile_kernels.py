@@ -12,6 +12,7 @@ from ssd_engine.cuda import (
     elementwise,
     filtering,
     paged_attention,
+    reporting,
     triton_products,
 )
 
@@ -58,7 +59,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         drawing.rank_kernel,
-        [FLOATS, FLOATS, INTS, INTS, "i32"],
+        [FLOATS, FLOATS, INTS, INTS, *SIZES],
         {"RANKS": 17, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
     ),
     (
@@ -102,6 +103,21 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         adjusting.bias_kernel,
         [*ADJUSTED, INTS, FLOATS],
         {"ENTRIES": 1024, "PATH": 15, "OVERLAP": True},
+    ),
+    (
+        reporting.survey_kernel,
+        [FLOATS, FLOATS, FLOATS, *SIZES, "i32"],
+        {**PIECES, "LEAF": 128},
+    ),
+    (
+        reporting.total_kernel,
+        [FLOATS, FLOATS, LONGS, *SIZES],
+        {**PIECES, "PIECES": 128},
+    ),
+    (
+        reporting.report_kernel,
+        [FLOATS, DOUBLES, INTS, FLOATS, LONGS, INTS, INTS, *SIZES],
+        {"RANKS": 20, "WIDTH": 32, "PIECES": 128, "OVERLAP": True},
     ),
     (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (

@@ -15,6 +15,7 @@ from ssd_engine.batch import Chunk, Drawing, Part, TreeRows
 from ssd_engine.config import load_model_config
 from ssd_engine.cuda import adjusting
 from ssd_engine.cuda.adjusting import Histories
+from ssd_engine.cuda.reporting import Reports
 from ssd_engine.cuda.step import Step, StepLayers
 from ssd_engine.cuda.step_attention import TritonAttention
 from ssd_engine.cuda.step_inputs import HistoryInputs, StepShape
@@ -227,6 +228,7 @@ def check_step(load: Load, shape: StepShape, graphs: Any = None) -> Findings:
 def test_a_step_that_is_right_passes(load: Load, shape: StepShape) -> None:
     worst = worst_of(check_step(load, shape))
     assert {"attention", "captured graph", "drawing of tokens"} <= worst.keys()
+    assert ("log probabilities" in worst) == (not shape.scratch)
     assert ("move of keys and values" in worst) == bool(shape.moves)
 
 
@@ -325,6 +327,16 @@ def test_a_tree_whose_branches_forget_their_paths(
     monkeypatch.setattr(HistoryInputs, "put", forgetful)
     with pytest.raises(SelfCheckError, match="drawing of tokens of a tree step"):
         check_step(load, TREE)
+
+
+@pytest.mark.usefixtures("short_contexts")
+def test_log_probabilities_of_other_logits(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Reports.make
+    monkeypatch.setattr(
+        Reports, "make", lambda self, logits, *drawn: make(self, logits / 2, *drawn)
+    )
+    with pytest.raises(SelfCheckError, match="log probabilities of a step"):
+        check_step(load, VERIFY)
 
 
 # Ranks

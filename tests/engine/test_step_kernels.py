@@ -24,8 +24,9 @@ from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.growth import Shape
 from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, perturbed_scores, sample
+from ssd_engine.sampling import SampleRow, logprobs, perturbed_scores, sample
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.scored import Scored
 from ssd_engine.tensor_parallel import SingleRank
 from tests.engine.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
@@ -285,6 +286,24 @@ def test_a_step_draws_after_penalties_and_bias(
     assert sample(step.logits[:4, : step.head_rows], plain) != sample(
         step.logits[:4, : step.head_rows], rows
     )
+
+
+def test_a_step_reports_the_models_own_probabilities(runner: ModelRunner) -> None:
+    """Of what was drawn after a bias, before it."""
+    bias = tuple((token, 100.0) for token in (40, 50, 60))
+    params = SamplingParams(1, temperature=0.7, top_k=2, logit_bias=bias)
+    history = History(params, [6], [7])
+    rows = [SampleRow(params, [6], [7, *recent]) for recent in ([], [6], [], [8])]
+    draws = [
+        Draw.of(params, row.position, history, i % 2, reported=True) for i, row in enumerate(rows)
+    ]
+    step = assert_draws_what_the_sampler_draws(runner, rows, draws)
+    assert step.logits is not None
+    scored = Scored(lambda: None, reported=step.reported_on(0))
+    drawn = step.host_drawn.reshape(3, -1)[:2, 1:3].flatten().tolist()
+    assert set(drawn) <= {40, 50, 60}
+    got = [scored.logprobs(row, 5) for row in range(4)]
+    assert got == logprobs(step.logits[:4, : step.head_rows].cpu(), drawn, [5] * 4)
 
 
 def test_a_step_ranks_what_filters_leave(runner: ModelRunner) -> None:

@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw
 from ssd_engine.completion import StopRules
 from ssd_engine.guessing import drawn_guesses, sample_row
-from ssd_engine.sampling import SampleRow, sample
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling import SampleRow, logprobs, sample
+from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
 from ssd_engine.scored import Scored
 from ssd_engine.token_ids import pack_tokens
 from ssd_target.core import EngineCore
@@ -317,11 +318,27 @@ def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -
                 tokens = work.chunk.tokens[: len(work.chunk.tokens) - work.chunk.num_logits + i + 1]
                 (token,) = sample(row[None], [row_of(draw, tokens)])
             drawn.append(token)
-    return Scored(lambda: logits, drawn=drawn, broken=[i in broken for i in range(len(drawn))])
+    values = logprobs(logits, drawn, [MAX_TOP_LOGPROBS] * len(drawn))
+    return Scored(
+        lambda: logits,
+        drawn=drawn,
+        broken=[i in broken for i in range(len(drawn))],
+        reported=np.stack([report_of(value) for value in values]),
+    )
+
+
+def report_of(value: Logprobs) -> NDArray[np.int32]:
+    tokens, likeliest = zip(*value.top, strict=True)
+    floats = np.array([value.chosen, *likeliest], dtype=np.float32).view(np.int32)
+    return np.concatenate((floats[:1], np.array(tokens, dtype=np.int32), floats[1:]))
 
 
 def test_rounds_end_alike_wherever_their_tokens_are_drawn() -> None:
-    sequences = [make_sequence(options, i) for i, options in enumerate(OPTIONS.values())]
+    """Log probabilities, too, where they are asked for."""
+    sequences = [
+        make_sequence(options, i, num_logprobs=(None, 0, 3)[i % 3])
+        for i, options in enumerate(OPTIONS.values())
+    ]
     works = [round_of(sequence, [6, 7, 8]) for sequence in sequences]
     logits = make_logits(4 * len(works), seed=8)
     for i, work in enumerate(works):  # two right guesses for each

@@ -18,6 +18,7 @@ class Drawing(IntEnum):
     PLAIN = 0  # temperatures
     FILTERED = 1  # top-k, top-p and min-p
     ADJUSTED = 2  # penalties and logit bias
+    REPORTED = 3  # log probabilities of what was drawn
 
 
 class Draw(NamedTuple):
@@ -32,6 +33,7 @@ class Draw(NamedTuple):
     history: History | None = None
     recent: int = 0  # tokens of the row's run, up to its own, that come after history and path
     path: Sequence[int] = ()  # a draft's, after the history; only told where there is one
+    reported: bool = False  # with log probabilities
 
     @classmethod
     def of(
@@ -41,12 +43,16 @@ class Draw(NamedTuple):
         history: History | None = None,
         recent: int = 0,
         path: Sequence[int] = (),
+        reported: bool = False,
     ) -> "Draw":
         filters = (0, 1.0, 0.0) if params.greedy else (params.top_k, params.top_p, params.min_p)
-        return cls(params.seed, params.temperature, position, *filters, history, recent, path)
+        noise = (params.seed, params.temperature, position)
+        return cls(*noise, *filters, history, recent, path, reported)
 
     @property
     def drawing(self) -> Drawing:
+        if self.reported:
+            return Drawing.REPORTED
         if self.history is not None:
             return Drawing.ADJUSTED
         return Drawing.FILTERED if self.filters else Drawing.PLAIN

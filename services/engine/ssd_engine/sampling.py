@@ -15,7 +15,7 @@ from ssd_engine.noise import gumbel, gumbel_rows, signed64
 from ssd_engine.sampling_params import Logprobs, SamplingParams
 
 NEVER = float("-inf")
-# Top-p adds up masses as integers, in units of 2^-44 of the likeliest token's: the sum is the same
+# Masses are added up as integers, in units of 2^-44 of the likeliest token's: the sum is the same
 # in whatever order it is made, on every device, and holds a vocabulary of 2^18 tokens.
 MASS_BITS = 44
 
@@ -129,8 +129,7 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     ordered, order = _ranking(scaled, params.top_k)
     keep = torch.ones(ordered.shape[0], dtype=torch.bool, device=scaled.device)
     if params.top_p < 1.0:
-        share = (ordered.to(torch.float64) - ordered[0].to(torch.float64)).exp()
-        mass = (share * 2.0**MASS_BITS + 0.5).floor().to(torch.int64)
+        mass = _masses(ordered, ordered[0])
         reached = mass.cumsum(0)
         # A token stays when what is more likely than it does not yet reach top_p.
         keep &= (reached - mass).to(torch.float64) < params.top_p * reached[-1].to(torch.float64)
@@ -139,6 +138,12 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     kept = torch.zeros_like(scaled, dtype=torch.bool)
     kept[order[keep]] = True
     return kept
+
+
+def _masses(values: Tensor, highest: Tensor) -> Tensor:
+    """In units of 2^-MASS_BITS of the likeliest token's: int64."""
+    share = (values.to(torch.float64) - highest.to(torch.float64)).exp()
+    return (share * 2.0**MASS_BITS + 0.5).floor().to(torch.int64)
 
 
 def _ranking(scaled: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -169,10 +174,13 @@ def _noisy_scores(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 def logprobs(logits: Tensor, tokens: Sequence[int], top_n: Sequence[int]) -> list[Logprobs]:
     """The model's own log probabilities, from logits [n, vocab] before any sampling option."""
-    values = torch.log_softmax(logits.to(torch.float32), dim=-1)
     result = []
-    for row, token, n in zip(values, tokens, top_n, strict=True):
-        best, ids = row.topk(n) if n else (row[:0], row[:0])
-        top = zip(ids.long().tolist(), best.tolist(), strict=True)
-        result.append(Logprobs(row[token].item(), tuple(top)))
+    for row, token, n in zip(logits.to(torch.float32), tokens, top_n, strict=True):
+        highest = row.max()
+        log_total = (_masses(row, highest).sum().to(torch.float64) / 2.0**MASS_BITS).log()
+        best, ids = _ranking(row, n) if n else (row[:0], row[:0])
+        values = torch.cat((row[token : token + 1], best)).to(torch.float64)
+        values = (values - highest.to(torch.float64) - log_total).to(torch.float32)
+        chosen, *top = values.tolist()
+        result.append(Logprobs(chosen, tuple(zip(ids.long().tolist(), top, strict=True))))
     return result

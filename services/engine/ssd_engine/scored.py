@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_engine.sampling_params import Logprobs
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -18,12 +20,24 @@ class Scored:
     best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # of rows that were drawn: not 0 where logits have NaN or infinity
+    # [rows, 1 + 2 * n] log probabilities: of what was drawn; n tokens, the likeliest, and theirs
+    reported: NDArray[np.int32] | None = None
     clock: Callable[[], float] = lambda: 0.0
 
     @property
     def seconds(self) -> float:
         """That the device took; asked for once, and best when it has something to do again."""
         return self.clock()
+
+    def logprobs(self, row: int, top_n: int) -> Logprobs:
+        """Of a row that was drawn with log probabilities."""
+        if self.reported is None:
+            raise RuntimeError("no log probabilities were asked for")
+        report = self.reported[row]
+        tokens, values = np.split(report[1:], 2)
+        top = zip(tokens[:top_n].tolist(), values[:top_n].view(np.float32).tolist(), strict=True)
+        chosen = float(report[:1].view(np.float32)[0])
+        return Logprobs(chosen, tuple((token, value) for token, value in top if token >= 0))
 
     @property
     def logits(self) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, StopRules
 from ssd_engine.errors import InputError
-from ssd_engine.sampling_params import SamplingParams, check_sampling
+from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams, check_sampling
 from ssd_engine.serving.messages import check_tokens, decode_message, parse_sampling
 from ssd_engine.token_ids import pack_tokens, unpack_tokens
 from ssd_engine.tokenizer import Tokenizer
@@ -21,7 +21,6 @@ MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_BYTES = 8192  # of all stop strings together
 MAX_ROLE_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
-MAX_TOP_LOGPROBS = 20
 MAX_CHAT_MESSAGES = 4096
 
 

@@ -55,7 +55,6 @@ class Sequence:
         self.sampling = sampling
         self.max_committed = len(prompt) + rules.max_tokens
         self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
-        self.drawn_on_device = num_logprobs is None
         self.history = History.of(sampling, prompt, self.output)
         self.state = State.WAITING
         self.lease: BlockLease | None = None

@@ -58,13 +58,14 @@ def sample_rows(work: Work) -> list[SampleRow]:
     ]
 
 
-def draws(work: Work) -> list[Draw | None]:
-    """How a round's tokens are drawn where the logits are; None where it takes more than that."""
-    if not work.sequence.drawn_on_device:
-        return [None] * work.chunk.num_logits
-    first = work.chunk.end - work.chunk.num_logits + 1
-    params, history = work.sequence.sampling, work.sequence.history
-    return [Draw.of(params, first + i, history, i) for i in range(work.chunk.num_logits)]
+def draws(work: Work) -> list[Draw]:
+    """How a round's tokens are drawn where the logits are."""
+    sequence, count = work.sequence, work.chunk.num_logits
+    first, reported = work.chunk.end - count + 1, sequence.num_logprobs is not None
+    return [
+        Draw.of(sequence.sampling, first + i, sequence.history, i, reported=reported)
+        for i in range(count)
+    ]
 
 
 def verify(
@@ -80,11 +81,10 @@ def verify(
     drawn = drawn or [None] * len(works)
     outcomes: dict[int, Outcome | NonFiniteLogits] = {}
     if scored.drawn is not None:
-        own, broken = scored.drawn, scored.broken
         outcomes = {
-            i: _drawn_by_device(work, own[spans[i]], broken[spans[i]])
+            i: _drawn_by_device(work, scored, scored.drawn, spans[i])
             for i, work in enumerate(works)
-            if drawn[i] is None and work.sequence.drawn_on_device
+            if drawn[i] is None
         }
     others = [i for i in range(len(works)) if i not in outcomes]
     if others:
@@ -94,11 +94,18 @@ def verify(
     return [outcomes[i] for i in range(len(works))]
 
 
-def _drawn_by_device(work: Work, own: list[int], broken: Rows[int]) -> Outcome | NonFiniteLogits:
+def _drawn_by_device(
+    work: Work, scored: Scored, drawn: list[int], span: slice
+) -> Outcome | NonFiniteLogits:
+    own, wanted = drawn[span], work.sequence.num_logprobs
     accepted = count_accepted(speculation(work), own)
-    if any(broken[: accepted + 1]):
+    tokens = own[: accepted + 1]
+    if any(scored.broken[span][: len(tokens)]):
         return NonFiniteLogits()
-    return Outcome(accepted, own[: accepted + 1], None)
+    if wanted is None:
+        return Outcome(accepted, tokens, None)
+    values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
+    return Outcome(accepted, tokens, values)
 
 
 def _verify_logits(

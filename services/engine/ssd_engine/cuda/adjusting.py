@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ssd_engine.batch import Draw
 from ssd_engine.cuda.elementwise import overlapping
-from ssd_engine.cuda.filtering import PIECE
+from ssd_engine.cuda.filtering import PIECE, wait_for_inputs
 from ssd_engine.cuda.step_inputs import HistoryInputs
 from ssd_engine.history import History
 from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
@@ -28,13 +28,6 @@ from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 IN_PROMPT = 1
 ONCE = tl.constexpr(2)  # in the output
 PENALTIES = tl.constexpr(3)  # numbers of a sequence: repetition, presence, frequency
-
-
-@triton.jit
-def _begin(OVERLAP: tl.constexpr):
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -47,7 +40,7 @@ def add_kernel(
     MOST: tl.constexpr,  # a power of 2
     OVERLAP: tl.constexpr,
 ):
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     i = tl.arange(0, MOST)
     there = i < tl.load(count)
     place = tl.load(places + i, mask=there, other=0).to(tl.int64)
@@ -100,7 +93,7 @@ def penalise_kernel(
     OVERLAP: tl.constexpr,
 ):
     row, piece = tl.program_id(1), tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     token = piece * PIECE + tl.arange(0, PIECE)
     inside = token < vocab
     x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
@@ -132,7 +125,7 @@ def bias_kernel(
 ):
     """Tokens with a bias once more, now with it."""
     row = tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     place = tl.load(places + row)
     if place >= 0:
         entry = place * ENTRIES + tl.arange(0, ENTRIES)
@@ -212,7 +205,7 @@ class Histories:
             *(inputs[name] for name in ("new_places", "new_tokens", "num_new")),
             vocab,
             MOST=triton.next_power_of_2(rows),
-            **self._options,
+            **overlapping(False),  # what it waits for is no kernel, but the copy
         )
         told = [inputs[name] for name in ("recent", "path_lengths", "paths")]
         shared = (
@@ -234,11 +227,7 @@ class Histories:
 
     def _write(self, place: int, history: History) -> None:
         params = history.params
-        penalties = (
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
+        penalties = [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
         bias = [(token, value) for token, value in params.logit_bias if token < self._vocab]
         bias += [(-1, 0.0)] * (MAX_LOGIT_BIAS_ENTRIES - len(bias))
         tokens, values = zip(*bias, strict=True)
@@ -249,10 +238,9 @@ class Histories:
 
     def _entries(self, history: History) -> NDArray[np.int32]:
         vocab = self._vocab
-        entries = np.zeros(vocab, dtype=np.int32)
-        output = np.array(history.output, dtype=np.int64)
-        entries += ONCE.value * np.bincount(output, minlength=vocab)[:vocab].astype(np.int32)
         prompt = np.array(history.prompt, dtype=np.int64)
+        output = np.array(history.output, dtype=np.int64)
+        entries = ONCE.value * np.bincount(output, minlength=vocab)[:vocab].astype(np.int32)
         entries[prompt[prompt < vocab]] |= IN_PROMPT
         return entries
 

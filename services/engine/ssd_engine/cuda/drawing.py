@@ -1,7 +1,7 @@
 """From logits to tokens on the device: coupled noise, the best tokens of a row, and acceptance.
 
-The same function of (seed, position, token) as ``noise.py``, for rows that have a temperature and
-filters alone; all others are drawn from the same logits by ``sampling.py``.
+The same function of (seed, position, token) as ``noise.py``. Penalties, bias and filters come
+before it, in ``adjusting.py`` and ``filtering.py``.
 """
 
 import triton
@@ -190,6 +190,8 @@ def rank_kernel(
     best,
     out,  # [rows, RANKS] int32, best first; -1 where filters leave no more
     last,  # [rows] the best ones
+    stride,  # of a row of scores
+    vocab,
     leaves,
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,  # RANKS as a power of 2
@@ -197,7 +199,7 @@ def rank_kernel(
     LEAVES: tl.constexpr,  # a power of 2
     OVERLAP: tl.constexpr,
 ):
-    """The best tokens lie in the leaves with the best bests."""
+    """The best tokens lie in the leaves with the best bests. Ties go to the lower id."""
     row = tl.program_id(0)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -212,14 +214,13 @@ def rank_kernel(
         chosen = tl.where(rank == i, some, chosen)
         left = tl.where(leaf == at, float("-inf"), left)
     token = chosen[:, None] * LEAF + tl.arange(0, LEAF)[None, :]
-    base = scores + row.to(tl.int64) * leaves * LEAF
-    score = tl.load(base + token, mask=(chosen >= 0)[:, None], other=float("-inf"))
+    there = (chosen >= 0)[:, None] & (token < vocab)
+    score = tl.load(scores + row.to(tl.int64) * stride + token, mask=there, other=float("-inf"))
     score, token = tl.reshape(score, (WIDTH * LEAF,)), tl.reshape(token, (WIDTH * LEAF,))
-    place = tl.arange(0, WIDTH * LEAF)
     for i in range(RANKS):
-        highest, at = tl.max(score, 0, return_indices=True)
-        chosen_token = tl.sum(tl.where(place == at, token, 0), 0)
+        highest = tl.max(score, 0)
+        chosen_token = tl.min(tl.where(score == highest, token, vocab), 0)
         chosen_token = tl.where(highest > float("-inf"), chosen_token, -1)
         tl.store(out + row * RANKS + i, chosen_token)
         tl.store(last + row, chosen_token, mask=i == 0)
-        score = tl.where(place == at, float("-inf"), score)
+        score = tl.where(token == chosen_token, float("-inf"), score)

@@ -51,21 +51,21 @@ def _value_of(key):
 
 
 @triton.jit
-def _mass(value, highest):
+def mass_of(value, highest):
     """In units of 2^-MASS_BITS of the mass of the likeliest token."""
     share = tl.exp(value.to(tl.float64) - highest.to(tl.float64))
     return tl.floor(share * MASS_UNIT + 0.5).to(tl.int64)
 
 
 @triton.jit
-def _highest(maxima, row, pieces, PIECES: tl.constexpr):
+def highest_of(maxima, row, pieces, PIECES: tl.constexpr):
     piece = tl.arange(0, PIECES)
     here = maxima + row * pieces + piece
     return tl.max(tl.load(here, mask=piece < pieces, other=float("-inf")), 0)
 
 
 @triton.jit
-def _begin(OVERLAP: tl.constexpr):
+def wait_for_inputs(OVERLAP: tl.constexpr):
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -87,7 +87,7 @@ def prepare_kernel(
     OVERLAP: tl.constexpr,
 ):
     row, piece = tl.program_id(1), tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     token = piece * PIECE + tl.arange(0, PIECE)
     value = scaled_value(logits, stride, row, token, token < vocab, temperatures)
     tl.store(maxima + row * pieces + piece, tl.max(value, 0))
@@ -140,7 +140,7 @@ def count_kernel(
 ):
     """Tokens of each value of the next digit, of those with the digits that were chosen so far."""
     row, piece = tl.program_id(1), tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     wanted = tl.load(top_k + row)
     if wanted > 0:
         begin, above = _chosen_digits(counts, states, row, wanted.to(tl.float64), digit, BITS)
@@ -170,7 +170,7 @@ def count_cut_kernel(
 ):
     """Top-k: all digits of the lowest key are known, and so is how many of its tokens survive."""
     row = tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     lowest, allowed = tl.zeros((), tl.int64) + ALL, tl.zeros((), tl.int64) + ANY
     wanted = tl.load(top_k + row)
     if wanted > 0:
@@ -186,7 +186,7 @@ def _tied_mass(lowest, allowed, highest):
     """Of the tokens that have just the lowest key that top-k leaves: of one, and of all of them."""
     each = tl.zeros((), tl.int64)
     if lowest > ALL:
-        each = _mass(_value_of(lowest), highest)
+        each = mass_of(_value_of(lowest), highest)
     return each, each * tl.where(lowest > ALL, allowed, 0)
 
 
@@ -220,10 +220,10 @@ def mass_kernel(
 ):
     """Likewise for masses, of tokens that are above top-k's ties."""
     row, piece = tl.program_id(1), tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     share = tl.load(top_p + row)
     if share < 1.0:
-        highest = _highest(maxima, row, pieces, PIECES)
+        highest = highest_of(maxima, row, pieces, PIECES)
         lowest, allowed = tl.load(cuts + row * CUT), tl.load(cuts + row * CUT + 1)
         _, tied = _tied_mass(lowest, allowed, highest)
         limit = tl.zeros((), tl.float64)
@@ -241,7 +241,7 @@ def mass_kernel(
             bin = (key - begin) >> (32 - BITS * (digit + 1))
             there = (token < vocab) & (key > lowest) & (key >= begin) & (bin < BINS)
             if tl.sum(there.to(tl.int32), 0) > 0:
-                mass = tl.where(there, _mass(value, highest), 0)
+                mass = tl.where(there, mass_of(value, highest), 0)
                 place = tl.arange(0, BINS)
                 own = tl.where(bin[None, :] == place[:, None], mass[None, :], 0)
                 found = tl.sum(own, 1)
@@ -264,9 +264,9 @@ def mass_cut_kernel(
     OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     lowest, allowed = tl.load(cuts + row * CUT), tl.load(cuts + row * CUT + 1)
-    highest = _highest(maxima, row, pieces, PIECES)
+    highest = highest_of(maxima, row, pieces, PIECES)
     share = tl.load(top_p + row)
     if share < 1.0:
         each, tied = _tied_mass(lowest, allowed, highest)
@@ -275,7 +275,7 @@ def mass_cut_kernel(
             allowed = tl.minimum(allowed, _tokens_before(limit, strict, each))
         else:
             lowest, above = _chosen_digits(masses, states, row, limit, 32 // BITS, BITS)
-            allowed = _tokens_before(limit, above, _mass(_value_of(lowest), highest))
+            allowed = _tokens_before(limit, above, mass_of(_value_of(lowest), highest))
     bound = key_of(highest + tl.load(log_min_p + row))
     allowed = tl.where(bound > lowest, ANY, allowed)
     tl.store(cuts + row * CUT, tl.maximum(bound, lowest))
@@ -308,7 +308,7 @@ def tie_kernel(
     OVERLAP: tl.constexpr,
 ):
     row, piece = tl.program_id(1), tl.program_id(0)
-    _begin(OVERLAP)
+    wait_for_inputs(OVERLAP)
     if tl.load(cuts + row * CUT + 1) < ANY:
         lowest, found = tl.load(cuts + row * CUT), 0
         if key_of(tl.load(maxima + row * pieces + piece)) >= lowest:

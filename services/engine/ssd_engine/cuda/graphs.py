@@ -92,7 +92,7 @@ class GraphRunner:
         memory = None
         for step in self._steps:
             step.inputs.clear(dummy_slot)
-            for drawing in Drawing:
+            for drawing in step.drawings:
                 step.run(drawing)  # what is compiled on first use is compiled now
             torch.cuda.synchronize()
             for side in range(0 if self._eager else step.num_sides):
@@ -104,7 +104,7 @@ class GraphRunner:
                     beginnings.append((start, graph))
                 rest, memory = _capture(step.score, memory)
                 ends = {}
-                for drawing in Drawing if step.logits is not None else ():
+                for drawing in step.drawings if step.logits is not None else ():
                     ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
                 self._captured[step.shape, side] = _Captured(beginnings, rest, ends)
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
@@ -164,7 +164,7 @@ class GraphRunner:
         end.record(self._stream)
         self._using[step.shape, side] = end
         look_ahead = partial(self._expect, parts, draws, dummy_slot)
-        return InFlight(self, step, side, parts, rows, start, end, look_ahead)
+        return InFlight(self, step, side, parts, rows, drawing, start, end, look_ahead)
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight, and nothing is launched before they are over."""
@@ -215,6 +215,7 @@ class InFlight:
         side: int,
         parts: Sequence[Part],
         rows: list[int],
+        drawing: Drawing,
         start: torch.cuda.Event,
         end: torch.cuda.Event,
         look_ahead: Callable[[], None],
@@ -222,7 +223,7 @@ class InFlight:
         """``rows``: those with logits. ``look_ahead`` is for a caller who asks whether it is done
         while it is not."""
         self._runner, self._step, self._side, self._parts = runner, step, side, parts
-        self._start, self._end = start, end
+        self._start, self._end, self._drawing = start, end, drawing
         self._look_ahead: Callable[[], None] | None = look_ahead
         self._done = False
         self.rows: Sequence[int] = rows
@@ -243,7 +244,16 @@ class InFlight:
             best = drawn.reshape(-1, self._step.ranks)[rows]
             return Scored(lambda: self._logits(rows), best=best, clock=self._seconds)
         tokens, broken = self._verdicts(drawn)
-        return Scored(lambda: self._logits(rows), drawn=tokens, broken=broken, clock=self._seconds)
+        reported = None
+        if self._drawing >= Drawing.REPORTED:
+            reported = self._step.reported_on(self._side)[rows]
+        return Scored(
+            lambda: self._logits(rows),
+            drawn=tokens,
+            broken=broken,
+            reported=reported,
+            clock=self._seconds,
+        )
 
     def _seconds(self) -> float:
         return self._runner.ended(self._start, self._end)

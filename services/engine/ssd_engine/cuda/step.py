@@ -27,6 +27,7 @@ from ssd_engine.cuda.elementwise import move_kernel, overlapping
 from ssd_engine.cuda.filtering import CUT, PIECE, Filters
 from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.cuda.products import Product, ProductShape, make_product
+from ssd_engine.cuda.reporting import Reports
 from ssd_engine.cuda.step_attention import make_attention
 from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepShape
 from ssd_engine.decoder import Decoder
@@ -178,15 +179,14 @@ class Step:
         self._filters = Filters(rows, self.head_rows, device, kernels.overlap)
         width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
         self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
-        self._host_drawn = [
-            torch.zeros(width, dtype=torch.int32, pin_memory=device.type == "cuda")
-            for _ in range(self.num_sides)
-        ]
+        self._host_drawn = _host_sides(self.drawn, self.num_sides)
         self._side = 0
         if ranks == 1:
             self._best = torch.empty(rows, self._pieces, dtype=torch.float64, device=device)
             self._best_token = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
             self._broken = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
+            self._reports = Reports(rows, self.head_rows, device, kernels.overlap)
+            self._host_reported = _host_sides(self._reports.reported, self.num_sides)
         else:
             self._scores = torch.empty(rows, self._leaves * LEAF, device=device)
             self._bests = torch.empty(rows, self._leaves, device=device)
@@ -202,6 +202,20 @@ class Step:
     def drawn_on(self, side: int) -> NDArray[np.int32]:
         drawn: NDArray[np.int32] = self._host_drawn[side].numpy()
         return drawn
+
+    def reported_on(self, side: int) -> NDArray[np.int32]:
+        """[rows, REPORT_WIDTH] of a step that has reported."""
+        reported: NDArray[np.int32] = self._host_reported[side].numpy()
+        return reported
+
+    @property
+    def reported(self) -> Tensor:
+        return self._reports.reported
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """What it may be asked to do; the same on every rank."""
+        return [drawing for drawing in Drawing if drawing < Drawing.REPORTED or self.ranks == 1]
 
     def use(self, side: int) -> None:
         self._side = side
@@ -238,17 +252,22 @@ class Step:
             return
         self.draw(self.logits, drawing)
         self.host_drawn.copy_(self.drawn, non_blocking=True)
+        if drawing >= Drawing.REPORTED:
+            self._host_reported[self._side].copy_(self.reported, non_blocking=True)
 
     def draw(self, logits: Tensor, drawing: Drawing = Drawing.PLAIN) -> None:
         """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
+        adjusted = logits
         if drawing >= Drawing.ADJUSTED and self._histories is not None:
             tokens = self.inputs["tokens"]
-            logits = self._histories.adjust(logits, tokens, self._history_inputs)
+            adjusted = self._histories.adjust(logits, tokens, self._history_inputs)
         filtered = drawing >= Drawing.FILTERED
         if filtered:
             names = ("temperatures", "top_k", "top_p", "log_min_p")
-            self._filters.find(logits, *(self.inputs[name] for name in names))
-        (self._draw if self.ranks == 1 else self._rank)(logits, filtered)
+            self._filters.find(adjusted, *(self.inputs[name] for name in names))
+        (self._draw if self.ranks == 1 else self._rank)(adjusted, filtered)
+        if drawing >= Drawing.REPORTED:
+            self._reports.make(logits, self._best, self._best_token)
 
     def _cuts(self, filtered: bool) -> dict[str, Any]:
         """What the kernels are told of the filters."""
@@ -327,6 +346,8 @@ class Step:
             self._bests,
             self.drawn,
             self._best_of_row,
+            self._scores.stride(0),
+            self.head_rows,
             self._leaves,
             RANKS=self.ranks,
             WIDTH=triton.next_power_of_2(self.ranks),
@@ -335,3 +356,9 @@ class Step:
             num_warps=8,
             **overlapping(self._overlap),
         )
+
+
+def _host_sides(tensor: Tensor, sides: int) -> list[Tensor]:
+    """Where it is copied to."""
+    pinned = tensor.device.type == "cuda"
+    return [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=pinned) for _ in range(sides)]

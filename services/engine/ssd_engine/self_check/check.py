@@ -13,8 +13,8 @@ from ssd_engine.batch import Draw, Drawing, Part, TreeRows
 from ssd_engine.few_rows import MOST_ROWS
 from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, perturbed_scores
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling import SampleRow, logprobs, perturbed_scores
+from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from ssd_engine.self_check.expected import TOLERANCE
 from ssd_engine.self_check.findings import Findings, Place
 from ssd_engine.self_check.layers import LayerCheck
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 PREFILL, FORWARD, STEP, TREE = "prefill", "forward", "step", "tree step"
 SHORT_PREFILL = 17  # rows
 CAPTURED, DRAWN, MOVE = "captured graph", "drawing of tokens", "move of keys and values"
+REPORTED = "log probabilities"
 USE_TORCH = "--kernels torch computes it by torch's own operations"
 EAGER = "--eager launches it kernel by kernel"
 DRAWN_ROWS = 16  # whose tokens are drawn again
@@ -125,7 +126,7 @@ class StepCheck:
         self._runs: dict[Drawing, list[StepRun]] = {}
         count = min(_MOST_HISTORIES, runner.options.max_num_seqs)
         self._histories = [_history(i, runner.config.vocab_size) for i in range(count)]
-        for drawing in Drawing:
+        for drawing in step.drawings:
             self._samples[drawing], self._draws[drawing] = self._rows_of(drawing)
             self._runs[drawing], self._moves = step_runs(
                 parts, self._draws[drawing], runner.options.block_size
@@ -159,7 +160,7 @@ class StepCheck:
         LayerCheck(
             runner, operations, parts, self._findings, self._use, USE_TORCH, step.shape.rows
         ).run()
-        for drawing in Drawing:
+        for drawing in step.drawings:
             self._fill_inputs(0, drawing)
             step.inputs.copy()
             self._check_drawing(drawing)
@@ -199,7 +200,8 @@ class StepCheck:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
-            self._findings.note(self._place(DRAWN), torch.zeros((), device=self._runner.device))
+            for _ in range(2 if drawing >= Drawing.REPORTED else 1):
+                self._findings.note(self._place(DRAWN), torch.zeros((), device=self._runner.device))
             return
         step.draw(logits, drawing)
         rows = min(self._num_rows, DRAWN_ROWS)
@@ -212,6 +214,18 @@ class StepCheck:
         error = (drawn - best).abs() / (NEARLY_EQUAL * (1 + best.abs()))
         error = torch.where(best == -torch.inf, 0.0, error)  # filters leave fewer than are ranked
         self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
+        if drawing >= Drawing.REPORTED:
+            self._check_reports(logits[:rows, : step.head_rows])
+
+    def _check_reports(self, logits: Tensor) -> None:
+        step, rows, most = self._step, len(logits), MAX_TOP_LOGPROBS
+        tokens = self._drawn_tokens(rows)[:, 0].clamp(0, step.head_rows - 1).tolist()
+        told = logprobs(logits, tokens, [most] * rows)
+        expected = torch.tensor([[each.chosen, *(value for _, value in each.top)] for each in told])
+        values = step.reported[:rows].view(torch.float32).cpu()
+        reported = torch.cat((values[:, :1], values[:, 1 + most :]), dim=1)
+        error = (reported - expected).abs() / (NEARLY_EQUAL * (1 + expected.abs()))
+        self._findings.note(self._place(REPORTED), (error.max() * TOLERANCE).to(logits.device))
 
     def _drawn_tokens(self, rows: int) -> Tensor:
         """[rows, ranks], of the first rows."""
@@ -225,31 +239,37 @@ class StepCheck:
 
     def _check_graphs(self, graphs: "GraphRunner", drawing: Drawing) -> None:
         step, place, tp = self._step, self._place(CAPTURED, EAGER), self._runner.tp
-        logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
+        logits, results = step.layers.logits.clone(), self._results(drawing)
         is_first = tp.size > 2  # Several ranks may be summed up in another order within a graph.
         for side in range(step.num_sides):
             for turn in range(graphs.num_replays(step, side)):
                 self._fill_inputs(side, drawing)
                 step.layers.logits.zero_()
                 step.drawn.zero_()
+                if drawing >= Drawing.REPORTED:
+                    step.reported.zero_()
                 graphs.replay(step, side, turn, drawing)
                 if is_first:
-                    logits, drawn = step.layers.logits.clone(), self._used(step.drawn).clone()
+                    logits, results = step.layers.logits.clone(), self._results(drawing)
                     is_first = False
                 rows = self._num_rows
                 self._findings.compare_bits(place, step.layers.logits[:rows], logits[:rows])
                 if tp.rank == 0:
-                    self._findings.compare_bits(place, self._used(step.drawn), drawn)
+                    self._findings.compare_bits(place, self._results(drawing), results)
                 else:
                     self._findings.note(place, torch.zeros((), device=self._runner.device))
                 if self._runner.device.type == "cuda":
                     torch.cuda.synchronize()  # the host's block is filled anew
 
-    def _used(self, drawn: Tensor) -> Tensor:
-        """What was drawn for rows that do not pad."""
-        if self._step.ranks > 1:
-            return drawn.view(-1, self._step.ranks)[: self._num_rows]
-        return drawn.view(self._step.shape.runs, -1)[: len(self._runs[Drawing.PLAIN])]
+    def _results(self, drawing: Drawing) -> Tensor:
+        """What was drawn, and reported, for rows that do not pad."""
+        step, rows, runs = self._step, self._num_rows, len(self._runs[Drawing.PLAIN])
+        if step.ranks > 1:
+            return step.drawn[: rows * step.ranks].clone()
+        used = step.drawn.view(step.shape.runs, -1)[:runs].flatten()
+        if drawing < Drawing.REPORTED:
+            return used.clone()
+        return torch.cat((used, step.reported[:rows].flatten()))
 
 
 _FILTERS: list[dict[str, Any]] = [{"top_k": 40, "top_p": 0.9}, {"top_p": 0.8}, {"min_p": 0.02}]

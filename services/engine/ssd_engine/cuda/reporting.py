@@ -1,0 +1,197 @@
+"""Log probabilities on the device: of the token that a row has drawn, and of the likeliest ones.
+
+They are the model's own, from logits before any option. The masses of all tokens are integers, as
+those of top-p: their sum does not depend on the order in which it is made.
+
+The same definition as ``sampling.logprobs``.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ssd_engine.cuda.drawing import LEAF, rank_kernel
+from ssd_engine.cuda.elementwise import overlapping
+from ssd_engine.cuda.filtering import (
+    MASS_UNIT,
+    NO_MASS,
+    PIECE,
+    highest_of,
+    mass_of,
+    wait_for_inputs,
+)
+from ssd_engine.sampling_params import MAX_TOP_LOGPROBS
+
+REPORT_WIDTH = 1 + 2 * MAX_TOP_LOGPROBS  # the drawn token's; the likeliest tokens, and theirs
+
+
+@triton.jit
+def survey_kernel(
+    logits,
+    leaf_best,  # out [rows, leaves] float32
+    maxima,  # out [rows, pieces] float32
+    stride,  # of a row of logits
+    vocab,
+    leaves,
+    pieces,
+    LEAF: tl.constexpr,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row, piece = tl.program_id(1), tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    token = piece * PIECE + tl.arange(0, PIECE)
+    here = logits + row.to(tl.int64) * stride + token
+    x = tl.load(here, mask=token < vocab, other=float("-inf"))
+    best = tl.max(tl.reshape(x, (PIECE // LEAF, LEAF)), 1)
+    leaf = piece * (PIECE // LEAF) + tl.arange(0, PIECE // LEAF)
+    tl.store(leaf_best + row * leaves + leaf, best, mask=leaf < leaves)
+    tl.store(maxima + row * pieces + piece, tl.max(x, 0))
+
+
+@triton.jit
+def total_kernel(
+    logits,
+    maxima,
+    totals,  # out [rows, pieces] int64: masses
+    stride,
+    vocab,
+    pieces,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,  # a power of 2
+    OVERLAP: tl.constexpr,
+):
+    row, piece = tl.program_id(1), tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    highest = highest_of(maxima, row, pieces, PIECES)
+    total = tl.zeros((), tl.int64)
+    if highest - tl.load(maxima + row * pieces + piece) < NO_MASS:
+        token = piece * PIECE + tl.arange(0, PIECE)
+        here = logits + row.to(tl.int64) * stride + token
+        x = tl.load(here, mask=token < vocab, other=float("-inf"))
+        total = tl.sum(mass_of(x, highest), 0)
+    tl.store(totals + row * pieces + piece, total)
+
+
+@triton.jit
+def _bits(x, highest, log_total):
+    """Of a log probability in float32."""
+    value = (x.to(tl.float64) - highest.to(tl.float64)) - log_total
+    return value.to(tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def report_kernel(
+    logits,
+    best,  # [rows, pieces] of what was drawn
+    best_token,
+    maxima,
+    totals,
+    ranked,  # [rows, RANKS]; -1 where there are no more
+    out,  # [rows, 1 + 2 * RANKS]
+    stride,
+    vocab,
+    pieces,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,  # RANKS as a power of 2
+    PIECES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    piece = tl.arange(0, PIECES)
+    there = piece < pieces
+    highest = highest_of(maxima, row, pieces, PIECES)
+    total = tl.sum(tl.load(totals + row * pieces + piece, mask=there, other=0), 0)
+    log_total = tl.log(total.to(tl.float64) / MASS_UNIT)
+    score = tl.load(best + row * pieces + piece, mask=there, other=float("-inf"))
+    _, chosen = tl.max(score, 0, return_indices=True)
+    token = tl.load(best_token + row * pieces + chosen)
+    line, here = logits + row.to(tl.int64) * stride, out + row * (1 + 2 * RANKS)
+    x = tl.load(line + token, mask=token < vocab, other=0.0)
+    tl.store(here, _bits(x, highest, log_total))
+    rank = tl.arange(0, WIDTH)
+    likeliest = tl.load(ranked + row * RANKS + rank, mask=rank < RANKS, other=-1)
+    x = tl.load(line + likeliest, mask=likeliest >= 0, other=0.0)
+    tl.store(here + 1 + rank, likeliest, mask=rank < RANKS)
+    tl.store(here + 1 + RANKS + rank, _bits(x, highest, log_total), mask=rank < RANKS)
+
+
+class Reports:
+    """Of every row of a step, found anew in each of its runs."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device, overlap: bool) -> None:
+        self._rows, self._vocab = rows, vocab
+        self._leaves, self._pieces = -(-vocab // LEAF), -(-vocab // PIECE)
+        self._options = overlapping(overlap)
+
+        def empty(*sizes: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(rows, *sizes, dtype=kind, device=device)
+
+        self._leaf_best = empty(self._leaves, kind=torch.float32)
+        self._maxima = empty(self._pieces, kind=torch.float32)
+        self._totals = empty(self._pieces, kind=torch.int64)
+        self._ranked, self._likeliest = empty(MAX_TOP_LOGPROBS), empty()
+        self.reported = empty(REPORT_WIDTH)  # log probabilities as the bits of float32
+
+    def make(self, logits: Tensor, best: Tensor, best_token: Tensor) -> None:
+        """``best``: of each piece of a row, what it has drawn from."""
+        self._survey(logits)
+        rank_kernel[(self._rows,)](
+            logits,
+            self._leaf_best,
+            self._ranked,
+            self._likeliest,
+            logits.stride(0),
+            self._vocab,
+            self._leaves,
+            RANKS=MAX_TOP_LOGPROBS,
+            WIDTH=triton.next_power_of_2(MAX_TOP_LOGPROBS),
+            LEAF=LEAF,
+            LEAVES=triton.next_power_of_2(self._leaves),
+            num_warps=8,
+            **self._options,
+        )
+        report_kernel[(self._rows,)](
+            logits,
+            best,
+            best_token,
+            self._maxima,
+            self._totals,
+            self._ranked,
+            self.reported,
+            logits.stride(0),
+            self._vocab,
+            self._pieces,
+            RANKS=MAX_TOP_LOGPROBS,
+            WIDTH=triton.next_power_of_2(MAX_TOP_LOGPROBS),
+            PIECES=triton.next_power_of_2(self._pieces),
+            **self._options,
+        )
+
+    def _survey(self, logits: Tensor) -> None:
+        grid = (self._pieces, self._rows)
+        survey_kernel[grid](
+            logits,
+            self._leaf_best,
+            self._maxima,
+            logits.stride(0),
+            self._vocab,
+            self._leaves,
+            self._pieces,
+            LEAF=LEAF,
+            PIECE=PIECE,
+            **self._options,
+        )
+        total_kernel[grid](
+            logits,
+            self._maxima,
+            self._totals,
+            logits.stride(0),
+            self._vocab,
+            self._pieces,
+            PIECE=PIECE,
+            PIECES=triton.next_power_of_2(self._pieces),
+            **self._options,
+        )

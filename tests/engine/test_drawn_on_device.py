@@ -1,0 +1,137 @@
+"""Requests with every option, whose tokens a device draws: the same text in every mode.
+
+The device is interpreted; it draws by the kernels of a real one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ssd_engine.cuda import graphs
+from ssd_engine.cuda.adjusting import Histories
+from ssd_engine.cuda.graphs import GraphRunner, InFlight
+from ssd_engine.cuda.step import Step
+from ssd_engine.cuda.step_inputs import StepShape
+from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling_params import SamplingParams
+from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.sync_drafter import DraftRow
+from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
+from tests.random_models import make_model
+
+pytestmark = [
+    pytest.mark.usefixtures("quick_interpreter", "emulated"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted"),
+]
+
+DEPTH, VOCAB = 2, 512
+SHAPE = StepShape(rows=9, runs=3, rows_per_run=DEPTH + 1, max_positions=160, block_size=BLOCK)
+PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=2.0)
+BIAS = tuple((token, 6.0) for token in range(20, 30))
+
+
+class Event:
+    """Of a device that is done when it is looked at for the second time."""
+
+    def __init__(self, **_: object) -> None:
+        self._looks = 0
+
+    def record(self, *_: object) -> None:
+        self._looks = 0
+
+    def query(self) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _: "Event") -> float:
+        return 0.0
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    directory = tmp_path_factory.mktemp("model")
+    make_model("llama3-untied", directory)
+    runner = make_runner(directory)
+    del runner.model.weights.layers[1:], runner.kv.layers[1:]
+    runner.num_blocks -= 1
+    runner._set_dummy(runner.num_blocks)
+    return runner
+
+
+class HalfRight:
+    """Knows the texts; every third token that it drafts is another one."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._texts = [result.tokens for result in results]
+
+    def draft(self, rows: Sequence[DraftRow]) -> None:
+        for row in rows:
+            at = len(row.sequence.output)
+            text = self._texts[row.sequence.id][at : at + row.depth]
+            row.tokens += [
+                (token + 1) % VOCAB if (at + i) % 3 == 2 else token for i, token in enumerate(text)
+            ]
+
+    def end(self, sequence_id: int) -> None: ...
+
+    def check_integrity(self) -> None: ...
+
+
+def make_requests(mode: Mode) -> list[Request]:
+    options: list[tuple[dict[str, Any], int | None]] = [
+        (dict(temperature=0.0, logit_bias=BIAS, **PENALTIES), 2),
+        (dict(temperature=0.9, top_p=0.9, logit_bias=BIAS, **PENALTIES), None),
+        (dict(temperature=0.7, top_k=8, repetition_penalty=0.8), 0),
+    ]
+    return [
+        Request(
+            [5 + i, 21, 22, 40 + i],
+            SamplingParams(seed=i, **told),
+            max_tokens=9,
+            num_logprobs=num_logprobs,
+            speculation=SpeculationRequest(mode, depth=DEPTH),
+        )
+        for i, (told, num_logprobs) in enumerate(options)
+    ]
+
+
+def run_on_device(runner: ModelRunner, drafter: HalfRight | None) -> list[Result]:
+    histories = Histories(SHAPE.runs, SHAPE.rows, runner.config.head_rows, torch.device("cpu"))
+    step = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2, histories=histories)
+    step.inputs.clear(runner.dummy_slot)
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
+    speculator = Speculator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
+    runner._steps = GraphRunner([step], eager=True)
+    try:
+        core = make_core(runner, speculator=speculator)
+        return run(core, make_requests(Mode.OFF if drafter is None else Mode.SYNC))
+    finally:
+        runner._steps = None
+
+
+def test_texts_are_the_same_wherever_and_however_they_are_drawn(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_host = run(make_core(runner), make_requests(Mode.OFF))
+    monkeypatch.delattr(InFlight, "_logits")  # nobody looks at them
+    plain = run_on_device(runner, None)
+    speculated = run_on_device(runner, HalfRight(on_host))
+    assert [result.tokens for result in plain] == [result.tokens for result in on_host]
+    for one, other in zip(plain, speculated, strict=True):
+        assert other.tokens == one.tokens
+        assert other.logprobs == one.logprobs
+        assert other.speculation is not None
+        assert 0 < other.speculation.accepted_tokens < other.speculation.drafted_tokens
+    assert [len(result.logprobs) for result in plain] == [9, 0, 9]

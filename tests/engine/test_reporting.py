@@ -1,0 +1,68 @@
+"""Log probabilities that the device finds are those of the CPU's sampler."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from ssd_engine.cuda import reporting
+from ssd_engine.cuda.reporting import Reports
+from ssd_engine.sampling import logprobs
+from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs
+from ssd_engine.scored import Scored
+
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCABS = [300, 256, 25] if DEVICE.type == "cpu" else [128_256, 151_936, 1000]
+ROWS = 4
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(reporting, "PIECE", 128)
+        monkeypatch.setattr(reporting, "LEAF", 16)
+
+
+def report(logits: Tensor, tokens: list[int]) -> list[Logprobs]:
+    """Of rows that have drawn these tokens."""
+    rows, vocab = logits.shape
+    reports = Reports(rows, vocab, DEVICE, overlap=False)
+    pieces = -(-vocab // reporting.PIECE)
+    best = torch.zeros(rows, pieces, dtype=torch.float64, device=DEVICE)
+    best_token = torch.zeros(rows, pieces, dtype=torch.int32, device=DEVICE)
+    for row, token in enumerate(tokens):
+        best[row, token // reporting.PIECE] = 1.0
+        best_token[row, token // reporting.PIECE] = token
+    wide = torch.full((rows, vocab + 3), 1e6)  # columns that are no logits
+    wide[:, :vocab] = logits
+    reports.make(wide.to(DEVICE), best, best_token)
+    scored = Scored(lambda: None, reported=reports.reported.cpu().numpy())
+    return [scored.logprobs(row, MAX_TOP_LOGPROBS) for row in range(rows)]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("kind", ["spread out", "ties", "sure of itself", "all alike"])
+def test_log_probabilities_are_those_of_the_sampler(kind: str, vocab: int) -> None:
+    x = torch.randn(ROWS, vocab, generator=torch.Generator().manual_seed(vocab))
+    logits = {
+        "spread out": 3 * x,
+        "ties": (2 * x).round(),
+        "sure of itself": 40 * x,
+        "all alike": torch.full_like(x, -7.25),
+    }[kind]
+    logits[:, 3] = -torch.inf
+    tokens = [0, vocab - 1, vocab // 2, int(logits[3].argmax())]
+    expected = logprobs(logits, tokens, [MAX_TOP_LOGPROBS] * ROWS)
+    for got, told in zip(report(logits, tokens), expected, strict=True):
+        assert got == told  # to the last bit, and ties by the lower id
+
+
+def test_no_more_tokens_than_there_are() -> None:
+    logits = torch.arange(40.0).reshape(2, 20)
+    logits[0, :7] = -torch.inf
+    first, second = report(logits, [19, 3])
+    assert [token for token, _ in first.top] == list(range(19, 6, -1))
+    assert [token for token, _ in second.top] == list(range(19, -1, -1))
