@@ -54,6 +54,7 @@ class _Expected:
     side: int
     parts: list[Chunk]
     draws: list[Draw | None]
+    drawing: Drawing
     begins: list[int]
 
     def is_this(
@@ -138,7 +139,7 @@ class GraphRunner:
         side = self._launches % step.num_sides
         expected, self._expected = self._expected, None
         if expected is not None and expected.is_this(step, side, parts, draws):
-            begins = expected.begins
+            begins, drawing = expected.begins, expected.drawing
             step.use(side)
             step.inputs.put_tokens([token for part in parts for token in part.tokens])
         else:
@@ -146,12 +147,11 @@ class GraphRunner:
             if (before := self._using.get((step.shape, side))) is not None:
                 before.synchronize()
             step.use(side)
-            begins = step.inputs.fill(runs, dummy_slot, moves)
+            begins, drawing = step.inputs.fill(runs, dummy_slot, moves), drawing_of(draws)
         turn = self._launches % STARTS
         self._launches += 1
-        rows, drawing = _logit_rows(parts, begins), drawing_of(draws)
         if drawing >= Drawing.ADJUSTED:
-            step.tell_histories(rows, draws)
+            step.tell_histories(_logit_rows(parts, begins), draws)
         end = self._ends[turn]
         if self._eager:
             start = self._starts[turn]
@@ -164,7 +164,7 @@ class GraphRunner:
         end.record(self._stream)
         self._using[step.shape, side] = end
         look_ahead = partial(self._expect, parts, draws, dummy_slot)
-        return InFlight(self, step, side, parts, rows, drawing, start, end, look_ahead)
+        return InFlight(self, step, side, parts, begins, drawing, start, end, look_ahead)
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight, and nothing is launched before they are over."""
@@ -181,7 +181,7 @@ class GraphRunner:
         runs, moves = step_runs(following, later, step.shape.block_size)
         step.use(side)
         begins = step.inputs.fill(runs, dummy_slot, moves)
-        self._expected = _Expected(step, side, following, later, begins)
+        self._expected = _Expected(step, side, following, later, drawing_of(later), begins)
 
     def _step_for(self, parts: Sequence[Part]) -> Step | None:
         rows = [len(part.tokens) for part in parts if not isinstance(part, Moved)]
@@ -214,19 +214,18 @@ class InFlight:
         step: Step,
         side: int,
         parts: Sequence[Part],
-        rows: list[int],
+        begins: list[int],
         drawing: Drawing,
         start: torch.cuda.Event,
         end: torch.cuda.Event,
         look_ahead: Callable[[], None],
     ) -> None:
-        """``rows``: those with logits. ``look_ahead`` is for a caller who asks whether it is done
-        while it is not."""
+        """``look_ahead`` is for a caller who asks whether it is done while it is not."""
         self._runner, self._step, self._side, self._parts = runner, step, side, parts
         self._start, self._end, self._drawing = start, end, drawing
         self._look_ahead: Callable[[], None] | None = look_ahead
         self._done = False
-        self.rows: Sequence[int] = rows
+        self.rows: Sequence[int] = _logit_rows(parts, begins)
 
     def done(self) -> bool:
         self._done = self._done or self._end.query()

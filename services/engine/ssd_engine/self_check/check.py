@@ -200,8 +200,9 @@ class StepCheck:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
-            for _ in range(2 if drawing >= Drawing.REPORTED else 1):
-                self._findings.note(self._place(DRAWN), torch.zeros((), device=self._runner.device))
+            for operation in (DRAWN, REPORTED) if drawing >= Drawing.REPORTED else (DRAWN,):
+                none = torch.zeros((), device=self._runner.device)
+                self._findings.note(self._place(operation), none)
             return
         step.draw(logits, drawing)
         rows = min(self._num_rows, DRAWN_ROWS)
