@@ -137,10 +137,11 @@ class Client:
         endpoints: Sequence[str] = (),
         generated: Sequence[int] = (),
         before: Sequence[tuple[str, str]] = (),
+        top_logprobs: int | None = None,
         **sampling: Any,
     ) -> Generated:
-        """``before``: earlier turns of the chat, as (role, text). ``sampling``: more fields of
-        SamplingOptions."""
+        """``before``: earlier turns of the chat, as (role, text). ``top_logprobs``: None for no log
+        probabilities. ``sampling``: more fields of SamplingOptions."""
         request = pb.GenerateRequest(
             generated_token_ids=pack_tokens(list(generated)),
             sampling=pb.SamplingOptions(temperature=temperature, seed=seed, **sampling),
@@ -149,6 +150,8 @@ class Client:
                 mode=MODES[mode], depth=depth, endpoints=list(endpoints)
             ),
         )
+        if top_logprobs is not None:
+            request.logprobs.chosen, request.logprobs.top_n = True, top_logprobs
         for role, content in (*before, ("user", prompt)):
             request.chat.messages.add(role=role, content=content)
         received: list[int] = []

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.gpu import check, dense, projection, report, sections, serving
+from tools.gpu import check, dense, options, projection, report, sections, serving
 from tools.gpu.check import PARTS
 from tools.gpu.report import Rows
 from tools.gpu.shapes import SHAPES
@@ -41,6 +41,7 @@ SECTIONS = {
     "exact-sampled": lambda args: serving.exact(args.prompts, args.tokens, 1.0),
     "exact-shares": lambda args: serving.exact_shares(args.prompts, args.tokens),
     "dense": lambda args: dense.dense(args.prompts, args.tokens),
+    "options": lambda args: options.options(args.prompts),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "shares": lambda args: serving.shares(args.prompts),
     "projection": lambda args: projection.project(args.prompts),

@@ -1,0 +1,91 @@
+"""What each sampling option costs, and what speculation is worth with it."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tools.bench_kit import Client, Generated, story_prompts
+from tools.gpu.report import Rows
+from tools.gpu.serving import TIMED, Clock, Model, ModelPair, against, mps, pair
+
+PLAIN = "T = 0.7"
+_BIAS = {token: 1.5 if token % 2 else -1.5 for token in range(100, 200)}
+OPTIONS: dict[str, Mapping[str, Any]] = {
+    PLAIN: {},
+    "top-k 20, top-p 0.8": {"top_k": 20, "top_p": 0.8},
+    "top-p 0.9": {"top_p": 0.9},
+    "min-p 0.05": {"min_p": 0.05},
+    "repetition 1.1": {"repetition_penalty": 1.1},
+    "presence 0.5, frequency 0.3": {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "bias of 100 tokens": {"logit_bias": _BIAS},
+    "logprobs, top 5": {"top_logprobs": 5},
+}
+OPTIONS["all"] = {
+    **{"top_k": 20, "top_p": 0.9, "min_p": 0.02, "top_logprobs": 5, "logit_bias": _BIAS},
+    **{"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1},
+}
+STREAMS = (1, 8)
+TOKENS = 96
+REPEATS = 3
+DRAFT_SHARE = 15  # percent of the multiprocessors: the draft as it ships is small
+
+
+def options(num_prompts: int) -> Rows:
+    """The 8B shape and the draft as it ships on one GPU: every option, in turns."""
+    models = ModelPair(Model("stories-target", "llama-3.1-8b"), Model("stories-draft"))
+    prompts = story_prompts(max(STREAMS) * max(1, min(num_prompts, 16) // 8), seed=3)
+    rows: Rows = []
+    with mps(), pair(models, max(STREAMS), 5, *TIMED, draft_share=DRAFT_SHARE) as client:
+        for streams in STREAMS:
+            few = prompts if streams > 1 else prompts[: len(prompts) // 2]
+            rows += _with_streams(client, few, streams)
+    return rows
+
+
+def _with_streams(client: Client, prompts: Sequence[str], streams: int) -> Rows:
+    times: dict[tuple[str, str], list[float]] = {}
+    last: dict[tuple[str, str], list[Generated]] = {}
+    for repeat in range(REPEATS + 1):
+        for name, chosen in OPTIONS.items():
+            for mode in ("off", "ssd"):
+                before = Clock.read()
+                last[name, mode] = _generate(client, prompts, streams, mode, chosen)
+                if repeat:  # the first time, things are not warm
+                    times.setdefault((name, mode), []).append(
+                        sum(Clock.read().since(before).values())
+                    )
+    ms = {key: statistics.median(values) for key, values in times.items()}
+    return [
+        {
+            "streams": streams,
+            "options": name,
+            "mode": mode,
+            **against(done, [one.tokens for one in last[name, "off"]]),
+            "ms/round": ms[name, mode],
+            f"of {PLAIN}": ms[name, mode] / ms[PLAIN, mode],
+            **_guessed(done, mode),
+            "tokens/s of a stream": statistics.median(one.rate for one in done),
+        }
+        for (name, mode), done in last.items()
+    ]
+
+
+def _generate(
+    client: Client, prompts: Sequence[str], streams: int, mode: str, chosen: Mapping[str, Any]
+) -> list[Generated]:
+    def one(i: int) -> Generated:
+        return client.generate(prompts[i], mode, TOKENS, temperature=0.7, seed=i, **chosen)
+
+    with ThreadPoolExecutor(streams) as pool:
+        return list(pool.map(one, range(len(prompts))))
+
+
+def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
+    if mode == "off":
+        return {}
+    rounds = max(1, sum(one.stats.rounds for one in done))
+    return {
+        "hit rate": sum(one.stats.hits for one in done) / rounds,
+        "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds,
+    }
