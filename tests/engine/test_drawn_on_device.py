@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted"),
 ]
 
-DEPTH, VOCAB = 2, 512
+DEPTH, VOCAB, TOKENS = 2, 512, 5
 SHAPE = StepShape(rows=9, runs=3, rows_per_run=DEPTH + 1, max_positions=160, block_size=BLOCK)
 PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=2.0)
 BIAS = tuple((token, 6.0) for token in range(20, 30))
@@ -99,7 +99,7 @@ def make_requests(mode: Mode) -> list[Request]:
         Request(
             [5 + i, 21, 22, 40 + i],
             SamplingParams(seed=i, **told),
-            max_tokens=7,
+            max_tokens=TOKENS,
             num_logprobs=num_logprobs,
             speculation=SpeculationRequest(mode, depth=DEPTH),
         )
@@ -134,4 +134,4 @@ def test_texts_are_the_same_wherever_and_however_they_are_drawn(
         assert other.logprobs == one.logprobs
         assert other.speculation is not None
         assert 0 < other.speculation.accepted_tokens < other.speculation.drafted_tokens
-    assert [len(result.logprobs) for result in plain] == [7, 0, 7]
+    assert [len(result.logprobs) for result in plain] == [TOKENS, 0, TOKENS]

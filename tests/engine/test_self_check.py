@@ -201,13 +201,18 @@ def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "CONTEXTS", (70, 17, 1))
 
 
-def check_step(load: Load, shape: StepShape, graphs: Any = None) -> Findings:
+def check_step(
+    load: Load, shape: StepShape, graphs: Any = None, drawing: Drawing | None = None
+) -> Findings:
+    """``drawing``: the only way of drawing that is looked at; None: all of them."""
     runner = load(dtype="float32", **(DRAFT if shape.scratch else {}))
     del runner.model.weights.layers[1:], runner.kv.layers[1:]
     vocab = runner.config.head_rows
     histories = Histories(OPTIONS.max_num_seqs, shape.rows, vocab, torch.device("cpu"))
     ranks = 3 if shape.scratch else 1
     step = Step(runner.model, runner.kv, shape, ranks, histories=histories)
+    if drawing is not None:
+        step.drawings = [drawing]
     room = Room(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
     runner._dummy_slot = (runner.num_blocks - 1) * BLOCK
     step.inputs.clear(runner.dummy_slot)
@@ -241,7 +246,7 @@ def test_a_product_of_a_step_that_leaves_out_a_tile(
         StepLayers, "multiply_o", lambda self, i, x: multiply(self, i, without_a_tile(x))
     )
     with pytest.raises(SelfCheckError, match=r"output product of a step .*--kernels torch"):
-        check_step(load, VERIFY)
+        check_step(load, VERIFY, drawing=Drawing.PLAIN)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -257,7 +262,7 @@ def test_a_product_that_is_wrong_for_rows_that_pad_a_step(
 
     monkeypatch.setattr(StepLayers, "multiply_o", broken)
     with pytest.raises(SelfCheckError, match="output product of a step"):
-        check_step(load, VERIFY)
+        check_step(load, VERIFY, drawing=Drawing.PLAIN)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -272,7 +277,7 @@ def test_attention_of_a_tree_that_leaves_out_its_branches(
 
     monkeypatch.setattr(TritonAttention, "__call__", broken)
     with pytest.raises(SelfCheckError, match="layer 0, attention of a tree step"):
-        check_step(load, TREE)
+        check_step(load, TREE, drawing=Drawing.PLAIN)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -286,7 +291,7 @@ def test_a_graph_that_computes_something_else(load: Load) -> None:
             step.layers.logits[1, 5] += 1e-3 * turn
 
     with pytest.raises(SelfCheckError, match=r"captured graph of a step .*--eager"):
-        check_step(load, VERIFY, Other())
+        check_step(load, VERIFY, Other(), Drawing.PLAIN)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -298,10 +303,12 @@ def test_tokens_that_are_not_those_of_the_logits(
         Step, "draw", lambda self, logits, drawing: draw(self, logits.roll(1, 1), drawing)
     )
     with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
-        check_step(load, VERIFY)
+        check_step(load, VERIFY, drawing=Drawing.FILTERED)
 
 
-@pytest.mark.parametrize("forgotten", ["add_kernel", "penalise_kernel", "bias_kernel"])
+@pytest.mark.parametrize(
+    "forgotten", [full_only("add_kernel"), "penalise_kernel", full_only("bias_kernel")]
+)
 @pytest.mark.usefixtures("short_contexts")
 def test_tokens_that_are_drawn_before_penalties(
     load: Load, monkeypatch: pytest.MonkeyPatch, forgotten: str
@@ -312,7 +319,7 @@ def test_tokens_that_are_drawn_before_penalties(
 
     monkeypatch.setattr(adjusting, forgotten, Nothing())
     with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
-        check_step(load, VERIFY)
+        check_step(load, VERIFY, drawing=Drawing.ADJUSTED)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -326,7 +333,7 @@ def test_a_tree_whose_branches_forget_their_paths(
 
     monkeypatch.setattr(HistoryInputs, "put", forgetful)
     with pytest.raises(SelfCheckError, match="drawing of tokens of a tree step"):
-        check_step(load, TREE)
+        check_step(load, TREE, drawing=Drawing.ADJUSTED)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -336,7 +343,7 @@ def test_log_probabilities_of_other_logits(load: Load, monkeypatch: pytest.Monke
         Reports, "make", lambda self, logits, *drawn: make(self, logits / 2, *drawn)
     )
     with pytest.raises(SelfCheckError, match="log probabilities of a step"):
-        check_step(load, VERIFY)
+        check_step(load, VERIFY, drawing=Drawing.REPORTED)
 
 
 # Ranks

@@ -168,6 +168,8 @@ class Step:
         self._last, self._histories = last, histories
         self._history_inputs = HistoryInputs(shape, device, self.num_sides)
         self.shape, self.ranks = shape, ranks
+        # What it may be asked to do; the same on every rank.
+        self.drawings = [each for each in Drawing if each < Drawing.REPORTED or ranks == 1]
         self.layers = StepLayers(model, kv, self.inputs, kernels)
         self.head_rows = model.config.head_rows
         self._kv, self._overlap = kv, kernels.overlap
@@ -211,11 +213,6 @@ class Step:
     @property
     def reported(self) -> Tensor:
         return self._reports.reported
-
-    @property
-    def drawings(self) -> list[Drawing]:
-        """What it may be asked to do; the same on every rank."""
-        return [drawing for drawing in Drawing if drawing < Drawing.REPORTED or self.ranks == 1]
 
     def use(self, side: int) -> None:
         self._side = side

@@ -152,7 +152,7 @@ class StepCheck:
     def run(self, graphs: "GraphRunner") -> None:
         runner, step, parts = self._runner, self._step, self._parts
         fill_context(runner.kv, parts)
-        self._fill_inputs(0)
+        self._fill_inputs(0, step.drawings[0])
         step.inputs.copy()
         if self._moves:
             self._check_moves()
@@ -169,7 +169,7 @@ class StepCheck:
         step.use(0)
         clear_context(runner.kv, parts)
 
-    def _fill_inputs(self, side: int, drawing: Drawing = Drawing.PLAIN) -> None:
+    def _fill_inputs(self, side: int, drawing: Drawing) -> None:
         self._step.use(side)
         self._step.inputs.fill(self._runs[drawing], self._runner.dummy_slot, self._moves)
         if drawing >= Drawing.ADJUSTED and self._runner.tp.rank == 0:
@@ -234,7 +234,7 @@ class StepCheck:
         if step.ranks > 1:
             return drawn.view(-1, step.ranks)[:rows]
         table = drawn.view(step.shape.runs, -1)  # how many are right, then the tokens
-        lengths = [len(run.tokens) for run in self._runs[Drawing.PLAIN]]
+        lengths = [len(run.tokens) for run in self._runs[step.drawings[0]]]
         tokens = torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])
         return tokens[:rows, None]
 
@@ -264,7 +264,7 @@ class StepCheck:
 
     def _results(self, drawing: Drawing) -> Tensor:
         """What was drawn, and reported, for rows that do not pad."""
-        step, rows, runs = self._step, self._num_rows, len(self._runs[Drawing.PLAIN])
+        step, rows, runs = self._step, self._num_rows, len(self._runs[drawing])
         if step.ranks > 1:
             return step.drawn[: rows * step.ranks].clone()
         used = step.drawn.view(step.shape.runs, -1)[:runs].flatten()
