@@ -25,6 +25,7 @@ from ssd_engine.scored import Scored
 from ssd_engine.token_ids import pack_tokens
 from ssd_engine.verification import Verification
 from tests.harness import BLOCK, make_runner
+from tests.scale import full_only
 
 DEPTH, BUDGET = 4, 8
 
@@ -177,7 +178,7 @@ def test_what_is_pushed_is_what_one_depth_after_the_other_gives(
 PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=1.5)
 
 
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("sequences", [full_only(1), 2])
 def test_branches_are_guessed_under_penalties_wherever_that_is(
     runner: ModelRunner, sequences: int
 ) -> None:

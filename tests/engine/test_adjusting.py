@@ -17,6 +17,7 @@ from ssd_engine.cuda.step_inputs import HistoryInputs, StepShape
 from ssd_engine.history import History
 from ssd_engine.sampling import SampleRow, adjust_logits
 from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -122,7 +123,9 @@ def runs_after(histories: Sequence[History | None], seed: int) -> list[list[int]
     ]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", [name if name == "all" else full_only(name) for name in OPTIONS]
+)
 def test_logits_are_adjusted_as_the_sampler_does(options: str) -> None:
     """Round after round: what was committed is added, what was rejected is not."""
     histories: list[History | None] = [
@@ -140,7 +143,7 @@ def test_logits_are_adjusted_as_the_sampler_does(options: str) -> None:
                 history.output.extend([*tokens[1 : 1 + number], 120 + number])
 
 
-@pytest.mark.parametrize("vocab", [128, 129, 1000])
+@pytest.mark.parametrize("vocab", [full_only(128), 129, full_only(1000)])
 def test_vocabularies_of_any_size(vocab: int) -> None:
     params = SamplingParams(
         1,
@@ -155,6 +158,7 @@ def test_vocabularies_of_any_size(vocab: int) -> None:
     assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
 
 
+@pytest.mark.full
 def test_as_many_biases_as_there_may_be() -> None:
     vocab = 3000
     bias = tuple((2 * i, 0.01 * i) for i in range(MAX_LOGIT_BIAS_ENTRIES))

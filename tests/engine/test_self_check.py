@@ -103,7 +103,8 @@ def test_the_cache_is_left_empty(load: Load) -> None:
     assert not runner.kv.pool.any()
 
 
-@pytest.mark.parametrize("dtype", [full_only("float32"), "bfloat16"])
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_product_that_leaves_out_a_tile_at_one_row_count(
     load: Load, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:

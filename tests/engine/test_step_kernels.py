@@ -259,7 +259,9 @@ def test_a_step_draws_what_filters_leave(runner: ModelRunner) -> None:
     assert_draws_what_the_sampler_draws(runner, filtered(sample_rows((1.0, 1.0, 0.7, 1.3), seed=5)))
 
 
-@pytest.mark.parametrize("temperatures", [(0.0, 0.0), (1.0, 0.7)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "temperatures", [full_only((0.0, 0.0)), (1.0, 0.7)], ids=["greedy", "drawn"]
+)
 def test_a_step_draws_after_penalties_and_bias(
     runner: ModelRunner, temperatures: tuple[float, float]
 ) -> None:
@@ -288,6 +290,7 @@ def test_a_step_draws_after_penalties_and_bias(
     )
 
 
+@pytest.mark.full
 def test_a_step_reports_the_models_own_probabilities(runner: ModelRunner) -> None:
     """Of what was drawn after a bias, before it."""
     bias = tuple((token, 100.0) for token in (40, 50, 60))
@@ -313,6 +316,7 @@ def test_a_step_ranks_what_filters_leave(runner: ModelRunner) -> None:
     assert_ranks_by_the_scores_that_are_drawn_from(runner, rows)
 
 
+@pytest.mark.full
 def test_a_step_ranks_after_penalties_and_bias(runner: ModelRunner) -> None:
     """Of branches with paths of their own."""
     tokens = Case(random.Random(6), 0, 5, 2).rows(0).tokens
@@ -379,7 +383,7 @@ def test_a_step_ranks_over_the_whole_head(grown: ModelRunner) -> None:
     assert step.drawn[0] == 1299
 
 
-@pytest.mark.parametrize("penalised", [False, True], ids=["plain", "penalised"])
+@pytest.mark.parametrize("penalised", [full_only(False), True], ids=["plain", "penalised"])
 def test_a_step_follows_the_one_before_it(runner: ModelRunner, penalised: bool) -> None:
     """A row that names a row of the step before takes the token that was best there. It is a part
     of its history, too: a bias for few tokens leaves the others of these."""

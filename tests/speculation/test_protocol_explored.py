@@ -54,7 +54,7 @@ BREAKS = frozenset({"drop", "crash draft", "crash target"})
 AMNESIA = frozenset({"drop", "crash target"})
 MOVES = frozenset({"drop", "evict"})
 GARBLED = frozenset({"down again", "overflow"})
-MISSED = frozenset({"drop", "overflow", "evict", "stall"})  # by one who waits
+MISSED = frozenset({"drop", "stall"})  # by one who waits
 
 SETTINGS = [
     Setting("a sequence", ONE, max_tokens=4, num_faults=1, faults=FAULTS),
