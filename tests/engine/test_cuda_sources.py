@@ -65,7 +65,7 @@ def make_randn(seed: int) -> Any:
         full_only(_Split, ProductShape(64, 512, 8, residual=True), 4),
         (_Split, ProductShape(48, 1024, 24), 4),
         (_Balanced, ProductShape(128, 1024, 5, residual=True), 5),  # tiles of a block and a half
-        (_Balanced, ProductShape(64, 8192, 8), 7),  # of several blocks each
+        full_only(_Balanced, ProductShape(64, 8192, 8), 7),  # of several blocks each
         full_only(_Balanced, ProductShape(64, 3072, 24, residual=True), 3),
     ],
     ids=["x-shared", "gated", "split", "split-24", "one-and-a-half", "many-blocks", "balanced-24"],
@@ -213,7 +213,7 @@ def test_attention_is_that_of_torch(model: Any, branches: int, processors: int) 
             torch.testing.assert_close(mine.key, theirs.key, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("context", [5, 64, 203])
+@pytest.mark.parametrize("context", [full_only(5), full_only(64), 203])
 def test_what_a_block_held_before_is_not_seen(context: int) -> None:
     """Another sequence may have left there what is no number."""
     model, branches = attention_model(64, 4, 1, normed=False), 8

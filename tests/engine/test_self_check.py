@@ -323,6 +323,7 @@ def test_tokens_that_are_drawn_before_penalties(
         check_step(load, VERIFY, drawing=Drawing.ADJUSTED)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("short_contexts")
 def test_a_tree_whose_branches_forget_their_paths(
     load: Load, monkeypatch: pytest.MonkeyPatch
@@ -337,6 +338,7 @@ def test_a_tree_whose_branches_forget_their_paths(
         check_step(load, TREE, drawing=Drawing.ADJUSTED)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("short_contexts")
 def test_log_probabilities_of_other_logits(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Reports.make

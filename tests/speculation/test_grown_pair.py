@@ -71,7 +71,7 @@ def texts(pair: Pair, mode: Mode, verification: Verification) -> list[list[int]]
 @pytest.mark.parametrize(
     ("mode", "verification"),
     [
-        (Mode.SSD, Verification.COUPLED),
+        full_only(Mode.SSD, Verification.COUPLED),
         full_only(Mode.SSD, Verification.REJECTION),
         full_only(Mode.SYNC, Verification.COUPLED),
         (Mode.SYNC, Verification.REJECTION),

@@ -74,6 +74,7 @@ IN_FULL: dict[str, dict[str, Any]] = {
     "two drafts": dict(max_tokens=4, faults=FAULTS),
     "two targets": dict(num_faults=1, faults=BREAKS, draft_room=8),
 }
+IN_FULL_ALONE = {"two faults", "two sequences"}
 
 
 def scaled(setting: Setting) -> Setting:
@@ -85,7 +86,7 @@ met: Counter[LookUp] = Counter()
 
 @pytest.mark.parametrize(
     "setting",
-    [full_only(each) if each.name == "two faults" else each for each in SETTINGS],
+    [full_only(each) if each.name in IN_FULL_ALONE else each for each in SETTINGS],
     ids=[setting.name for setting in SETTINGS],
 )
 @pytest.mark.timeout(3600)

@@ -279,7 +279,15 @@ TEXTS = 6400
 
 
 # Each rule is tried once more in other company, and, without engines, in test_rejection.py.
-MORE_CASES = {"C = 1", "C = 0.5", "C = 0.1", "penalties, C = 0.1", "coarse wire", "sync, C = 1"}
+MORE_CASES = {
+    "C = 1",
+    "C = 0.5",
+    "C = 0.1",
+    "penalties, C = 0.1",
+    "coarse wire",
+    "rivals",
+    "sync, C = 1",
+}
 
 
 def with_more_in_full(names: Iterable[str], more: set[str]) -> list[Any]:
