@@ -90,7 +90,7 @@ def is_generic(directory: Path) -> bool:
 
 
 def load_plain(directory: Path) -> PlainTokenizer | None:
-    """Of a directory that is generic; None for what transformers has to read."""
+    """The tokenizer of a directory that is generic; None for what transformers has to read."""
     file, settings = directory / "tokenizer.json", _settings(directory)
     content = json.loads(file.read_text())
     named = {name: settings[name] for name in NAMED if settings.get(name) is not None}

@@ -30,7 +30,7 @@ class Scored:
         return self.clock()
 
     def logprobs(self, row: int, top_n: int) -> Logprobs:
-        """Of a row that was drawn with log probabilities."""
+        """What is known of a row that was drawn with log probabilities."""
         if self.reported is None:
             raise RuntimeError("no log probabilities were asked for")
         report = self.reported[row]

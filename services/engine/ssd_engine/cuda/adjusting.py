@@ -196,7 +196,7 @@ class Histories:
         return places, added
 
     def adjust(self, logits: Tensor, tokens: Tensor, inputs: HistoryInputs) -> Tensor:
-        """Of all rows of a step, which were given these tokens: [rows, vocab], until the next."""
+        """Logits of a step whose rows were given these tokens: [rows, vocab], until the next."""
         rows, vocab = inputs.shape.rows, self._vocab
         out = self._adjusted[:rows]
         inputs.copy()

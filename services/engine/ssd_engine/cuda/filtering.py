@@ -183,7 +183,7 @@ def count_cut_kernel(
 
 @triton.jit
 def _tied_mass(lowest, allowed, highest):
-    """Of the tokens that have just the lowest key that top-k leaves: of one, and of all of them."""
+    """The mass of one token with the lowest key that top-k leaves, and of all such tokens."""
     each = tl.zeros((), tl.int64)
     if lowest > ALL:
         each = mass_of(_value_of(lowest), highest)

@@ -76,7 +76,7 @@ def total_kernel(
 
 @triton.jit
 def _bits(x, highest, log_total):
-    """Of a log probability in float32."""
+    """The bits of a log probability in float32."""
     value = (x.to(tl.float64) - highest.to(tl.float64)) - log_total
     return value.to(tl.float32).to(tl.int32, bitcast=True)
 
@@ -119,7 +119,7 @@ def report_kernel(
 
 
 class Reports:
-    """Of every row of a step, found anew in each of its runs."""
+    """Log probabilities of every row of a step, found anew in each of its runs."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device, overlap: bool) -> None:
         self._rows, self._vocab = rows, vocab

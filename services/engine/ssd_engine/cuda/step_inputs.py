@@ -259,7 +259,7 @@ class HistoryInputs:
             self.put((), ())
 
     def __getitem__(self, name: str) -> Tensor:
-        """Of the device's side."""
+        """A part of the block, on the device."""
         return self._on_device[name]
 
     def use(self, side: int) -> None:

@@ -106,7 +106,7 @@ class SyncDrafter:
 
 
 def _draw(row: DraftRow) -> Draw | None:
-    """How the device draws a row's next token; None where it takes more than it is told."""
+    """How the device draws a row's next token; None where rejection shapes its distribution."""
     if row.down_weight is not None:
         return None
     sequence = row.sequence
