@@ -157,21 +157,25 @@ class World:
         self.core.handle(LinkFrames(1, [outcome, launch]))
 
 
+def pushed_in_rounds(world: World, chains: bool) -> Any:
+    """What a draft pushes in rounds that end when all is ready."""
+    rng = random.Random(3)
+    for _ in range(6):
+        world.step(14)
+        for key in world.rounds:
+            world.advance(key, rng)
+    world.step(14)
+    assert (world.runner.followed > 10) is chains
+    return world.pushed
+
+
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_what_is_pushed_is_what_one_depth_after_the_other_gives(
     runner: ModelRunner, sequences: int
 ) -> None:
-    """Rounds that end when all is ready."""
     books = []
     for chains in (False, True):
-        world, rng = World(runner, chains, sequences), random.Random(3)
-        for _ in range(6):
-            world.step(14)
-            for key in world.rounds:
-                world.advance(key, rng)
-        world.step(14)
-        assert (world.runner.followed > 10) is chains
-        books.append(world.pushed)
+        books.append(pushed_in_rounds(World(runner, chains, sequences), chains))
     assert books[0] == books[1]
 
 
@@ -194,14 +198,7 @@ def test_branches_are_guessed_under_penalties_wherever_that_is(
             logit_bias=((20, 1.5), (30, -2.0)),
             **PENALTIES,
         )
-        rng = random.Random(4)
-        for _ in range(5):
-            world.step(14)
-            for key in world.rounds:
-                world.advance(key, rng)
-        world.step(14)
-        assert (world.runner.followed > 10) is chains
-        books.append(world.pushed)
+        books.append(pushed_in_rounds(world, chains))
     assert books[0] == books[1] == books[2]
     assert any(len(tokens) == DEPTH for tokens in books[0].values())
 
