@@ -170,6 +170,13 @@ class Client:
                 cached = response.finish.usage.cached_prompt_tokens
         return Generated(received, last - first, stats, text, cached)
 
+    def tokens(self, request: pb.GenerateRequest) -> list[int]:
+        """Of any request."""
+        received: list[int] = []
+        for response in self._stub.Generate(request):
+            received += response.tokens.token_ids
+        return received
+
     def together(
         self, prompts: Sequence[str], mode: str, tokens: int, temperature: float = 0.0
     ) -> list[Generated]:

@@ -127,6 +127,11 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
     (
+        elementwise.weigh_kernel,
+        [HALF, HALF, HALF, FLOATS, "i32", "i32"],
+        {"PIECE": 1024, "PANEL": 64, "OVERLAP": True},
+    ),
+    (
         triton_products.product_kernel,
         [HALF, HALF, HALF, FLOATS] + ["i32"] * 7,
         {**PRODUCT, "ROWS": 64, "COLUMNS": 64, "DEPTH": 128},

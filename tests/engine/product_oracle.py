@@ -3,16 +3,25 @@
 import torch
 from torch import Tensor
 
-from ssd_engine.cuda.products import ProductShape
+from ssd_engine.cuda.product_shape import ProductShape
 
 EPS = 1e-5
 
 
-def product_of(shape: ProductShape, w: Tensor, x: Tensor, before: Tensor, norm: Tensor) -> Tensor:
+def product_of(
+    shape: ProductShape,
+    w: Tensor,
+    x: Tensor,
+    before: Tensor,
+    norm: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
     x = x.float()
     if shape.norm:
         x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS) * norm.float()
     y = x @ w.float().T
+    if bias is not None:
+        y = y + bias.float()
     if shape.gated:
         first, second = y.chunk(2, dim=1)
         y = torch.nn.functional.silu(first) * second

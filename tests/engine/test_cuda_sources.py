@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from ssd_engine.batch import Chunk, Part, TreeRows
 from ssd_engine.cuda import products, step_attention
 from ssd_engine.cuda.graphs import step_runs
+from ssd_engine.cuda.product_shape import ProductShape
 from ssd_engine.cuda.products import (
-    ProductShape,
     _Balanced,
     _Resident,
     _Split,

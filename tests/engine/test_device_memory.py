@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,17 +86,24 @@ def test_the_share_that_would_be_enough_is_named() -> None:
 # Shapes of steps
 
 
-def test_an_exact_server_has_one_shape_for_everything() -> None:
-    (shape,) = step_shapes(options())
-    assert (shape.rows, shape.runs, shape.rows_per_run) == (48, 8, 6)
-    assert not shape.scratch
+def sizes(**changes: Any) -> list[tuple[int, int, int]]:
+    return [(s.rows, s.runs, s.rows_per_run) for s in step_shapes(options(**changes))]
 
 
-def test_other_servers_take_the_smallest_that_fits() -> None:
-    shapes = step_shapes(options(exact=False))
-    assert [(s.rows, s.runs, s.rows_per_run) for s in shapes] == [
-        (8, 1, 1), (8, 1, 6), (8, 2, 1), (8, 4, 1), (8, 8, 1), (16, 2, 6), (24, 4, 6), (48, 8, 6),
+def test_a_server_has_shapes_for_the_rows_that_products_are_compiled_for() -> None:
+    assert sizes() == [(8, 1, 6), (8, 8, 1), (32, 5, 6), (48, 8, 6)]
+    assert sizes(max_num_seqs=32) == [
+        (8, 1, 6), (8, 8, 1), (32, 5, 6), (32, 32, 1), (64, 10, 6), (128, 21, 6), (192, 32, 6),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seqs", [1, 7, 64, 200])
+@pytest.mark.parametrize("rows", [1, 6, 16])
+def test_every_step_of_a_server_has_a_shape(seqs: int, rows: int) -> None:
+    shapes = sizes(max_num_seqs=seqs, step_rows=rows)
+    assert shapes == sorted(shapes)
+    assert any(runs >= seqs and per_run >= rows for _, runs, per_run in shapes)
+    assert all(runs * per_run <= total for total, runs, per_run in shapes)
 
 
 def test_a_draft_has_shapes_for_trees_and_for_what_comes_before_them() -> None:

@@ -73,7 +73,7 @@ ON_DEVICE = ["--device", "cuda", "--expand-to", "hidden=1024,heads=16,kv_heads=4
     ("command", "fault", "said"),
     [
         (
-            [*TARGET, "--no-exact", "--depth", "5"],
+            [*TARGET, "--depth", "12"],
             "step-product",
             ("layer 0, down product of a step of ", "--kernels torch"),
         ),

@@ -79,7 +79,6 @@ def flashinfer(exact: bool) -> BackendFactory:
             s.device,
             exact=exact,
             few_rows=s.few_rows,
-            prefill_rows=s.prefill_rows,
             dummy_block=DUMMY_BLOCK,
             max_context=s.longest,
         )

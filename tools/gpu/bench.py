@@ -15,7 +15,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.gpu import check, dense, options, projection, report, sections, serving
+from tools.gpu import (
+    as_it_comes,
+    check,
+    dense,
+    options,
+    product_times,
+    projection,
+    report,
+    sections,
+    serving,
+)
 from tools.gpu.check import PARTS
 from tools.gpu.report import Rows
 from tools.gpu.shapes import SHAPES
@@ -31,7 +41,9 @@ SECTIONS = {
     "check": lambda args: check.check(args.shapes, args.parts),
     "attention": attention,
     "memcheck": lambda args: sections.memcheck(),
+    "products": lambda args: product_times.products(),
     "plain": lambda args: sections.plain(),
+    "as-it-comes": lambda args: as_it_comes.as_it_comes(),
     "gap": lambda args: sections.gap(),
     "tree": lambda args: sections.tree(),
     "prefill": lambda args: sections.prefill(),

@@ -25,7 +25,8 @@ from ssd_engine.batch import Chunk, Part
 from ssd_engine.config import ModelConfig, parse_model_config
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.kernel_set import KernelSet, choose_kernels
-from ssd_engine.cuda.products import ProductShape, make_product
+from ssd_engine.cuda.product_shape import ProductShape
+from ssd_engine.cuda.products import make_product
 from ssd_engine.cuda.step import Step
 from ssd_engine.decoder import DecoderWeights, LayerWeights
 from ssd_engine.errors import SelfCheckError
@@ -33,7 +34,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.self_check import TOLERANCE, check_model
 from ssd_engine.self_check.expected import PlainTorch
-from ssd_engine.self_check.layers import Rows
+from ssd_engine.self_check.layers import MOST_RUNS, Rows
 from ssd_engine.self_check.operations import Operations, StepOperations
 from ssd_engine.self_check.workload import Room, fill_context, round_parts
 from ssd_engine.tensor_parallel import SingleRank, TensorParallel
@@ -47,11 +48,18 @@ PATHS = {"CUDA sources": "auto", "Triton": "triton"}
 PARTS = {100: 132, 87: 114, 70: 92, 50: 66, 31: 40}
 AT_ONCE = 15  # processes: compiling takes most of their time
 LAYERS, SEED, EPS = 2, 0, 1e-6
-ROW_COUNTS = (1, 8, 16, 24, 32, 48, 64, 128, 256)
+ROW_COUNTS = (1, 8, 16, 24, 32, 48, 64, 128, 192, 256)
 LAYER_TOLERANCE = 0.03  # of what a whole layer adds: some ten roundings, one after the other
 SIZES: dict[str, dict[str, Any]] = {
-    "target": {"max_num_seqs": 4, "step_rows": 6},
-    "draft": {"max_num_seqs": 2, "step_rows": 5, "branches": 12, "max_tail": 72, "ranks": 17},
+    "target": {"max_num_seqs": 11, "step_rows": 6, "exact": True},
+    "draft": {
+        "max_num_seqs": 2,
+        "step_rows": 5,
+        "branches": 12,
+        "max_tail": 72,
+        "ranks": 17,
+        "exact": False,
+    },
 }
 
 
@@ -99,7 +107,8 @@ def check_shape(name: str) -> Table:
     rows: Table = []
     for path, kernels in PATHS.items():
         tally = Tally()
-        _check_products(config, choose_kernels(kernels, device), tally)
+        for steady in (True, False):
+            _check_products(config, choose_kernels(kernels, device, steady), tally)
         for role, sizes in SIZES.items():
             _check_model(config, kernels, role, sizes, tally)
         rows.append(
@@ -131,7 +140,6 @@ def _check_model(
         max_model_len=2048,
         max_forward_tokens=256,
         num_kv_blocks=512,
-        exact=False,
         kernels=kernels,
         **sizes,
     )
@@ -149,7 +157,7 @@ def _check_model(
     largest = runner.steps.steps[-1]
     with torch.inference_mode():
         _check_whole_layers(runner, largest, tally)
-        _check_row_bits(runner, largest, tally)
+        _check_row_bits(runner, tally)
 
 
 def random_weights(
@@ -194,11 +202,12 @@ def random_weights(
 def _check_whole_layers(runner: ModelRunner, step: Step, tally: Tally) -> None:
     """From the hidden states before a layer to those after it, in float32."""
     room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
-    parts = round_parts(room, step.shape.runs, step.shape.rows_per_run, step.shape.rows)
+    runs = min(step.shape.runs, MOST_RUNS)
+    parts = round_parts(room, runs, step.shape.rows_per_run, step.shape.rows)
     fill_context(runner.kv, parts)
     _fill_inputs(runner, step, parts)
     step.inputs.copy()
-    operations = StepOperations(runner, step)
+    operations = StepOperations(step)
     rows = Rows.of(parts, runner.options.block_size, runner.device)
     count = len(rows.tokens)
     operations.embed()
@@ -256,32 +265,39 @@ def _fill_inputs(runner: ModelRunner, step: Step, parts: Sequence[Part]) -> list
 # Bits
 
 
-def _check_row_bits(runner: ModelRunner, step: Step, tally: Tally) -> None:
-    """Rows of one sequence: verified alone, verified among others, decoded one by one."""
-    length, context = step.shape.rows_per_run, 330
-    blocks = [list(range(i * 64, (i + 1) * 64)) for i in range(3)]
+def _check_row_bits(runner: ModelRunner, tally: Tally) -> None:
+    """Rows of one sequence: verified alone, verified among others, decoded one by one; each by the
+    smallest step that there is for it."""
+    most, length, context = runner.options.max_num_seqs, runner.options.step_rows, 330
+    room = runner.num_blocks // most
+    blocks = [list(range(i * room, (i + 1) * room)) for i in range(most)]
     mine = Chunk(list(range(5, 5 + length)), context, blocks[0], length)
     others = [
-        Chunk([9] * length, 127, blocks[1], length),
-        Chunk([11] * (length - 1), 700, blocks[2], length - 1),
+        Chunk([9 + i] * (length - i % 3), 127 + 31 * i, own, length - i % 3)
+        for i, own in enumerate(blocks[1:])
     ]
     fill_context(runner.kv, [mine, *others])
-    together = _logits(runner, step, [*others, mine])[-length:]
-    alone = _logits(runner, step, [mine])
+    alone = _logits(runner, [mine])
     one_by_one = [
-        _logits(runner, step, [Chunk(mine.tokens[i : i + 1], context + i, blocks[0], 1)])
+        _logits(runner, [Chunk(mine.tokens[i : i + 1], context + i, blocks[0], 1)])
         for i in range(length)
     ]
-    for name, got in (("among others", together), ("one by one", torch.cat(one_by_one))):
+    found = {"one by one": torch.cat(one_by_one)}
+    for count in (3, most - 1):
+        found[f"among {count} others"] = _logits(runner, [*others[:count], mine])[-length:]
+    for name, got in found.items():
         tally.rows_compared += length
         if not torch.equal(got, alone):
             tally.fail(f"rows {name} have other bits than alone")
 
 
-def _logits(runner: ModelRunner, step: Step, parts: Sequence[Part]) -> Tensor:
+def _logits(runner: ModelRunner, parts: Sequence[Part]) -> Tensor:
+    steps = runner.steps
+    step = None if steps is None else steps.step_for(parts)
+    if steps is None or step is None:
+        raise RuntimeError("there is no step for these rows")
     begins = _fill_inputs(runner, step, parts)
-    if runner.steps is not None:
-        runner.steps.replay(step, 0)
+    steps.replay(step, 0)
     torch.cuda.synchronize()
     rows = [b + i for b, part in zip(begins, parts, strict=True) for i in range(len(part.tokens))]
     return step.layers.logits[rows].clone()
@@ -317,7 +333,7 @@ def _check_products(config: ModelConfig, kernels: KernelSet, tally: Tally) -> No
             _check_product(name, ProductShape(rows=rows, **about), operands, kernels, tally)
             for rows in ROW_COUNTS
         ]
-        if not kernels.hopper and not kernels.blas:  # one order of additions for all
+        if kernels.steady:
             tally.rows_compared += len(firsts)
             if not all(torch.equal(first, firsts[0]) for first in firsts):
                 tally.fail(f"{name} product: a row has other bits at other row counts")

@@ -154,6 +154,7 @@ class ModelRunner:
         if not shapes:
             return None
         ranks, last, histories = self.options.ranks, None, None
+        largest = shapes[-1] if self.options.exact else None
         most_rows = max(shape.rows for shape in shapes)
         if self.options.branches and self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
@@ -162,7 +163,7 @@ class ModelRunner:
             vocab, overlap = self.config.head_rows, self._kernels.overlap
             histories = Histories(places, most_rows, vocab, self.device, overlap)
         steps = [
-            Step(self.model, self.kv, shape, ranks, self._kernels, last, 2, histories)
+            Step(self.model, self.kv, shape, ranks, self._kernels, last, 2, histories, largest)
             for shape in shapes
         ]
         return GraphRunner(steps, self.options.eager)
@@ -175,7 +176,8 @@ class ModelRunner:
         return FusedOps(rope, self.config.qk_norm_eps, heads, kv_heads)
 
     def _make_head(self) -> "Product":
-        from ssd_engine.cuda.products import ProductShape, make_product
+        from ssd_engine.cuda.product_shape import ProductShape
+        from ssd_engine.cuda.products import make_product
 
         n, k = self.model.weights.head.shape
         shape = ProductShape(n, k, LOGIT_ROWS, wide=True)
@@ -185,11 +187,11 @@ class ModelRunner:
     def _kernels(self) -> "KernelSet":
         from ssd_engine.cuda.kernel_set import choose_kernels
 
-        return choose_kernels(self.options.kernels, self.device)
+        return choose_kernels(self.options.kernels, self.device, steady=self.options.exact)
 
     def _choose_linear(self, weights: DecoderWeights) -> Linear:
         if self.device.type == "cuda":
-            return self._linear_on_device()
+            return self._linear_on_device(weights)
         matrices = weights.matrices()
         size = sum(matrix.numel() * matrix.itemsize for matrix in matrices)
         is_wide = self.options.dtype == "float32"
@@ -197,10 +199,15 @@ class ModelRunner:
             return plain_linear
         return second_layout(matrices)
 
-    def _linear_on_device(self) -> Linear:
-        """Where cuBLAS cannot be trusted, products of halves are Triton's, or in float32."""
+    def _linear_on_device(self, weights: DecoderWeights) -> Linear:
+        """Where cuBLAS cannot be trusted, or gives rows other bits in other company, products of
+        halves are ours, or in float32."""
         from ssd_engine.cuda.kernel_set import has_whole_device
 
+        if self._tuned and self._kernels.streams(DTYPES[self.options.dtype]):
+            from ssd_engine.cuda.streamed_products import streamed_linear
+
+            return streamed_linear(weights.matrices()[:-1], self._kernels)
         if self._tuned and not self._kernels.blas:
             from ssd_engine.cuda.triton_products import triton_linear
 
@@ -313,12 +320,6 @@ class ModelRunner:
         """Tokens, positions and slots of the rows of a forward, and its plan of attention."""
         tokens = [t for part in parts for t in part.tokens]
         positions, slots = self._places(parts)
-        if self._tuned and self.options.exact:
-            # One shape for every prefill: the bits of a row depend on how many there are.
-            padding = self.options.max_forward_tokens - len(tokens)
-            tokens += [0] * padding
-            positions += [0] * padding
-            slots += [self._dummy_slot] * padding
         plan = self.model.attention.plan([_run(part) for part in parts])
         return self._upload(tokens), self._upload(positions), self._upload(slots), plan
 

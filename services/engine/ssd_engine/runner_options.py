@@ -25,7 +25,7 @@ class RunnerOptions:
     expand_to: Shape | None = None  # None: the checkpoint's own
     max_tail: int = 0  # slots that the rows of a tree see beyond their context; 0: no trees
     # On a CUDA device:
-    exact: bool = True  # one step shape and one prefill shape: equal bits whatever else is running
+    exact: bool = True  # a row has the same bits whatever else is running; a draft's need not
     kernels: str = "auto"  # one of KERNELS
     eager: bool = False  # steps are launched kernel by kernel
     step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows

@@ -25,10 +25,6 @@ def main() -> None:
 @main.command()
 @click.argument("model", envvar=option.variable("model"))
 @option.model()
-@option(
-    "--exact/--no-exact",
-    "On a GPU: one step shape for all, so that equal requests give equal bits whatever else runs.",
-)
 @option("--max-waiting", "Requests that may wait; one more is refused.", type=int)
 @option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
 @option(

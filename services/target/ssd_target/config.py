@@ -41,7 +41,6 @@ class TargetConfig(ServiceConfig):
     model: str
     listen: str = "127.0.0.1:7410"
     max_waiting: int = 256
-    exact: bool = True
     write_timeout: float = 60.0
     max_backlog_kib: int = 16_384
     mode: str = "auto"

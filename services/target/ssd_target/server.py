@@ -69,7 +69,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     check_security(config)
     _check_draft_credentials(config)
     rows = config.max_num_seqs * (config.depth + 1)
-    sizes = StepSizes(rows, exact=config.exact, step_rows=config.depth + 1)
+    sizes = StepSizes(rows, step_rows=config.depth + 1)
     target = plan_model(config.model, config, sizes)
     if config.draft_model is None:
         return TargetPlan(target, None)

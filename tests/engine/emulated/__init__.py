@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_engine.cuda.driver import COMMON, Argument, pointers_to, room_for_map
+from ssd_engine.cuda.driver import COMMON, Argument, Arguments, room_for_map
 
 HEADER = Path(__file__).parent / "device.h"
 ENTRY = """
@@ -57,9 +57,15 @@ class EmulatedKernel:
     backwards = False
 
     def __init__(
-        self, folder: Path, source: Path, defines: Mapping[str, int], block: int, shared: int
+        self,
+        folder: Path,
+        source: Path,
+        defines: Mapping[str, int | str],
+        block: int,
+        shared: int,
+        name: str | None = None,
     ) -> None:
-        name = source.stem
+        name = name or source.stem
         texts = (COMMON.read_text(), source.read_text(), ENTRY.replace("KERNEL", name))
         number = len(list(folder.iterdir()))
         code, library = folder / f"{name}-{number}.cc", folder / f"{name}-{number}.so"
@@ -75,21 +81,23 @@ class EmulatedKernel:
     def launch(
         self,
         grid: tuple[int, int],
-        arguments: Sequence[Argument],
+        arguments: Sequence[Argument] | Arguments,
         cluster: int = 1,
     ) -> None:
-        _values, pointers = pointers_to(arguments)
+        given = arguments if isinstance(arguments, Arguments) else Arguments(arguments)
         shared, backwards = ctypes.c_long(self._shared), ctypes.c_bool(self.backwards)
-        if not self._run(*grid, self._block, cluster, shared, backwards, pointers):
+        if not self._run(*grid, self._block, cluster, shared, backwards, given.pointers):
             raise RuntimeError("the kernel does not come to an end")
 
 
 def emulated_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:
-    """In place of driver.tensor_map, for [slots, heads, dim]; device.h says what it holds."""
+    """In place of driver.tensor_map; device.h says what it holds."""
     made = room_for_map()
-    slots, heads, dim = tensor.shape
-    words = (ctypes.c_uint64 * 5).from_buffer(made)
-    words[:] = tensor.data_ptr(), heads, dim, slots, box[0]
+    words = (ctypes.c_uint64 * 16).from_buffer(made)
+    words[0], words[1] = tensor.data_ptr(), tensor.dim()
+    last_first = zip(reversed(tensor.shape), reversed(tensor.stride()), reversed(box), strict=True)
+    for i, (size, stride, boxed) in enumerate(last_first):
+        words[2 + 3 * i : 5 + 3 * i] = size, stride * tensor.element_size(), boxed
     return made
 
 
@@ -103,12 +111,13 @@ class Emulator:
     def __call__(
         self,
         source: Path,
-        defines: Mapping[str, int],
+        defines: Mapping[str, int | str],
         device: torch.device,
         block: int,
         shared: int = 0,
+        name: str | None = None,
     ) -> EmulatedKernel:
-        key = (source, tuple(sorted(defines.items())))
+        key = (source, tuple(sorted(defines.items())), name)
         if key not in self._made:
-            self._made[key] = EmulatedKernel(self._folder, source, defines, block, shared)
+            self._made[key] = EmulatedKernel(self._folder, source, defines, block, shared, name)
         return self._made[key]

@@ -69,6 +69,7 @@ struct Block {
     std::vector<Warp> warps;
     Barrier barrier, computing;
     struct Cluster* cluster;
+    Barrier named[16] = {};
 };
 
 struct Cluster {
@@ -152,10 +153,16 @@ inline bool run_cluster(int first_x, int y, int block, int size, size_t shared) 
     return run(threads);
 }
 
+struct GridSize {
+    int x, y;
+};
+inline GridSize grid;
+
 // One cluster after the other, in either order.
 inline bool launch(int grid_x, int grid_y, int block, int cluster, size_t shared, bool backwards,
                    std::function<void()> kernel) {
     entry = std::move(kernel);
+    grid = {grid_x, grid_y};
     const int across = grid_x / cluster, total = across * grid_y;
     for (int i = 0; i < total; i++) {
         const int which = backwards ? total - 1 - i : i;
@@ -181,20 +188,33 @@ struct ThreadIndex {
 }  // namespace device
 
 inline device::BlockIndex blockIdx;
+#define gridDim (device::grid)
 inline device::ThreadIndex threadIdx;
 inline void __syncthreads() { device::current->block->barrier.wait(); }
 inline void __syncwarp() { device::current->warp().barrier.wait(); }
 inline void meet() { device::current->block->computing.wait(); }
+inline device::Barrier& named_barrier(int which, int threads) {
+    device::Barrier& barrier = device::current->block->named[which];
+    barrier.needed = threads;
+    return barrier;
+}
+inline void meet(int half) { named_barrier(1 + half, 128).wait(); }
+inline void give_word(int which, int threads = 288) { named_barrier(which, threads).arrive(); }
+inline void wait_for_word(int which, int threads = 288) { named_barrier(which, threads).wait(); }
+inline int come(int* counter) { return (*counter)++; }
+inline int seen(int* counter) { return *counter; }
 inline void __threadfence() {}
 inline int atomicAdd(int* p, int v) { return (*p += v) - v; }
 #define SHARED_MEMORY (device::current->block->memory.data())
 
 template <class T> T __ldg(const T* p) { return *p; }
 template <class T> T __ldcg(const T* p) { return *p; }
+template <class T> void __stcg(T* p, T value) { *p = value; }
 inline float __uint_as_float(u32 v) { float f; memcpy(&f, &v, 4); return f; }
 inline u32 __float_as_uint(float v) { u32 u; memcpy(&u, &v, 4); return u; }
 inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
 inline float __expf(float v) { return std::exp(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 
 inline u32 rounded(float v) {
     u32 u = __float_as_uint(v);
@@ -347,8 +367,9 @@ template <size_t Length> void weigh(float (&o)[Length][4], const u32 (&w)[4], u6
     });
 }
 
-// The copy engine, from a map of our own: where a cache lies, its heads, dimensions and slots, and
-// the tokens of a page. A barrier holds bytes that are missing, and its phase.
+// The copy engine, from a map of our own: where a tensor lies, its rank, and of each dimension, the
+// last one first, its size, its stride in bytes and that of the box. A barrier holds bytes that are
+// missing, and its phase.
 struct Landing {
     unsigned char arrivals, come, phase, unused;
     int missing;
@@ -372,24 +393,55 @@ inline void send(u32 to, const void* from, int bytes, u32 landed) {
     memcpy(resolve(to), from, bytes);
     land((u64*)resolve(landed), 0, -bytes);
 }
+// A box of a tensor, whose rows of 128 bytes arrive swizzled. ``at``: where it begins.
+template <class M> void copy_from(char* to, const M* map, const long (&at)[4], u64* landed) {
+    const auto* words = map->words;
+    const int rank = (int)words[1];
+    long size[4] = {1, 1, 1, 1}, stride[4] = {}, box[4] = {1, 1, 1, 1}, bytes = 0;
+    for (int d = 0; d < rank; d++)
+        size[d] = words[2 + 3 * d], stride[d] = words[3 + 3 * d], box[d] = words[4 + 3 * d];
+    for (long d = 0; d < box[3]; d++)
+        for (long c = 0; c < box[2]; c++)
+            for (long b = 0; b < box[1]; b++)
+                for (long a = 0; a < box[0]; a++, bytes += 2) {
+                    const long place[4] = {at[0] + a, at[1] + b, at[2] + c, at[3] + d};
+                    const char* from = (const char*)words[0];
+                    bool inside = true;
+                    for (int i = 0; i < 4; i++) {
+                        inside &= place[i] < size[i];
+                        from += place[i] * stride[i];
+                    }
+                    u32 there = address(to + bytes);
+                    there ^= (there >> 7 & 7) << 4;
+                    *(u16*)resolve(there) = inside ? *(const u16*)from : 0;
+                }
+    land(landed, 0, -(int)bytes);
+}
 template <class M>
 void copy_page(uint4* to, const M* cache, int dim, int head, int slot, u64* landed) {
-    const auto* words = cache->words;
-    const char* from = (const char*)words[0];
-    const long heads = words[1], dims = words[2], slots = words[3], tokens = words[4];
-    for (long k = 0; k < tokens; k++)
-        for (int piece = 0; piece < 8; piece++) {
-            const long at = ((slot + k) * heads + head) * dims + dim + piece * 8;
-            const uint4* source = (const uint4*)(from + at * 2);
-            u32 there = address(to + k * 8 + piece);
-            there ^= (there >> 7 & 7) << 4;
-            *(uint4*)resolve(there) = slot + k < slots ? *source : make_uint4(0, 0, 0, 0);
+    copy_from((char*)to, cache, {dim, head, slot, 0}, landed);
+}
+template <class M>
+void copy_box(void* to, const M* map, int column, int row, u64* landed, u64) {
+    copy_from((char*)to, map, {column, row, 0, 0}, landed);
+}
+template <class M>
+void copy_both(void* to, const M* map, int column, int eight, u64* landed, u64) {
+    copy_from((char*)to, map, {column, 0, 0, eight}, landed);
+}
+template <int Count, int From, size_t Length>
+void multiply_eights(float (&c)[Length][4], u64 w, u64 x) {
+    const int index = device::current->index, lane = index % 32;
+    for (int e = 0; e < Count; e++)
+        for (int j = 0; j < 4; j++) {
+            const int m = index % 128 / 32 * 16 + lane / 4 + j / 2 * 8, n = e * 8 + lane % 4 * 2 + j % 2;
+            for (int k = 0; k < 16; k++) c[From + e][j] += element(w, 0, m, k) * element(x, 0, n, k);
         }
-    land(landed, 0, -(int)tokens * 128);
 }
 inline void begin_products() {}
 inline void end_products() {}
 inline void wait_for_products() {}
+inline void wait_for_earlier_products() {}
 inline void let_products_read() {}
 
 // A cluster's barrier comes in two halves.

@@ -52,7 +52,6 @@ def make_attention(
             device,
             exact=options.exact,
             few_rows=0,
-            prefill_rows=options.max_forward_tokens,
             max_context=options.max_model_len,
         )
     from ssd_engine.attention.paged import PagedBackend

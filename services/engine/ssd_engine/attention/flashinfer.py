@@ -7,7 +7,8 @@ token, so that nothing is gathered.
 Exact means that a row is a function of its query and of the keys that it sees, bit for bit:
 1. FlashInfer takes the query tile from a plan's average length, and the KV tile from that alone.
    Without a split the kernel walks the keys in such tiles from 0, wherever the chunk begins; with
-   a fixed split it does so from each multiple of that. Padding a run to one length fixes the tile.
+   a fixed split it does so from each multiple of that. Padding a run to whole tiles of the largest
+   kind fixes the tile; padding one of few rows to one length does.
 2. A tile, or a split, of which a row sees nothing changes nothing for it: its weights are exactly
    0 and the scale of what was summed exactly 1. Hence the dummy block has to be finite.
 Which of the two shapes a row goes through, few rows or many, is a matter of its own run's length.
@@ -94,7 +95,6 @@ class FlashInferBackend:
         *,
         exact: bool,
         few_rows: int,  # the longest run of a decode or of a verification
-        prefill_rows: int,  # the longest chunk of a prefill
         max_context: int,
         dummy_block: int = 0,  # belongs to no sequence, and is finite
     ) -> None:
@@ -111,7 +111,6 @@ class FlashInferBackend:
         self.device = device
         self.exact = exact
         self.few_rows = few_rows
-        self.prefill_rows = max(prefill_rows, FULL_TILE)  # padded to it, all runs have one tile
         self.dummy_block = dummy_block
         self.split_pages = max(1, SPLIT // block_size)
         self._packed_rows = few_rows * num_heads // num_kv_heads  # of a KV head, in a run of few
@@ -151,9 +150,9 @@ class FlashInferBackend:
             if placed:
                 yield self._launch(placed, 1)
             return
-        for one in placed:
-            if one[1].length > self.few_rows:
-                yield self._launch([one], self.prefill_rows, disable_split_kv=True)
+        many = [one for one in placed if one[1].length > self.few_rows]
+        if many:
+            yield self._launch(many, FULL_TILE, disable_split_kv=True)
         few = [one for one in placed if one[1].length <= self.few_rows]
         for batch in self._batches(few):
             yield self._launch(batch, self.few_rows, fixed_split_size=self.split_pages)

@@ -4,8 +4,10 @@ Triton covers most kernels; this is for those that need the last word on registe
 """
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,13 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+def _raw_stream(device: int) -> int:
+    """A tenth of what asking for a stream object takes."""
+    raw: Any = torch._C
+    stream: int = raw._cuda_getCurrentRawStream(device)
+    return stream
+
+
 def _check(code: int, what: str) -> None:
     if code:
         text = ctypes.c_char_p()
@@ -74,7 +83,7 @@ def _check(code: int, what: str) -> None:
         raise RuntimeError(f"{what}: {(text.value or b'?').decode()}")
 
 
-def compile_source(source: str, defines: Mapping[str, int], arch: str) -> bytes:
+def compile_source(source: str, defines: Mapping[str, int | str], arch: str) -> bytes:
     """A cubin."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
@@ -102,7 +111,8 @@ def compile_source(source: str, defines: Mapping[str, int], arch: str) -> bytes:
 class Kernel:
     def __init__(self, binary: bytes, name: str, block: int, shared: int = 0) -> None:
         torch.cuda.current_stream()  # the module is loaded into torch's context
-        self._binary = binary
+        self._binary, self._device = binary, torch.cuda.current_device()
+        self._configs: dict[tuple[tuple[int, int], int], _Config] = {}
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary), f"loading {name}")
         found = _driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode())
@@ -126,16 +136,20 @@ class Kernel:
     def launch(
         self,
         grid: tuple[int, int],
-        arguments: Sequence[Argument],
+        arguments: "Sequence[Argument] | Arguments",
         cluster: int = 1,
     ) -> None:
         """It may begin while the kernel before it ends; it says itself when it must not go on."""
-        _values, pointers = pointers_to(arguments)
-        config = self._config(grid, cluster)
-        _check(
-            _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None),
-            "launch",
+        given = arguments if isinstance(arguments, Arguments) else Arguments(arguments)
+        config = self._configs.get((grid, cluster))
+        if config is None:
+            config = self._configs[grid, cluster] = self._config(grid, cluster)
+        config.stream = _raw_stream(self._device)
+        code = _driver().cuLaunchKernelEx(
+            ctypes.byref(config), self._function, given.pointers, None
         )
+        if code:
+            _check(code, "launch")
 
     def most_clusters(self, grid: tuple[int, int], cluster: int) -> int:
         """Clusters of so many blocks for which the device has room at a time. A cluster lies in one
@@ -157,20 +171,50 @@ class Kernel:
             (*grid, 1),
             (self._block, 1, 1),
             self._shared,
-            torch.cuda.current_stream().cuda_stream,
+            None,
             attributes,
             2 if cluster > 1 else 1,
         )
 
 
 def compiled_kernel(
-    source: Path, defines: Mapping[str, int], device: torch.device, block: int, shared: int = 0
+    source: Path,
+    defines: Mapping[str, int | str],
+    device: torch.device,
+    block: int,
+    shared: int = 0,
+    name: str | None = None,
 ) -> Kernel:
-    """The function that has the name of its file, compiled or found in the cache of binaries."""
+    """A function, compiled or found in the cache of binaries: the one that is named like its file,
+    if no name is given."""
+    text, key = _text_and_key(source, defines)
+    ahead = _ahead.get(key)
+    binary = _binary(source, text, key, defines) if ahead is None else ahead.result()
+    return Kernel(binary, name or source.stem, block, shared)
+
+
+def compile_ahead(source: Path, defines: Mapping[str, int | str]) -> None:
+    """Beside everything else: a server needs dozens of kernels, and each takes seconds."""
+    text, key = _text_and_key(source, defines)
+    if key not in _ahead:
+        _ahead[key] = _compilers().submit(_binary, source, text, key, dict(defines))
+
+
+_ahead: dict[str, Future[bytes]] = {}
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="nvrtc")
+
+
+def _text_and_key(source: Path, defines: Mapping[str, int | str]) -> tuple[str, str]:
     text = COMMON.read_text() + source.read_text()
-    key = repr((text, sorted(defines.items()), ARCHITECTURE, torch.version.cuda))
-    binary = kept_binary(source.stem, key, lambda: compile_source(text, defines, ARCHITECTURE))
-    return Kernel(binary, source.stem, block, shared)
+    return text, repr((text, sorted(defines.items()), ARCHITECTURE, torch.version.cuda))
+
+
+def _binary(source: Path, text: str, key: str, defines: Mapping[str, int | str]) -> bytes:
+    return kept_binary(source.stem, key, lambda: compile_source(text, defines, ARCHITECTURE))
 
 
 def room_for_map() -> ctypes.Array[Any]:
@@ -202,11 +246,21 @@ def tensor_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:
     return made
 
 
-def pointers_to(arguments: Sequence[Argument]) -> tuple[list[Any], Any]:
-    """A kernel's arguments, and where they are: both have to live until it is launched."""
-    values = [_argument(argument) for argument in arguments]
-    places = (ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
-    return values, (ctypes.c_void_p * len(values))(*places)
+class Arguments:
+    """A kernel's arguments, where a launch finds them. Those that change are put there anew."""
+
+    def __init__(self, arguments: Sequence[Argument]) -> None:
+        self._values = [_argument(argument) for argument in arguments]
+        self.pointers = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
+
+    def put(self, place: int, argument: Argument) -> None:
+        if isinstance(argument, ctypes.Array):
+            self._values[place] = argument
+            self.pointers[place] = ctypes.addressof(argument)
+        elif isinstance(argument, Tensor):
+            self._values[place].value = argument.data_ptr()
+        else:
+            self._values[place].value = argument
 
 
 def _argument(value: Argument) -> Any:

@@ -74,3 +74,30 @@ def move_kernel(
         source = tl.load(sources + which).to(tl.int64) * WIDTH + column
         target = tl.load(targets + which).to(tl.int64) * WIDTH + column
         tl.store(layer + target, tl.load(layer + source, mask=column < WIDTH), mask=column < WIDTH)
+
+
+@triton.jit
+def weigh_kernel(
+    hidden,  # [rows, width]
+    norm,  # [width]
+    x,  # [rows, width]
+    squares,  # [width / PANEL, all_rows]
+    width,
+    all_rows,
+    PIECE: tl.constexpr,
+    PANEL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    first, row = tl.program_id(0) * PIECE, tl.program_id(1)
+    column = first + tl.arange(0, PIECE)
+    inside = column < width
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at = row.to(tl.int64) * width + column
+    value = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + at, (value * scale).to(x.dtype.element_ty), mask=inside)
+    sums = tl.sum(tl.reshape(value * value, (PIECE // PANEL, PANEL)), 1)
+    panel = first // PANEL + tl.arange(0, PIECE // PANEL)
+    tl.store(squares + panel * all_rows + row, sums, mask=panel * PANEL < width)

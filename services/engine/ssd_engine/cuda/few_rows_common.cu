@@ -33,3 +33,82 @@ __device__ __forceinline__ void let_next_begin() {
 __device__ __forceinline__ void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+
+__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 weighted(u32 pair, u32 norm) {
+    u32 product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(norm));
+    return product;
+}
+
+__device__ __forceinline__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Matrix instructions of a warpgroup: 64 rows. They run on beside what follows until waited for.
+
+// 64 bits that say where an operand lies: panels, or groups of eight rows of one, are so far apart.
+__device__ __forceinline__ u64 operand(const void* panel, int panels_apart) {
+    return (u64)(address(panel) >> 4 & 0x3fffu) | (u64)(panels_apart >> 4) << 16 |
+           (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void begin_products() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void end_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+#define FOUR(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 1), FOUR(c, i + 2), FOUR(c, i + 3)
+#define IN_16 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define IN_32 \
+    IN_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define IN_64 \
+    IN_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
+    "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// The copy engine. It finds a tensor by its map, and tells a barrier what has landed.
+
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+__device__ __forceinline__ void make_landing(u64* landed, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(landed)), "r"(arrivals)
+                 : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(u64* landed) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(landed)) : "memory");
+}
+
+__device__ __forceinline__ void show_landings() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect(u64* landed, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(landed)),
+                 "r"(bytes) : "memory");
+}
+
+// All lanes of a warp go on together: matrix instructions need them so.
+__device__ __forceinline__ void wait_for_landing(u64* landed, int phase) {
+    u32 over;
+    do {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over) : "r"(address(landed)), "r"(phase) : "memory");
+    } while (!__all_sync(0xffffffffu, over));
+}
+
+__device__ __forceinline__ void look_at(const Map* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}

@@ -24,17 +24,8 @@
 #define STEPS (K / (32 * UNROLL * SLICES))
 #define STRIDE (K / 8 + 4)  // of a row of x, in 16 bytes: eight rows fall on different banks
 
-__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-
 __device__ __forceinline__ float squares_of(u32 pair) {
     return low(pair) * low(pair) + high(pair) * high(pair);
-}
-
-__device__ __forceinline__ u32 weighted(u32 pair, u32 norm) {
-    u32 product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(norm));
-    return product;
 }
 
 __device__ __forceinline__ void store(void* out, long at, float value) {

@@ -133,7 +133,7 @@ class GraphRunner:
         self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int
     ) -> "InFlight | None":
         """None when there is no step as large as this."""
-        step = self._step_for(parts)
+        step = self.step_for(parts)
         if step is None:
             return None
         side = self._launches % step.num_sides
@@ -169,7 +169,7 @@ class GraphRunner:
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight, and nothing is launched before they are over."""
         following = expected_parts(parts, self._steps[0].shape.block_size)
-        step = self._step_for(following) if following else None
+        step = self.step_for(following) if following else None
         if step is None or step.num_sides == 1 or step.follows:
             return
         if len(draws) != sum(part.num_logits for part in following):
@@ -183,7 +183,8 @@ class GraphRunner:
         begins = step.inputs.fill(runs, dummy_slot, moves)
         self._expected = _Expected(step, side, following, later, drawing_of(later), begins)
 
-    def _step_for(self, parts: Sequence[Part]) -> Step | None:
+    def step_for(self, parts: Sequence[Part]) -> Step | None:
+        """The smallest one that has room for them."""
         rows = [len(part.tokens) for part in parts if not isinstance(part, Moved)]
         moves = sum(len(part.sources) for part in parts if isinstance(part, Moved))
         scratch = max((len(p.scratch) for p in parts if isinstance(p, TreeRows)), default=0)

@@ -30,24 +30,31 @@ class KernelSet:
     overlap: bool  # kernels may begin while the one before them ends
     processors: int = 1
     shared_memory: int = 0  # bytes that a block may ask for
+    steady: bool = False  # a row's bits must not depend on how many rows there are
+
+    def streams(self, dtype: torch.dtype) -> bool:
+        """Whether there are products of that kind in our CUDA sources."""
+        return self.steady and self.hopper and dtype is torch.bfloat16
 
 
 # Where there is no CUDA device: Triton's kernels are interpreted, products are torch's.
 INTERPRETED = KernelSet(hopper=False, blas=True, overlap=False)
 
 
-def choose_kernels(option: str, device: torch.device) -> KernelSet:
-    """``option`` is that of ``--kernels``: auto, or triton for Triton's kernels alone."""
+def choose_kernels(option: str, device: torch.device, steady: bool = False) -> KernelSet:
+    """``option`` is that of ``--kernels``: auto, or triton for Triton's kernels alone. ``steady``:
+    without cuBLAS, whose choices depend on the number of rows."""
     if device.type != "cuda":
         return INTERPRETED
     properties: Any = torch.cuda.get_device_properties(device)
     is_hopper = (properties.major, properties.minor) == HOPPER
     return KernelSet(
         hopper=is_hopper and option == "auto",
-        blas=option == "auto" and has_whole_device(device),
+        blas=option == "auto" and not steady and has_whole_device(device),
         overlap=is_hopper,
         processors=properties.multi_processor_count,
         shared_memory=properties.shared_memory_per_block_optin,
+        steady=steady,
     )
 
 

@@ -5,7 +5,6 @@ measurement at start: two servers of one configuration give the same bits.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +18,8 @@ from ssd_engine.cuda import triton_products
 from ssd_engine.cuda.driver import compiled_kernel
 from ssd_engine.cuda.elementwise import gate_kernel, norm_kernel
 from ssd_engine.cuda.kernel_set import KernelSet
+from ssd_engine.cuda.product_shape import ProductShape
+from ssd_engine.cuda.streamed_products import AloneProduct, fits
 from ssd_engine.cuda.triton_products import parts_of
 
 RESIDENT = Path(__file__).parent / "few_rows_resident.cu"
@@ -29,24 +30,6 @@ MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is fas
 MOST_OCTETS = 4  # of rows; likewise
 GATE_PIECE = 1024
 WELL_FILLED = 0.88  # of the passes over a weight
-
-
-@dataclass(frozen=True)
-class ProductShape:
-    """out [rows, n] = x [rows, k] * weight [n, k], and what is fused with it."""
-
-    n: int
-    k: int
-    rows: int
-    norm: bool = False  # x is normalised first
-    gated: bool = False  # silu(first half) * second half: out [rows, n / 2]
-    residual: bool = False  # out += the product
-    bias: bool = False
-    wide: bool = False  # out is float32
-
-    @property
-    def octets(self) -> int:
-        return -(-self.rows // 8)
 
 
 class Product(Protocol):
@@ -71,6 +54,10 @@ Multiply = Callable[[Tensor, Tensor, Tensor | None, Tensor, bool], None]
 def make_product(
     shape: ProductShape, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> Product:
+    if kernels.steady:
+        if kernels.streams(dtype) and fits(shape):
+            return AloneProduct(shape, kernels, device)
+        return _Composed(shape, triton_multiply(shape))
     if kernels.hopper and dtype is torch.bfloat16:
         processors = kernels.processors
         if _fits_resident(shape, kernels.shared_memory):

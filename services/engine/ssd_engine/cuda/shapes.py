@@ -1,6 +1,7 @@
 """Which step shapes a server captures."""
 
 from ssd_engine.cuda.step_inputs import StepShape
+from ssd_engine.cuda.streamed_products import MOST_ROWS, WIDTHS
 from ssd_engine.runner_options import RunnerOptions
 
 LEAST_ROWS = 8  # the kernels work on rows in eights
@@ -9,22 +10,30 @@ LEAST_ROWS = 8  # the kernels work on rows in eights
 def step_shapes(options: RunnerOptions) -> list[StepShape]:
     """Smallest first: the first one that fits is taken.
 
-    Exact: there is one, for all sequences at their deepest, so that a row's bits do not depend on
-    what else is running. Else one for every power of two of sequences, plain and speculating.
+    Without trees, one for each number of rows that products are compiled for, plain and
+    speculating. With trees, for every power of two of sequences.
     """
     if not options.step_rows:
         return []
-    if options.exact:
-        return [_shape(options, options.max_num_seqs, options.step_rows)]
-    shapes = {shape for runs in _powers(options) for shape in _for_runs(options, runs)}
-    fitting = [shape for shape in shapes if shape.rows <= options.max_forward_tokens]
-    return sorted(fitting, key=lambda shape: (shape.rows, shape.runs, shape.rows_per_run))
+    if options.branches:
+        shapes = {
+            shape
+            for runs in _powers(options)
+            for shape in _for_runs(options, runs)
+            if shape.rows <= options.max_forward_tokens
+        }
+    else:
+        shapes = {
+            _shape(options, min(width // rows, options.max_num_seqs), rows)
+            for width in _widths(options)
+            for rows in (1, options.step_rows)
+            if width >= rows
+        }
+    return sorted(shapes, key=lambda shape: (shape.rows, shape.runs, shape.rows_per_run))
 
 
 def _for_runs(options: RunnerOptions, runs: int) -> list[StepShape]:
     deep = options.step_rows
-    if not options.branches:
-        return [_shape(options, runs, rows) for rows in sorted({1, deep})]
     # One depth of trees; the first one may have tokens before it that are new.
     wide = max(options.branches, deep)
     tree = _shape(options, runs, wide)
@@ -46,6 +55,14 @@ def _shape(
         moves=runs * (options.step_rows + 1) if options.branches else 0,
         path=options.max_path,
     )
+
+
+def _widths(options: RunnerOptions) -> list[int]:
+    """Up to all sequences at their deepest."""
+    most = options.max_num_seqs * options.step_rows
+    larger = range(2 * MOST_ROWS, most + MOST_ROWS, MOST_ROWS)
+    widths = [*WIDTHS, *larger]
+    return widths[: next(i for i, width in enumerate(widths) if width >= most) + 1]
 
 
 def _powers(options: RunnerOptions) -> list[int]:

@@ -26,7 +26,7 @@ from ssd_engine.cuda.drawing import (
 from ssd_engine.cuda.elementwise import move_kernel, overlapping
 from ssd_engine.cuda.filtering import CUT, PIECE, Filters
 from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
-from ssd_engine.cuda.products import Product, ProductShape, make_product
+from ssd_engine.cuda.layer_products import make_layer_products, norm_after
 from ssd_engine.cuda.reporting import Reports
 from ssd_engine.cuda.step_attention import make_attention
 from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepShape
@@ -43,36 +43,32 @@ class StepLayers:
     What an operation leaves behind stays until the same one of the next layer.
     """
 
-    def __init__(self, model: Decoder, kv: KVCache, inputs: StepInputs, kernels: KernelSet) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KVCache,
+        inputs: StepInputs,
+        kernels: KernelSet,
+        largest: StepShape | None = None,
+    ) -> None:
+        """``largest``: of the shapes that must give a row the same bits."""
         self._model, self._kv, self._inputs = model, kv, inputs
         config, shape = model.config, inputs.shape
         device, dtype = model.weights.norm.device, model.weights.norm.dtype
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, config.head_dim
-        first = model.weights.layers[0]
         rows, self.alone = shape.rows, model.tp.size == 1
-
-        def product(weight: Tensor, **fused: bool) -> Product:
-            n, k = weight.shape
-            return make_product(ProductShape(n, k, rows, **fused), dtype, device, kernels)
 
         def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(sizes, dtype=kind, device=device)
 
-        alone = self.alone
-        self._qkv = product(first.qkv, norm=True, bias=first.qkv_bias is not None)
-        self._o = product(first.o, residual=alone, bias=alone and first.o_bias is not None)
-        self._gate_up = product(
-            first.gate_up, norm=True, gated=True, bias=first.gate_up_bias is not None
-        )
-        self._down = product(first.down, residual=alone, bias=alone and first.down_bias is not None)
-        self._head = product(model.weights.head, norm=True, wide=True)
+        self._products = make_layer_products(model, rows, kernels)
         padded = shape.padded_rows
         self.hidden = empty(padded, config.hidden_size)
         self.projected = empty(padded, (heads + 2 * kv_heads) * dim)
-        self.gated = empty(padded, first.down.shape[1])
-        self.summed = self.hidden if alone else empty(padded, config.hidden_size)
+        self.gated = empty(padded, model.weights.layers[0].down.shape[1])
+        self.summed = self.hidden if self.alone else empty(padded, config.hidden_size)
         self.logits = empty(rows, model.weights.head.shape[0], kind=torch.float32)
-        self._attend = make_attention(model, inputs, kernels)
+        self._attend = make_attention(model, inputs, kernels, largest or shape)
 
     def begin(self) -> None:
         """The embedding, and the first layers."""
@@ -87,58 +83,60 @@ class StepLayers:
 
     def _compute(self, numbers: range) -> None:
         for i in numbers:
-            layer = self._model.weights.layers[i]
             self.project(i)
             self.multiply_o(i, self.attend(i))
-            self.sum_ranks(layer.o_bias)
+            self.add_o(i)
             self.gate(i)
             self.multiply_down(i)
-            self.sum_ranks(layer.down_bias)
+            self.add_down(i)
 
     def embed(self) -> None:
         rows = self._inputs.shape.rows
         tokens = self._inputs["tokens"][:rows]
         torch.index_select(self._model.weights.embedding, 0, tokens, out=self.hidden[:rows])
+        self._products.take(self.hidden, self._model.weights.layers[0].input_norm)
 
     def project(self, i: int) -> None:
         """hidden -> projected"""
-        layer, eps = self._model.weights.layers[i], self._model.config.rms_norm_eps
-        self._qkv(layer.qkv, self.hidden, self.projected, layer.input_norm, eps, layer.qkv_bias)
+        self._products.project(i, self.hidden, self.projected)
 
     def attend(self, i: int) -> Tensor:
         """projected -> [rows, heads * dim]; the new keys and values are in the cache then."""
         return self._attend(self.projected, self._model.weights.layers[i], self._kv.layers[i])
 
     def multiply_o(self, i: int, attended: Tensor) -> None:
+        """Onto the hidden states where there is one rank, else to ``summed``."""
+        self._products.output(i, attended, self.summed)
+
+    def add_o(self, i: int) -> None:
+        """The sum over ranks, where there are several."""
         layer = self._model.weights.layers[i]
-        self._multiply(self._o, layer.o, attended, layer.o_bias)
+        self._sum_ranks(layer.o_bias, layer.post_norm)
 
     def gate(self, i: int) -> None:
         """hidden -> gated"""
-        layer, eps = self._model.weights.layers[i], self._model.config.rms_norm_eps
-        bias = layer.gate_up_bias
-        self._gate_up(layer.gate_up, self.hidden, self.gated, layer.post_norm, eps, bias)
+        self._products.gate(i, self.hidden, self.gated)
 
     def multiply_down(self, i: int) -> None:
-        layer = self._model.weights.layers[i]
-        self._multiply(self._down, layer.down, self.gated, layer.down_bias)
+        """As ``multiply_o``."""
+        self._products.down(i, self.gated, self.summed)
 
-    def sum_ranks(self, bias: Tensor | None) -> None:
+    def add_down(self, i: int) -> None:
+        weights = self._model.weights
+        self._sum_ranks(weights.layers[i].down_bias, norm_after(weights, i))
+
+    def score(self) -> None:
+        """hidden -> logits, of this rank's tokens"""
+        self._products.score(self.hidden, self.logits)
+
+    def _sum_ranks(self, bias: Tensor | None, norm: Tensor) -> None:
         """Each rank holds some input columns; the bias is added once, after the sum."""
         if self.alone:
             return
         self.hidden += self._model.tp.all_reduce(self.summed)
         if bias is not None:
             self.hidden += bias
-
-    def score(self) -> None:
-        """hidden -> logits, of this rank's tokens"""
-        weights, eps = self._model.weights, self._model.config.rms_norm_eps
-        self._head(weights.head, self.hidden, self.logits, weights.norm, eps)
-
-    def _multiply(self, product: Product, weight: Tensor, x: Tensor, bias: Tensor | None) -> None:
-        """Onto the hidden states where there is one rank, else to ``summed``."""
-        product(weight, x, self.summed, bias=bias if self.alone else None)
+        self._products.take(self.hidden, norm)
 
 
 class Step:
@@ -157,11 +155,12 @@ class Step:
         last: Tensor | None = None,
         num_sides: int = 1,
         histories: Histories | None = None,
+        largest: StepShape | None = None,
     ) -> None:
         """``kv`` may be allocated later, before the first run. ``last``: the best token of each
         row, which the step after this one may follow. With two sides a step can be filled while
         the one before it is in flight. ``histories``: for penalties and bias, where rows have
-        any."""
+        any. ``largest``: of the shapes that must give a row the same bits."""
         device = model.weights.norm.device
         self.num_sides, self.follows = num_sides, last is not None
         self.inputs = StepInputs(shape, device, self.num_sides)
@@ -170,7 +169,7 @@ class Step:
         self.shape, self.ranks = shape, ranks
         # What it may be asked to do; the same on every rank.
         self.drawings = [each for each in Drawing if each < Drawing.REPORTED or ranks == 1]
-        self.layers = StepLayers(model, kv, self.inputs, kernels)
+        self.layers = StepLayers(model, kv, self.inputs, kernels, largest)
         self.head_rows = model.config.head_rows
         self._kv, self._overlap = kv, kernels.overlap
         self.logits: Tensor | None = None

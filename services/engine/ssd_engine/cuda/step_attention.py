@@ -21,7 +21,7 @@ from ssd_engine.cuda.paged_attention import (
     paged_attention_kernel,
     rotate_and_write_kernel,
 )
-from ssd_engine.cuda.step_inputs import StepInputs
+from ssd_engine.cuda.step_inputs import StepInputs, StepShape
 from ssd_engine.decoder import Decoder, LayerWeights
 from ssd_engine.kv_cache import LayerCache
 
@@ -48,10 +48,14 @@ class StepAttention(Protocol):
         ...
 
 
-def make_attention(model: Decoder, inputs: StepInputs, kernels: KernelSet) -> StepAttention:
+def make_attention(
+    model: Decoder, inputs: StepInputs, kernels: KernelSet, largest: StepShape
+) -> StepAttention:
+    """``largest``: of the shapes that must give a row the same bits. How its keys are divided
+    follows from that one."""
     most = MOST_CLUSTER if kernels.hopper else 0
     while most:
-        shape = ClusterShape(model, inputs, kernels.processors, most)
+        shape = ClusterShape(model, inputs, kernels.processors, most, largest)
         if not shape.fits(kernels.shared_memory):
             break
         attention = ClusterAttention(model, inputs, shape)
@@ -65,17 +69,24 @@ class ClusterShape:
     """What the kernel is compiled for: clusters as large as leaves room for all of them at once."""
 
     def __init__(
-        self, model: Decoder, inputs: StepInputs, processors: int, most: int = MOST_CLUSTER
+        self,
+        model: Decoder,
+        inputs: StepInputs,
+        processors: int,
+        most: int = MOST_CLUSTER,
+        largest: StepShape | None = None,
     ) -> None:
-        """``most``: blocks of a cluster."""
+        """``most``: blocks of a cluster. ``largest``: the shape by which keys are divided."""
         shape, self._dtype = inputs.shape, model.weights.norm.dtype
+        largest = largest or shape
         group = model.num_heads // model.num_kv_heads
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
         self.row_groups = -(-self.rows // WARPGROUP_ROWS)
-        self.key_groups = 1 if self.row_groups * self.dim > 128 else 2
+        most_groups = -(-largest.rows_per_run * group // WARPGROUP_ROWS)
+        self.key_groups = 1 if most_groups * self.dim > 128 else 2
         self.cluster = most
-        while self.cluster > 1 and self.cluster * model.num_kv_heads * shape.runs > processors:
+        while self.cluster > 1 and self.cluster * model.num_kv_heads * largest.runs > processors:
             self.cluster //= 2
         self.stages = STAGES
         self._table, self._scratch = shape.table_width, shape.scratch

@@ -79,9 +79,8 @@ def check_model(runner: ModelRunner) -> Findings:
 def _forwards(runner: ModelRunner, room: Room) -> list[tuple[str, list[Part]]]:
     """A prefill; and where steps have no kernels of their own, what they consist of."""
     options = runner.options
-    found = [(PREFILL, prefill_parts(room, options.max_forward_tokens))]
-    if not options.exact:  # prompts are not padded to one shape
-        found.append((PREFILL, prefill_parts(room, SHORT_PREFILL)))
+    lengths = (options.max_forward_tokens, SHORT_PREFILL)
+    found = [(PREFILL, prefill_parts(room, length)) for length in lengths]
     if runner.steps is not None:
         return found
     most = min(options.max_forward_tokens, max(MOST_ROWS, options.step_rows) + 1)
@@ -156,7 +155,7 @@ class StepCheck:
         step.inputs.copy()
         if self._moves:
             self._check_moves()
-        operations = StepOperations(runner, step)
+        operations = StepOperations(step)
         LayerCheck(
             runner, operations, parts, self._findings, self._use, USE_TORCH, step.shape.rows
         ).run()

@@ -101,8 +101,8 @@ class ForwardOperations:
 class StepOperations:
     """A step of few rows, over the buffers of its shape, whose inputs are on the device."""
 
-    def __init__(self, runner: ModelRunner, step: "Step") -> None:
-        self._layers, self._weights = step.layers, runner.model.weights.layers
+    def __init__(self, step: "Step") -> None:
+        self._layers = step.layers
         self._attended = torch.empty(0)
 
     @property
@@ -125,7 +125,7 @@ class StepOperations:
         return self._part()
 
     def add_o(self, i: int) -> None:
-        self._layers.sum_ranks(self._weights[i].o_bias)
+        self._layers.add_o(i)
 
     def gate(self, i: int) -> Tensor:
         self._layers.gate(i)
@@ -136,7 +136,7 @@ class StepOperations:
         return self._part()
 
     def add_down(self, i: int) -> None:
-        self._layers.sum_ranks(self._weights[i].down_bias)
+        self._layers.add_down(i)
 
     def score(self, rows: Tensor) -> Tensor:
         self._layers.score()

@@ -1,0 +1,155 @@
+"""The products of a decoder's layers, over the rows of one shape.
+
+Two ways: each by itself, from hidden states to what it gives; or as a chain, where what adds to the
+hidden states also prepares them for the norm that follows.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ssd_engine.cuda.kernel_set import KernelSet
+from ssd_engine.cuda.product_shape import ProductShape
+from ssd_engine.cuda.products import Product, make_product
+from ssd_engine.cuda.streamed_products import NormedRows, StreamedProduct, fits
+from ssd_engine.decoder import Decoder, DecoderWeights
+
+
+class LayerProducts(Protocol):
+    """Operations of layer ``i``. Where there is one rank, ``output`` and ``down`` add to the hidden
+    states; else they write this rank's part of a sum."""
+
+    def take(self, hidden: Tensor, norm: Tensor) -> None:
+        """The hidden states were changed by others; ``norm`` comes next."""
+        ...
+
+    def project(self, i: int, hidden: Tensor, out: Tensor) -> None: ...
+
+    def output(self, i: int, attended: Tensor, out: Tensor) -> None: ...
+
+    def gate(self, i: int, hidden: Tensor, out: Tensor) -> None: ...
+
+    def down(self, i: int, gated: Tensor, out: Tensor) -> None: ...
+
+    def score(self, hidden: Tensor, out: Tensor) -> None: ...
+
+
+def make_layer_products(model: Decoder, rows: int, kernels: KernelSet) -> LayerProducts:
+    dtype = model.weights.norm.dtype
+    shapes = LayerShapes(model, rows)
+    if kernels.streams(dtype) and all(map(fits, shapes)):
+        return ChainedProducts(model, shapes, kernels)
+    return SeparateProducts(model, shapes, kernels)
+
+
+class LayerShapes(tuple[ProductShape, ...]):
+    """Of the projection, the output, the gates, the down projection and the head."""
+
+    def __new__(cls, model: Decoder, rows: int) -> "LayerShapes":
+        first, alone = model.weights.layers[0], model.tp.size == 1
+
+        def shape(weight: Tensor, bias: Tensor | None, **fused: bool) -> ProductShape:
+            n, k = weight.shape
+            return ProductShape(n, k, rows, bias=bias is not None, **fused)
+
+        return super().__new__(
+            cls,
+            (
+                shape(first.qkv, first.qkv_bias, norm=True),
+                shape(first.o, first.o_bias if alone else None, residual=alone),
+                shape(first.gate_up, first.gate_up_bias, norm=True, gated=True),
+                shape(first.down, first.down_bias if alone else None, residual=alone),
+                shape(model.weights.head, None, norm=True, wide=True),
+            ),
+        )
+
+
+class SeparateProducts:
+    def __init__(self, model: Decoder, shapes: LayerShapes, kernels: KernelSet) -> None:
+        self._weights, self._eps = model.weights, model.config.rms_norm_eps
+        self._alone = model.tp.size == 1
+        device, dtype = model.weights.norm.device, model.weights.norm.dtype
+        products = [make_product(shape, dtype, device, kernels) for shape in shapes]
+        self._qkv, self._o, self._gate_up, self._down, self._head = products
+
+    def take(self, hidden: Tensor, norm: Tensor) -> None:
+        """Every product that needs them reads them itself."""
+
+    def project(self, i: int, hidden: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._qkv(layer.qkv, hidden, out, layer.input_norm, self._eps, layer.qkv_bias)
+
+    def output(self, i: int, attended: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._add(self._o, layer.o, attended, out, layer.o_bias)
+
+    def gate(self, i: int, hidden: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._gate_up(layer.gate_up, hidden, out, layer.post_norm, self._eps, layer.gate_up_bias)
+
+    def down(self, i: int, gated: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._add(self._down, layer.down, gated, out, layer.down_bias)
+
+    def score(self, hidden: Tensor, out: Tensor) -> None:
+        self._head(self._weights.head, hidden, out, self._weights.norm, self._eps)
+
+    def _add(
+        self, product: Product, weight: Tensor, x: Tensor, out: Tensor, bias: Tensor | None
+    ) -> None:
+        product(weight, x, out, bias=bias if self._alone else None)
+
+
+class ChainedProducts:
+    def __init__(self, model: Decoder, shapes: LayerShapes, kernels: KernelSet) -> None:
+        self._weights, self._eps = model.weights, model.config.rms_norm_eps
+        self._alone = model.tp.size == 1
+        device: torch.device = model.weights.norm.device
+        self._rows = shapes[0].rows
+        products = [StreamedProduct(shape, kernels, device) for shape in shapes]
+        self._qkv, self._o, self._gate_up, self._down, self._head = products
+        width = model.config.hidden_size
+        self._normed = NormedRows(self._rows, width, device, kernels.overlap)
+
+    def take(self, hidden: Tensor, norm: Tensor) -> None:
+        self._normed.take(hidden[: self._rows], norm)
+
+    def project(self, i: int, hidden: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._qkv.normed(layer.qkv, self._normed, out, self._eps, layer.qkv_bias)
+
+    def output(self, i: int, attended: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._add(self._o, layer.o, attended, out, layer.o_bias, layer.post_norm)
+
+    def gate(self, i: int, hidden: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._gate_up.normed(layer.gate_up, self._normed, out, self._eps, layer.gate_up_bias)
+
+    def down(self, i: int, gated: Tensor, out: Tensor) -> None:
+        layer = self._weights.layers[i]
+        self._add(self._down, layer.down, gated, out, layer.down_bias, norm_after(self._weights, i))
+
+    def score(self, hidden: Tensor, out: Tensor) -> None:
+        self._head.normed(self._weights.head, self._normed, out, self._eps)
+
+    def _add(
+        self,
+        product: StreamedProduct,
+        weight: Tensor,
+        x: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
+        norm: Tensor,
+    ) -> None:
+        if self._alone:
+            product.onto(weight, x, out, bias, norm, self._normed)
+        else:
+            product.plain(weight, x, out)
+
+
+def norm_after(weights: DecoderWeights, i: int) -> Tensor:
+    """The norm that follows layer ``i``."""
+    is_last = i + 1 == len(weights.layers)
+    return weights.norm if is_last else weights.layers[i + 1].input_norm

@@ -1,0 +1,193 @@
+"""Products of which a row has the same bits however many rows there are.
+
+Thread by thread on a CPU; on a CUDA device the same at the sizes of real models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from ssd_engine.cuda import streamed_products
+from ssd_engine.cuda.kernel_set import KernelSet
+from ssd_engine.cuda.product_shape import ProductShape
+from ssd_engine.cuda.streamed_products import (
+    MOST_ROWS,
+    WIDTHS,
+    AloneProduct,
+    NormedRows,
+    StreamedProduct,
+    pieces_of,
+    streamed_kernel,
+    waves_of,
+)
+from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
+from tests.engine.product_oracle import EPS, product_of
+from tests.scale import full_only
+from tests.tools import needs_tool
+
+CPU = torch.device("cpu")
+SHARED_MEMORY = 227 * 1024
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def kernels_for(processors: int) -> KernelSet:
+    return KernelSet(True, False, False, processors, SHARED_MEMORY, steady=True)
+
+
+def make_randn(seed: int, device: torch.device) -> "Randn":
+    return Randn(torch.Generator(device).manual_seed(seed))
+
+
+class Randn:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __call__(self, *sizes: int) -> Tensor:
+        device = self._generator.device
+        return torch.randn(sizes, generator=self._generator, device=device).bfloat16()
+
+
+class Operands:
+    """Of one shape, for as many rows as there can be."""
+
+    def __init__(self, shape: ProductShape, device: torch.device, rows: int) -> None:
+        randn = make_randn(shape.n + shape.k, device)
+        self.weight, self.x = randn(shape.n, shape.k) / 30, randn(rows, shape.k)
+        self.norm = 1 + 0.2 * randn(shape.k)
+        self.bias = randn(shape.n) if shape.bias else None
+        self.before = randn(rows, shape.n // 2 if shape.gated else shape.n)
+
+    def run(self, shape: ProductShape, kernels: KernelSet) -> Tensor:
+        dtype = torch.float32 if shape.wide else torch.bfloat16
+        out = self.before[: shape.rows + 1].to(dtype, copy=True)
+        product = AloneProduct(shape, kernels, self.weight.device)
+        norm = self.norm if shape.norm else None
+        product(self.weight, self.x, out, norm, EPS, self.bias)
+        return out
+
+    def expected(self, shape: ProductShape) -> Tensor:
+        rows = shape.rows
+        x, before = self.x[:rows], self.before[:rows]
+        return product_of(shape, self.weight, x, before, self.norm, self.bias)
+
+
+def check_bits(
+    shape: ProductShape, device: torch.device, row_counts: Sequence[int], processors: int
+) -> None:
+    """What a row gives, and that it gives the same among more rows; others are left as they are."""
+    operands, kernels = Operands(shape, device, max(row_counts) + 1), kernels_for(processors)
+    most: Tensor | None = None
+    for rows in sorted(row_counts, reverse=True):
+        shape = replace(shape, rows=rows)
+        got, expected = operands.run(shape, kernels), operands.expected(shape)
+        error = (got[:rows].float() - expected).norm() / expected.norm()
+        assert float(error) < 6e-3, rows
+        assert torch.equal(got[rows].bfloat16(), operands.before[rows]), rows
+        most = got if most is None else most
+        assert torch.equal(got[:rows], most[:rows]), rows
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed_products, "compiled_kernel", emulator)
+    monkeypatch.setattr(streamed_products, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(streamed_products, "tensor_map", emulated_map)
+    monkeypatch.setattr(streamed_products, "streamed_kernel", streamed_kernel.__wrapped__)
+
+
+NORMED = {"norm": True, "bias": True}
+GATED = {"norm": True, "gated": True, "bias": True}
+ONTO = {"residual": True, "bias": True}
+
+
+@needs_tool("g++")
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    ("shape", "rows", "processors"),
+    [
+        (ProductShape(160, 320, 1, **GATED), (1, 9), 3),
+        full_only(ProductShape(192, 192, 1, **NORMED), (2, 70), 2),
+        full_only(ProductShape(192, 128, 1, **ONTO), (5, 33, 70), 1),
+        full_only(ProductShape(144, 192, 1, norm=True, wide=True), (8, 30), 2),
+        full_only(ProductShape(144, 72, 1), (3, 258), 2),  # in pieces
+        (ProductShape(128, 3328, 1, **ONTO), (3, 9), 2),  # blocks share the tile
+        full_only(ProductShape(256, 4096, 1, **ONTO), (8, 70), 9),  # four of them; rows apart
+        full_only(ProductShape(128, 4096, 1, **NORMED), (8, 70), 8),  # eight of them
+    ],
+    ids=["gated", "normed", "onto", "wide", "pieces", "shared", "apart", "eight"],
+)
+def test_a_row_has_the_same_bits_however_many_there_are(
+    shape: ProductShape, rows: Sequence[int], processors: int
+) -> None:
+    check_bits(shape, CPU, rows, processors)
+
+
+@needs_tool("g++")
+@pytest.mark.usefixtures("emulated")
+def test_blocks_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ProductShape(128, 3328, 3, residual=True)
+    operands, kernels = Operands(shape, CPU, 4), kernels_for(2)
+    forwards = operands.run(shape, kernels)
+    monkeypatch.setattr(EmulatedKernel, "backwards", True)
+    assert torch.equal(operands.run(shape, kernels), forwards)
+    assert torch.equal(operands.run(shape, kernels), forwards)  # nothing is left of the run before
+
+
+@needs_tool("g++")
+@pytest.mark.usefixtures("emulated")
+def test_what_adds_to_hidden_states_prepares_them_for_the_next_norm() -> None:
+    randn, kernels = make_randn(5, CPU), kernels_for(2)
+    weight, x, hidden, norm = randn(192, 64) / 8, randn(5, 64), randn(5, 192), randn(192)
+    added, taken = (NormedRows(5, 192, CPU) for _ in range(2))
+    product = StreamedProduct(ProductShape(192, 64, 5, residual=True), kernels, CPU)
+    product.onto(weight, x, hidden, None, norm, added)
+    taken.take(hidden, norm)
+    torch.testing.assert_close(added.x, taken.x, atol=0, rtol=2**-7)
+    for one, other in zip(added.squares, taken.squares, strict=True):
+        torch.testing.assert_close(one[:, :5], other[:, :5])
+
+
+def test_pieces_cover_all_rows_once() -> None:
+    for rows in range(1, 3 * MOST_ROWS):
+        pieces = pieces_of(rows)
+        assert [row for p in pieces for row in range(p.begin, p.begin + p.rows)] == [*range(rows)]
+        assert all(piece.rows <= piece.width in WIDTHS for piece in pieces)
+
+
+@pytest.mark.parametrize("processors", [1, 20, 92, 114, 132])
+def test_waves_cover_all_tiles_with_the_blocks_that_there_are(processors: int) -> None:
+    for n in (16, 128, 896, 4096, 6144, 28672, 128256):
+        for k in (64, 896, 4096, 14336):
+            waves = waves_of(n, k, processors)
+            assert sum(wave.tiles for wave in waves) == -(-n // 128)
+            assert all(wave.split * wave.tiles <= processors for wave in waves)
+            assert sum(wave.split > 1 for wave in waves) <= streamed_products.MOST_SHARED_WAVES
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("processors", [20, 92, 132])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ProductShape(6144, 4096, 1, **NORMED),
+        ProductShape(4096, 4096, 1, **ONTO),
+        ProductShape(9728, 896, 1, **GATED),
+        ProductShape(896, 4864, 1, **ONTO),
+        ProductShape(32000, 1024, 1, norm=True, wide=True),
+        ProductShape(1152, 896, 1),
+    ],
+)
+def test_on_a_device_too(shape: ProductShape, processors: int) -> None:
+    counts = (1, 7, 8, 9, 31, 33, 64, 65, 128, 129, 200, 256, 300)
+    check_bits(shape, torch.device("cuda"), counts, processors)
