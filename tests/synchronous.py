@@ -3,11 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssd_engine.scored import Computed
+from ssd_engine.scored import Computed, Scored
 
 
-class ByForward:
-    asynchronous = False
+class DrawsNothing:
+    """What is drawn is drawn from the logits."""
+
+    def draw(self, logits: Any, draws: Sequence[Any]) -> Scored:
+        return Scored(lambda: logits)
+
+
+class ByForward(DrawsNothing):
+    asynchronous = chains = False
     gap_seconds = 0.0
 
     def __init__(self, num_blocks: int, forward: Callable[..., Any]) -> None:

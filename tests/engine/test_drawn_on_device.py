@@ -14,6 +14,7 @@ from ssd_engine.cuda import graphs
 from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.graphs import GraphRunner, InFlight
 from ssd_engine.cuda.step import Step
+from ssd_engine.cuda.step_drawing import PromptDrawing
 from ssd_engine.cuda.step_inputs import StepShape
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling_params import SamplingParams
@@ -28,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted"),
 ]
 
+CPU = torch.device("cpu")
 DEPTH, VOCAB, TOKENS = 2, 512, 5
 SHAPE = StepShape(rows=9, runs=3, rows_per_run=DEPTH + 1, max_positions=160, block_size=BLOCK)
 PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=2.0)
@@ -107,18 +109,23 @@ def make_requests(mode: Mode) -> list[Request]:
     ]
 
 
-def run_on_device(runner: ModelRunner, drafter: HalfRight | None) -> list[Result]:
-    histories = Histories(SHAPE.runs, SHAPE.rows, runner.config.head_rows, torch.device("cpu"))
-    step = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2, histories=histories)
+def run_on_device(
+    runner: ModelRunner, drafter: HalfRight | None, requests: list[Request] | None = None
+) -> list[Result]:
+    histories = Histories(SHAPE.runs, SHAPE.rows, runner.config.head_rows, CPU)
+    last = torch.zeros(SHAPE.rows, dtype=torch.int32)
+    step = Step(runner.model, runner.kv, SHAPE, 1, last=last, num_sides=2, histories=histories)
     step.inputs.clear(runner.dummy_slot)
     options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
     speculator = Speculator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
     runner._steps = GraphRunner([step], eager=True)
+    runner._drawing = PromptDrawing(2, runner.config.head_rows, CPU, False, histories)
     try:
         core = make_core(runner, speculator=speculator)
-        return run(core, make_requests(Mode.OFF if drafter is None else Mode.SYNC))
+        mode = Mode.OFF if drafter is None else Mode.SYNC
+        return run(core, requests or make_requests(mode))
     finally:
-        runner._steps = None
+        runner._steps = runner._drawing = None
 
 
 def test_texts_are_the_same_wherever_and_however_they_are_drawn(
@@ -135,3 +142,34 @@ def test_texts_are_the_same_wherever_and_however_they_are_drawn(
         assert other.speculation is not None
         assert 0 < other.speculation.accepted_tokens < other.speculation.drafted_tokens
     assert [len(result.logprobs) for result in plain] == [TOKENS, 0, TOKENS]
+
+
+def test_a_step_follows_what_the_one_before_it_draws(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word from the host, which has not seen it."""
+    requests = [
+        Request(
+            [5 + i, 21, 22, 40 + i],
+            SamplingParams(seed=i, **told),
+            max_tokens=TOKENS,
+            num_logprobs=num_logprobs,
+            speculation=SpeculationRequest(Mode.OFF),
+        )
+        for i, (told, num_logprobs) in enumerate(
+            [({}, None), ({"temperature": 0.8, "top_k": 30}, None), ({"temperature": 1.0}, 2)]
+        )
+    ]
+    on_host = run(make_core(runner), requests)
+    launch, unknown = GraphRunner.launch, []
+
+    def seen(self: GraphRunner, parts: Any, draws: Any, dummy_slot: int) -> InFlight | None:
+        unknown.append(sum(token < 0 for part in parts for token in part.tokens))
+        return launch(self, parts, draws, dummy_slot)
+
+    monkeypatch.setattr(GraphRunner, "launch", seen)
+    on_device = run_on_device(runner, None, requests)
+    assert [result.tokens for result in on_device] == [result.tokens for result in on_host]
+    assert [len(result.logprobs) for result in on_device] == [0, 0, TOKENS]
+    # The prompt draws the first token; the second is of a step whose tokens the host knows.
+    assert unknown == [0, *[3] * (TOKENS - 2)]

@@ -33,6 +33,7 @@ from tests.tools import needs_tool
 CPU = torch.device("cpu")
 SHARED_MEMORY = 227 * 1024
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted")
 
 
 def kernels_for(processors: int) -> KernelSet:
@@ -110,6 +111,7 @@ GATED = {"norm": True, "gated": True, "bias": True}
 ONTO = {"residual": True, "bias": True}
 
 
+@interpreted
 @needs_tool("g++")
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
@@ -132,6 +134,7 @@ def test_a_row_has_the_same_bits_however_many_there_are(
     check_bits(shape, CPU, rows, processors)
 
 
+@interpreted
 @needs_tool("g++")
 @pytest.mark.usefixtures("emulated")
 def test_blocks_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +146,7 @@ def test_blocks_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(operands.run(shape, kernels), forwards)  # nothing is left of the run before
 
 
+@interpreted
 @needs_tool("g++")
 @pytest.mark.usefixtures("emulated")
 def test_what_adds_to_hidden_states_prepares_them_for_the_next_norm() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ssd_engine.batch import Chunk, Draw, Part
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
+from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.scored import Scored
 from ssd_target.core import EngineCore
@@ -18,6 +19,7 @@ from ssd_target.speculation.options import Mode, SpeculationOptions
 from ssd_target.speculation.payoff import Payoff
 from ssd_target.speculation.speculator import Speculator
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
+from tests.synchronous import DrawsNothing
 from tools.gpu import engines
 from tools.gpu.engines import PerfectDraft
 
@@ -25,10 +27,10 @@ ROWS = 4  # that a step can replay
 CHUNK = 32
 
 
-class Deferred:
+class Deferred(DrawsNothing):
     """A runner whose steps are computed when their result is asked for, some looks later."""
 
-    asynchronous = True
+    asynchronous, chains = True, False
     gap_seconds = 0.0
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -50,6 +52,8 @@ class Deferred:
 
 
 class Flying:
+    rows: Sequence[int] = ()
+
     def __init__(self, runner: ModelRunner, parts: list[Part]) -> None:
         self._runner, self._parts, self._looks = runner, parts, 0
 
@@ -62,13 +66,77 @@ class Flying:
         return Scored(lambda: logits)
 
 
+class Chained(Deferred):
+    """It also draws, and a step may name tokens of the step before it."""
+
+    chains = True
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.last: FlyingAhead | None = None
+        self.most_in_flight = self.in_flight = 0
+
+    def step(
+        self, parts: Sequence[Part], draws: Sequence[Draw | None], launched: Callable[[], None]
+    ) -> "FlyingAhead":
+        self.steps.append(list(parts))
+        launched()
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.last = FlyingAhead(self, list(parts), list(draws), self.last)
+        return self.last
+
+
+class FlyingAhead(Flying):
+    def __init__(
+        self,
+        device: Chained,
+        parts: list[Part],
+        draws: list[Draw | None],
+        before: "FlyingAhead | None",
+    ) -> None:
+        super().__init__(device._runner, parts)
+        self._device, self._draws, self._before = device, draws, before
+        self.drawn: list[int] = []
+        self.rows = range(len(draws))
+
+    def compute(self) -> None:
+        if self.drawn or not self._draws:
+            return
+        before = [] if self._before is None else self._before.drawn
+        parts = [_with_tokens(part, before) for part in self._parts]
+        logits = self._runner.forward(parts)
+        assert logits is not None
+        rows = [
+            SampleRow(SamplingParams(draw.seed, draw.temperature), (), range(draw.position))
+            for draw in self._draws
+            if draw is not None
+        ]
+        self.drawn, self._before = sample(logits, rows), None
+
+    def result(self) -> Scored:
+        if self._before is not None:
+            self._before.compute()
+        self.compute()
+        self._device.in_flight -= 1
+        return Scored(lambda: None, drawn=self.drawn, broken=[0] * len(self.drawn))
+
+
+def _with_tokens(part: Part, before: Sequence[int]) -> Part:
+    assert isinstance(part, Chunk)
+    tokens = [before[-token - 1] if token < 0 else token for token in part.tokens]
+    return Chunk(tokens, part.start, part.blocks, part.num_logits)
+
+
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     return make_runner(resolve_model("stories-target"))
 
 
-def make_deferred(runner: ModelRunner, replay_rows: int = ROWS) -> tuple[EngineCore, Deferred]:
-    deferred = Deferred(runner)
+def make_deferred(
+    runner: ModelRunner, replay_rows: int = ROWS, kind: type[Deferred] = Deferred
+) -> tuple[EngineCore, Deferred]:
+    deferred = kind(runner)
     size = runner.config.vocab_size
     speculator = Speculator(SpeculationOptions(), size)
     core = EngineCore(deferred, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=replay_rows)
@@ -96,11 +164,42 @@ def test_texts_are_those_of_rounds_that_are_waited_for(runner: ModelRunner) -> N
     assert not core.has_work
 
 
+@pytest.mark.parametrize("stagger", [0, 1, 5])
+def test_rounds_that_are_launched_ahead_change_no_text(runner: ModelRunner, stagger: int) -> None:
+    """Some end at a token that nobody could foresee, others come while a round is ahead."""
+    requests = make_requests(6, seed=1)
+    expected = [one.tokens for one in run(make_core(runner), requests)]
+    for i in (1, 4):
+        stop = expected[i][5]
+        requests[i] = replace(requests[i], stop_ids=frozenset({stop}))
+    expected = [one.tokens for one in run(make_core(runner), requests)]
+    core, device = make_deferred(runner, kind=Chained)
+    got = run(core, requests, stagger=stagger)
+    assert [one.tokens for one in got] == expected
+    assert isinstance(device, Chained)
+    assert device.most_in_flight == 2
+    assert not core.has_work
+    assert core.stats().used_blocks == 0
+    core.check_integrity()
+
+
+def test_what_penalties_must_know_is_not_launched_ahead(runner: ModelRunner) -> None:
+    request = make_requests(1, seed=3)[0]
+    sampling = replace(request.sampling, repetition_penalty=1.3)
+    core, device = make_deferred(runner, kind=Chained)
+    core.handle(submit(0, replace(request, sampling=sampling)))
+    for _ in range(3):
+        core.step()
+    assert isinstance(device, Chained)
+    assert device.most_in_flight == 1
+
+
+@pytest.mark.parametrize("kind", [Deferred, Chained])
 def test_a_sequence_that_is_cancelled_in_flight_is_free_at_once_and_says_no_more(
-    runner: ModelRunner,
+    runner: ModelRunner, kind: type[Deferred]
 ) -> None:
     requests = make_requests(3, seed=2)
-    core, _ = make_deferred(runner)
+    core, _ = make_deferred(runner, kind=kind)
     for i, request in enumerate(requests):
         core.handle(submit(i, request))
     said: dict[int, int] = dict.fromkeys(range(3), 0)

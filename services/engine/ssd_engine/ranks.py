@@ -126,6 +126,10 @@ class RankedRunner:
             self._tell_others(self._channel, FORWARD, parts)
             return self._runner.forward(parts, launched)
 
+    def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> Scored:
+        """From the logits of a forward, which the first rank has."""
+        return self._runner.draw(logits, draws)
+
     def step(
         self,
         parts: Sequence[Part],

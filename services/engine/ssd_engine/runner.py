@@ -25,13 +25,15 @@ from ssd_engine.linear import Linear, plain_linear, second_layout, wide_linear
 from ssd_engine.loader import load_weights
 from ssd_engine.rope import RopeTable
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
-from ssd_engine.scored import Computed, Pending
+from ssd_engine.scored import Computed, Pending, Scored
 from ssd_engine.tensor_parallel import TensorParallel, rank_device
 
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
+    from ssd_engine.cuda.adjusting import Histories
     from ssd_engine.cuda.graphs import GraphRunner
     from ssd_engine.cuda.kernel_set import KernelSet
     from ssd_engine.cuda.products import Product
+    from ssd_engine.cuda.step_drawing import PromptDrawing
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +108,9 @@ class ModelRunner:
             self._choose_linear(weights),
             self._fused_ops(rope) if self._tuned else None,
         )
+        self._histories = self._make_histories() if self._tuned else None
         self._steps = self._make_steps() if self._tuned else None
+        self._drawing = self._make_prompt_drawing() if self._tuned else None
         self._head = self._make_head() if self._tuned else None
         self.num_blocks = self._allocate()
         if self._steps is not None:
@@ -135,7 +139,8 @@ class ModelRunner:
     def chains(self) -> bool:
         """Whether a step may name tokens of the step before it, which is still computed.
 
-        A token -n - 1 is the best one of row n there; ``Pending.rows`` tells which row is whose.
+        A token -n - 1 is what row n drew there, or its best one; ``Pending.rows`` tells which row
+        is whose.
         """
         return self._steps is not None and self._steps.chains
 
@@ -145,7 +150,6 @@ class ModelRunner:
         return 0.0 if self._steps is None else self._steps.gap_seconds
 
     def _make_steps(self) -> "GraphRunner | None":
-        from ssd_engine.cuda.adjusting import Histories
         from ssd_engine.cuda.graphs import GraphRunner
         from ssd_engine.cuda.shapes import step_shapes
         from ssd_engine.cuda.step import Step
@@ -153,20 +157,36 @@ class ModelRunner:
         shapes = step_shapes(self.options)
         if not shapes:
             return None
-        ranks, last, histories = self.options.ranks, None, None
+        ranks, last = self.options.ranks, None
         largest = shapes[-1] if self.options.exact else None
         most_rows = max(shape.rows for shape in shapes)
-        if self.options.branches and self.tp.size == 1:  # other ranks do not know what is drawn
+        if self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
-        if self.tp.rank == 0:
-            places = min(self.options.max_num_seqs, max(shape.runs for shape in shapes))
-            vocab, overlap = self.config.head_rows, self._kernels.overlap
-            histories = Histories(places, most_rows, vocab, self.device, overlap)
-        steps = [
-            Step(self.model, self.kv, shape, ranks, self._kernels, last, 2, histories, largest)
-            for shape in shapes
-        ]
+        about = (ranks, self._kernels, last, 2, self._histories, largest)
+        steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
         return GraphRunner(steps, self.options.eager)
+
+    def _make_histories(self) -> "Histories | None":
+        """Of sequences whose tokens this rank draws."""
+        from ssd_engine.cuda.adjusting import Histories
+        from ssd_engine.cuda.shapes import step_shapes
+
+        shapes = step_shapes(self.options)
+        if self.tp.rank or not shapes:
+            return None
+        places = min(self.options.max_num_seqs, max(shape.runs for shape in shapes))
+        most_rows = max(shape.rows for shape in shapes)
+        vocab, overlap = self.config.head_rows, self._kernels.overlap
+        return Histories(places, most_rows, vocab, self.device, overlap)
+
+    def _make_prompt_drawing(self) -> "PromptDrawing | None":
+        """A draft does not draw after prompts: it ranks."""
+        from ssd_engine.cuda.step_drawing import PromptDrawing
+
+        if self._histories is None or self.options.ranks > 1:
+            return None
+        vocab, overlap = self.config.head_rows, self._kernels.overlap
+        return PromptDrawing(LOGIT_ROWS, vocab, self.device, overlap, self._histories)
 
     def _fused_ops(self, rope: RopeTable) -> LayerOps:
         from ssd_engine.cuda.layer_ops import FusedOps
@@ -286,6 +306,13 @@ class ModelRunner:
         if launched is not None and self.device.type != "cpu":
             launched()
         return logits
+
+    @torch.inference_mode()
+    def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> Scored:
+        """From what a forward has given: where the logits are, if there are kernels for it."""
+        if self._drawing is None or logits is None or not draws:
+            return Scored(lambda: logits)
+        return self._drawing.draw(logits, draws)
 
     def step(
         self,

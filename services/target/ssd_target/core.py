@@ -2,6 +2,8 @@
 
 On a device that computes by itself a round is launched at the end of a step and ended at the
 beginning of the next: what a round has to say to others is said while the next one is computed.
+Where no sequence speculates, the round after that is launched, too, before its tokens are known:
+the device finds them itself, and never waits. A sequence that has ended meanwhile is in it in vain.
 """
 
 import time
@@ -51,9 +53,14 @@ class Runner(Protocol):
     def asynchronous(self) -> bool: ...
 
     @property
+    def chains(self) -> bool: ...
+
+    @property
     def gap_seconds(self) -> float: ...
 
     def forward(self, parts: Tokens[Part], launched: Callable[[], None]) -> Tensor | None: ...
+
+    def draw(self, logits: Tensor | None, draws: Tokens[Draw | None]) -> Scored: ...
 
     def step(
         self, parts: Tokens[Part], draws: Tokens[Draw | None], launched: Callable[[], None]
@@ -100,6 +107,7 @@ class EngineCore:
         self._forward_seconds = self._gap_seconds = 0.0
         self._requests: dict[int, SpeculationRequest] = {}  # of sequences not yet begun
         self._flight: Flight | None = None
+        self._ahead: Flight | None = None  # launched after the flight, which it follows
         self._ended: Ended | None = None
         self._returned: list[Delta] = []
         pool = BlockPool(runner.num_blocks, block_size)
@@ -110,7 +118,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flight is not None
+        in_flight = self._flight is not None or self._ahead is not None
+        return self.scheduler.has_work or in_flight
 
     def handle(self, record: Submit | Cancel | Drain | LinkRecord) -> None:
         match record:
@@ -149,7 +158,11 @@ class EngineCore:
         deltas += self._end_flight()
         plan = self.scheduler.plan()
         deltas += self._prefill(plan.prefill)
-        self._launch(plan.decode)
+        if self._ahead is None:
+            self._launch(plan.decode)
+        else:
+            self._begin_ahead(self._ahead)
+        self._launch_ahead(plan.decode)
         self._account()
         if not self._runner.asynchronous:
             deltas += self._end_flight()
@@ -207,7 +220,8 @@ class EngineCore:
             if not work.chunk.num_logits:
                 self.scheduler.advance(work, 0, [])
         ending = [work for work in works if work.chunk.num_logits]
-        deltas = self._end_rounds(ending, Scored(lambda: logits)) if ending else []
+        how = [draw for work in ending for draw in draws(work)]
+        deltas = self._end_rounds(ending, self._runner.draw(logits, how)) if ending else []
         width = sum(len(work.chunk.tokens) for work in works)
         self._trace.span(Kind.PREFILL, begin, self._trace.now(), rows=width)
         return [delta for delta in deltas if delta is not None]
@@ -245,6 +259,39 @@ class EngineCore:
             self.speculator.launch(rows)
             self.speculator.flush()
         self._flight = Flight(works, rows, pending)
+
+    def _begin_ahead(self, ahead: Flight) -> None:
+        """What was launched ahead is the round in flight now."""
+        alive = [work.sequence for work in ahead.works if not work.sequence.ended]
+        self.speculator.launch(self.speculator.take(alive))
+        self._flight, self._ahead = ahead, None
+
+    def _launch_ahead(self, decode: list[Work]) -> None:
+        """The round after the one in flight. ``decode``: of all sequences, as they stand."""
+        flight = self._flight
+        if flight is None or not self._runner.chains or self._synthetic is not None:
+            return
+        flying = {work.sequence.id for work in flight.works}
+        newcomers = [work for work in decode if work.sequence.id not in flying]
+        if not all(map(self._is_plain, [*flight.works, *newcomers])):
+            return
+        works = [
+            self.scheduler.follow(work, -row - 1)
+            for work, row in zip(flight.works, flight.pending.rows, strict=True)
+            if not work.sequence.ended and not work.sequence.ends_with_next
+        ]
+        works += newcomers
+        if works:
+            how = [draw for work in works for draw in draws(work)]
+            pending = self._runner.step([work.chunk for work in works], how, _nothing)
+            self._ahead = Flight(works, [], pending)
+
+    def _is_plain(self, work: Work) -> bool:
+        """Whether the token after it can be drawn without a word from here."""
+        sequence, chunk = work.sequence, work.chunk
+        if not chunk.num_logits == len(chunk.tokens) == 1:
+            return False
+        return sequence.ended or (sequence.history is None and self.speculator.is_plain(sequence))
 
     def _end_flight(self) -> list[Delta]:
         """Verify and commit what was launched; hear what links say as long as it takes."""

@@ -85,6 +85,11 @@ class Scheduler:
             sequence.lease.grow_ahead(start + 2 * len(tokens))
         return self._work(sequence, Chunk(tokens, start, sequence.blocks, len(tokens)))
 
+    def follow(self, work: Work, token: int) -> Work:
+        """The round after one that is still computed, of a sequence that speculates nothing."""
+        sequence = work.sequence
+        return self._work(sequence, Chunk([token], work.chunk.end, sequence.blocks, 1))
+
     def advance(self, work: Work, accepted: int, tokens: list[int]) -> list[int]:
         """End a round: its chunk is written, the first ``accepted`` speculated tokens were right.
 

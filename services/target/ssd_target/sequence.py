@@ -82,6 +82,11 @@ class Sequence:
         return self.completion.finish is not None
 
     @property
+    def ends_with_next(self) -> bool:
+        """Whether its next token is the last, whatever it is."""
+        return self.num_committed + 1 >= self.max_committed
+
+    @property
     def ended(self) -> bool:
         """Finished, cancelled or failed."""
         return self.state is State.FINISHED

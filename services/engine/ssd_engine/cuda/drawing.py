@@ -111,6 +111,7 @@ def verdict_kernel(
     best_token,
     broken,
     out,  # [runs, 1 + 2 * ROWS]: accepted, the rows' tokens, values that are no logits
+    last,  # [rows] the tokens once more, for a step that follows
     pieces,
     ROWS: tl.constexpr,  # of a run at most, a power of 2
     PIECES: tl.constexpr,  # a power of 2
@@ -134,6 +135,7 @@ def verdict_kernel(
     tl.store(here, tl.min(tl.where(following == token, ROWS, i), 0))
     tl.store(here + 1 + i, token, mask=real)
     tl.store(here + 1 + ROWS + i, bad, mask=real)
+    tl.store(last + begin + i, tl.maximum(token, 0), mask=real)
 
 
 @triton.jit

@@ -170,7 +170,7 @@ class GraphRunner:
         """``parts`` are in flight, and nothing is launched before they are over."""
         following = expected_parts(parts, self._steps[0].shape.block_size)
         step = self.step_for(following) if following else None
-        if step is None or step.num_sides == 1 or step.follows:
+        if step is None or step.num_sides == 1 or step.ranks > 1:
             return
         if len(draws) != sum(part.num_logits for part in following):
             return

@@ -4,36 +4,22 @@ The decoder's layers with fused kernels, over buffers that stay where they are, 
 can be captured: the inputs' copy to the device first, the results' copy back last.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.batch import Draw, Drawing
+from ssd_engine.batch import Drawing
 from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.drawing import (
-    LEAF,
-    best_of_piece_kernel,
-    follow_kernel,
-    leaf_kernel,
-    rank_kernel,
-    verdict_kernel,
-)
-from ssd_engine.cuda.elementwise import move_kernel, overlapping
-from ssd_engine.cuda.filtering import CUT, PIECE, Filters
+from ssd_engine.cuda.drawing import follow_kernel
+from ssd_engine.cuda.elementwise import move_kernel
 from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.cuda.layer_products import make_layer_products, norm_after
-from ssd_engine.cuda.reporting import Reports
 from ssd_engine.cuda.step_attention import make_attention
-from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepShape
+from ssd_engine.cuda.step_drawing import StepDrawing
+from ssd_engine.cuda.step_inputs import StepInputs, StepShape
 from ssd_engine.decoder import Decoder
 from ssd_engine.kv_cache import KVCache
 
-LEAVES_AT_ONCE = PIECE // LEAF
 LEADING_LAYERS = 3
 
 
@@ -139,12 +125,7 @@ class StepLayers:
         self._products.take(self.hidden, norm)
 
 
-class Step:
-    """``ranks`` 1: what the rows draw, and how much of what they verify is right.
-
-    More: the best ``ranks`` tokens of every row, for a draft's guesses.
-    """
-
+class Step(StepDrawing):
     def __init__(
         self,
         model: Decoder,
@@ -157,72 +138,16 @@ class Step:
         histories: Histories | None = None,
         largest: StepShape | None = None,
     ) -> None:
-        """``kv`` may be allocated later, before the first run. ``last``: the best token of each
-        row, which the step after this one may follow. With two sides a step can be filled while
-        the one before it is in flight. ``histories``: for penalties and bias, where rows have
+        """``kv`` may be allocated later, before the first run. ``last``: what each row draws, or
+        its best token: the step after this one may follow. With two sides a step can be filled
+        while the one before it is in flight. ``histories``: for penalties and bias, where rows have
         any. ``largest``: of the shapes that must give a row the same bits."""
-        device = model.weights.norm.device
-        self.num_sides, self.follows = num_sides, last is not None
-        self.inputs = StepInputs(shape, device, self.num_sides)
-        self._last, self._histories = last, histories
-        self._history_inputs = HistoryInputs(shape, device, self.num_sides)
-        self.shape, self.ranks = shape, ranks
-        # What it may be asked to do; the same on every rank.
-        self.drawings = [each for each in Drawing if each < Drawing.REPORTED or ranks == 1]
+        vocab, device = model.config.head_rows, model.weights.norm.device
+        super().__init__(shape, vocab, device, ranks, kernels.overlap, last, num_sides, histories)
+        self.follows, self._last = last is not None, last
         self.layers = StepLayers(model, kv, self.inputs, kernels, largest)
-        self.head_rows = model.config.head_rows
-        self._kv, self._overlap = kv, kernels.overlap
+        self._kv = kv
         self.logits: Tensor | None = None
-        rows = shape.rows
-        self.run_width = triton.next_power_of_2(shape.rows_per_run)
-        self._pieces = -(-self.head_rows // PIECE)
-        self._leaves = -(-self.head_rows // LEAF)
-        self._filters = Filters(rows, self.head_rows, device, kernels.overlap)
-        width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
-        self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
-        self._host_drawn = _host_sides(self.drawn, self.num_sides)
-        self._side = 0
-        if ranks == 1:
-            self._best = torch.empty(rows, self._pieces, dtype=torch.float64, device=device)
-            self._best_token = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
-            self._broken = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
-            self._reports = Reports(rows, self.head_rows, device, kernels.overlap)
-            self._host_reported = _host_sides(self._reports.reported, self.num_sides)
-        else:
-            self._scores = torch.empty(rows, self._leaves * LEAF, device=device)
-            self._bests = torch.empty(rows, self._leaves, device=device)
-            self._best_of_row = torch.zeros(rows, dtype=torch.int32, device=device)
-            if last is not None:
-                self._best_of_row = last
-
-    @property
-    def host_drawn(self) -> Tensor:
-        """What the last run on this side has drawn."""
-        return self._host_drawn[self._side]
-
-    def drawn_on(self, side: int) -> NDArray[np.int32]:
-        drawn: NDArray[np.int32] = self._host_drawn[side].numpy()
-        return drawn
-
-    def reported_on(self, side: int) -> NDArray[np.int32]:
-        """[rows, REPORT_WIDTH] of a step that has reported."""
-        reported: NDArray[np.int32] = self._host_reported[side].numpy()
-        return reported
-
-    @property
-    def reported(self) -> Tensor:
-        return self._reports.reported
-
-    def use(self, side: int) -> None:
-        self._side = side
-        self.inputs.use(side)
-        self._history_inputs.use(side)
-
-    def tell_histories(self, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
-        """The last that an adjusted step is told, before it is launched. ``rows``: that draw so."""
-        if self._histories is None:
-            raise RuntimeError("a step without histories has none to be told")
-        self._histories.tell(self._history_inputs, rows, draws)
 
     def run(self, drawing: Drawing = Drawing.PLAIN) -> None:
         """All of it, over fixed addresses, so that it can be captured."""
@@ -247,34 +172,7 @@ class Step:
         if self.logits is None:
             return
         self.draw(self.logits, drawing)
-        self.host_drawn.copy_(self.drawn, non_blocking=True)
-        if drawing >= Drawing.REPORTED:
-            self._host_reported[self._side].copy_(self.reported, non_blocking=True)
-
-    def draw(self, logits: Tensor, drawing: Drawing = Drawing.PLAIN) -> None:
-        """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
-        adjusted = logits
-        if drawing >= Drawing.ADJUSTED and self._histories is not None:
-            tokens = self.inputs["tokens"]
-            adjusted = self._histories.adjust(logits, tokens, self._history_inputs)
-        filtered = drawing >= Drawing.FILTERED
-        if filtered:
-            names = ("temperatures", "top_k", "top_p", "log_min_p")
-            self._filters.find(adjusted, *(self.inputs[name] for name in names))
-        (self._draw if self.ranks == 1 else self._rank)(adjusted, filtered)
-        if drawing >= Drawing.REPORTED:
-            self._reports.make(logits, self._best, self._best_token)
-
-    def _cuts(self, filtered: bool) -> dict[str, Any]:
-        """What the kernels are told of the filters."""
-        filters = self._filters
-        return dict(
-            cuts=filters.cuts,
-            ties=filters.ties,
-            FILTERED=filtered,
-            CUT=CUT,
-            CUT_PIECES=filters.padded,
-        )
+        self.fetch(drawing)
 
     def _follow(self, last: Tensor) -> None:
         rows = self.shape.rows
@@ -294,67 +192,3 @@ class Step:
             triton.next_power_of_2(width),
             False,
         )
-
-    def _noise(self) -> list[Tensor]:
-        return [self.inputs[name] for name in ("seeds", "temperatures", "draw_positions")]
-
-    def _draw(self, logits: Tensor, filtered: bool = False) -> None:
-        found = (self._best, self._best_token, self._broken)
-        best_of_piece_kernel[(self._pieces, self.shape.rows)](
-            logits,
-            *self._noise(),
-            *found,
-            logits.stride(0),
-            self.head_rows,
-            self._pieces,
-            PIECE=PIECE,
-            **self._cuts(filtered),
-            **overlapping(self._overlap),
-        )
-        verdict_kernel[(self.shape.runs,)](
-            self.inputs["tokens"],
-            self.inputs["run_begin"],
-            self.inputs["run_rows"],
-            *found,
-            self.drawn,
-            self._pieces,
-            ROWS=self.run_width,
-            PIECES=triton.next_power_of_2(self._pieces),
-            **overlapping(self._overlap),
-        )
-
-    def _rank(self, logits: Tensor, filtered: bool = False) -> None:
-        leaf_kernel[(-(-self._leaves // LEAVES_AT_ONCE), self.shape.rows)](
-            logits,
-            *self._noise(),
-            self._scores,
-            self._bests,
-            logits.stride(0),
-            self.head_rows,
-            self._leaves,
-            LEAF=LEAF,
-            LEAVES=LEAVES_AT_ONCE,
-            **self._cuts(filtered),
-            **overlapping(self._overlap),
-        )
-        rank_kernel[(self.shape.rows,)](
-            self._scores,
-            self._bests,
-            self.drawn,
-            self._best_of_row,
-            self._scores.stride(0),
-            self.head_rows,
-            self._leaves,
-            RANKS=self.ranks,
-            WIDTH=triton.next_power_of_2(self.ranks),
-            LEAF=LEAF,
-            LEAVES=triton.next_power_of_2(self._leaves),
-            num_warps=8,
-            **overlapping(self._overlap),
-        )
-
-
-def _host_sides(tensor: Tensor, sides: int) -> list[Tensor]:
-    """Where it is copied to."""
-    pinned = tensor.device.type == "cuda"
-    return [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=pinned) for _ in range(sides)]

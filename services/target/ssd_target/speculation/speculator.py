@@ -81,6 +81,11 @@ class Speculator:
     def knows(self, sequence: Sequence) -> bool:
         return sequence.id in self._sequences
 
+    def is_plain(self, sequence: Sequence) -> bool:
+        """Whether nothing is ever speculated for it."""
+        speculated = self._sequences.get(sequence.id)
+        return speculated is not None and speculated.request.mode is Mode.OFF
+
     def end(self, sequence_id: int) -> SpeculationStats | None:
         """The sequence is finished or cancelled; returns what speculation did for it."""
         speculated = self._sequences.pop(sequence_id, None)

@@ -1,0 +1,242 @@
+"""What is drawn from the logits of a step's rows, over buffers that stay where they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_engine.batch import Draw, Drawing, drawing_of
+from ssd_engine.cuda.adjusting import Histories
+from ssd_engine.cuda.drawing import (
+    LEAF,
+    best_of_piece_kernel,
+    leaf_kernel,
+    rank_kernel,
+    verdict_kernel,
+)
+from ssd_engine.cuda.elementwise import overlapping
+from ssd_engine.cuda.filtering import CUT, PIECE, Filters
+from ssd_engine.cuda.reporting import Reports
+from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepRun, StepShape
+from ssd_engine.scored import Scored
+
+LEAVES_AT_ONCE = PIECE // LEAF
+
+
+class StepDrawing:
+    """``ranks`` 1: what the rows draw, and how much of what they verify is right.
+
+    More: the best ``ranks`` tokens of every row, for a draft's guesses.
+    """
+
+    def __init__(
+        self,
+        shape: StepShape,
+        vocab: int,
+        device: torch.device,
+        ranks: int,
+        overlap: bool,
+        last: Tensor | None = None,
+        num_sides: int = 1,
+        histories: Histories | None = None,
+    ) -> None:
+        self.num_sides, self.shape, self.ranks = num_sides, shape, ranks
+        self.inputs = StepInputs(shape, device, num_sides)
+        self._histories, self._overlap = histories, overlap
+        self._history_inputs = HistoryInputs(shape, device, num_sides)
+        # What it may be asked to do; the same on every rank.
+        self.drawings = [each for each in Drawing if each < Drawing.REPORTED or ranks == 1]
+        self.head_rows, rows = vocab, shape.rows
+        self.run_width = triton.next_power_of_2(shape.rows_per_run)
+        self._pieces, self._leaves = -(-vocab // PIECE), -(-vocab // LEAF)
+        self._filters = Filters(rows, vocab, device, overlap)
+        width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
+        self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
+        self._host_drawn = _host_sides(self.drawn, num_sides)
+        self._side = 0
+        if ranks == 1:
+            self._best = torch.empty(rows, self._pieces, dtype=torch.float64, device=device)
+            self._best_token = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
+            self._broken = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
+            self._reports = Reports(rows, vocab, device, overlap)
+            self._host_reported = _host_sides(self._reports.reported, num_sides)
+        else:
+            self._scores = torch.empty(rows, self._leaves * LEAF, device=device)
+            self._bests = torch.empty(rows, self._leaves, device=device)
+        if last is None:
+            last = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._best_of_row = last
+
+    @property
+    def host_drawn(self) -> Tensor:
+        """What the last run on this side has drawn."""
+        return self._host_drawn[self._side]
+
+    def drawn_on(self, side: int) -> NDArray[np.int32]:
+        drawn: NDArray[np.int32] = self._host_drawn[side].numpy()
+        return drawn
+
+    def reported_on(self, side: int) -> NDArray[np.int32]:
+        """[rows, REPORT_WIDTH] of a step that has reported."""
+        reported: NDArray[np.int32] = self._host_reported[side].numpy()
+        return reported
+
+    @property
+    def reported(self) -> Tensor:
+        return self._reports.reported
+
+    def use(self, side: int) -> None:
+        self._side = side
+        self.inputs.use(side)
+        self._history_inputs.use(side)
+
+    def tell_histories(self, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
+        """The last that an adjusted step is told, before it is launched. ``rows``: that draw so."""
+        if self._histories is None:
+            raise RuntimeError("a step without histories has none to be told")
+        self._histories.tell(self._history_inputs, rows, draws)
+
+    def draw(self, logits: Tensor, drawing: Drawing = Drawing.PLAIN) -> None:
+        """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
+        adjusted = logits
+        if drawing >= Drawing.ADJUSTED and self._histories is not None:
+            tokens = self.inputs["tokens"]
+            adjusted = self._histories.adjust(logits, tokens, self._history_inputs)
+        filtered = drawing >= Drawing.FILTERED
+        if filtered:
+            names = ("temperatures", "top_k", "top_p", "log_min_p")
+            self._filters.find(adjusted, *(self.inputs[name] for name in names))
+        (self._draw if self.ranks == 1 else self._rank)(adjusted, filtered)
+        if drawing >= Drawing.REPORTED:
+            self._reports.make(logits, self._best, self._best_token)
+
+    def fetch(self, drawing: Drawing) -> None:
+        """To the host, which has it when the device is done."""
+        self.host_drawn.copy_(self.drawn, non_blocking=True)
+        if drawing >= Drawing.REPORTED:
+            self._host_reported[self._side].copy_(self.reported, non_blocking=True)
+
+    def _cuts(self, filtered: bool) -> dict[str, Any]:
+        """What the kernels are told of the filters."""
+        filters = self._filters
+        return dict(
+            cuts=filters.cuts,
+            ties=filters.ties,
+            FILTERED=filtered,
+            CUT=CUT,
+            CUT_PIECES=filters.padded,
+        )
+
+    def _noise(self) -> list[Tensor]:
+        return [self.inputs[name] for name in ("seeds", "temperatures", "draw_positions")]
+
+    def _draw(self, logits: Tensor, filtered: bool = False) -> None:
+        found = (self._best, self._best_token, self._broken)
+        best_of_piece_kernel[(self._pieces, self.shape.rows)](
+            logits,
+            *self._noise(),
+            *found,
+            logits.stride(0),
+            self.head_rows,
+            self._pieces,
+            PIECE=PIECE,
+            **self._cuts(filtered),
+            **overlapping(self._overlap),
+        )
+        verdict_kernel[(self.shape.runs,)](
+            self.inputs["tokens"],
+            self.inputs["run_begin"],
+            self.inputs["run_rows"],
+            *found,
+            self.drawn,
+            self._best_of_row,
+            self._pieces,
+            ROWS=self.run_width,
+            PIECES=triton.next_power_of_2(self._pieces),
+            **overlapping(self._overlap),
+        )
+
+    def _rank(self, logits: Tensor, filtered: bool = False) -> None:
+        leaf_kernel[(-(-self._leaves // LEAVES_AT_ONCE), self.shape.rows)](
+            logits,
+            *self._noise(),
+            self._scores,
+            self._bests,
+            logits.stride(0),
+            self.head_rows,
+            self._leaves,
+            LEAF=LEAF,
+            LEAVES=LEAVES_AT_ONCE,
+            **self._cuts(filtered),
+            **overlapping(self._overlap),
+        )
+        rank_kernel[(self.shape.rows,)](
+            self._scores,
+            self._bests,
+            self.drawn,
+            self._best_of_row,
+            self._scores.stride(0),
+            self.head_rows,
+            self._leaves,
+            RANKS=self.ranks,
+            WIDTH=triton.next_power_of_2(self.ranks),
+            LEAF=LEAF,
+            LEAVES=triton.next_power_of_2(self._leaves),
+            num_warps=8,
+            **overlapping(self._overlap),
+        )
+
+
+class PromptDrawing:
+    """The first tokens after prompts, whose logits no step has computed."""
+
+    def __init__(
+        self,
+        rows: int,
+        vocab: int,
+        device: torch.device,
+        overlap: bool,
+        histories: Histories | None = None,
+    ) -> None:
+        """``rows`` are drawn at a time."""
+        shape = StepShape(rows, rows, 1, max_positions=1, block_size=1)
+        self._step = StepDrawing(shape, vocab, device, 1, overlap, histories=histories)
+        self._step.inputs.clear(0)
+        self._logits = torch.zeros(rows, vocab, device=device)
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw | None]) -> Scored:
+        """``logits`` [rows, vocab], one for each of ``draws``."""
+        tokens: list[int] = []
+        broken: list[int] = []
+        reports: list[NDArray[np.int32]] = []
+        most = self._step.shape.rows
+        for begin in range(0, len(draws), most):
+            some = draws[begin : begin + most]
+            self._draw(logits[begin : begin + most], some)
+            flat = self._step.drawn_on(0).reshape(-1, 3)[: len(some)]  # how many are right, first
+            tokens += flat[:, 1].tolist()
+            broken += flat[:, 2].tolist()
+            reports.append(self._step.reported_on(0)[: len(some)].copy())
+        return Scored(lambda: logits, drawn=tokens, broken=broken, reported=np.concatenate(reports))
+
+    def _draw(self, logits: Tensor, draws: Sequence[Draw | None]) -> None:
+        step, drawing = self._step, drawing_of(draws)
+        step.inputs.fill([StepRun([0], [0], [0], [0], [0], draws=[draw]) for draw in draws], 0)
+        if drawing >= Drawing.ADJUSTED:
+            step.tell_histories(range(len(draws)), draws)
+        step.inputs.copy()
+        self._logits[: len(draws)] = logits
+        step.draw(self._logits, drawing)
+        step.fetch(drawing)
+        if logits.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+
+def _host_sides(tensor: Tensor, sides: int) -> list[Tensor]:
+    """Where it is copied to."""
+    pinned = tensor.device.type == "cuda"
+    return [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=pinned) for _ in range(sides)]
