@@ -5,6 +5,7 @@ Thread by thread on a CPU; on a CUDA device the same at the sizes of real models
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from ssd_engine.batch import Chunk
 from ssd_engine.cuda import streamed_products
 from ssd_engine.cuda.kernel_set import KernelSet
+from ssd_engine.cuda.layer_products import ChainedProducts, make_layer_products
+from ssd_engine.cuda.layers import PromptLayers
 from ssd_engine.cuda.product_shape import ProductShape
 from ssd_engine.cuda.streamed_products import (
     MOST_ROWS,
@@ -27,6 +31,8 @@ from ssd_engine.cuda.streamed_products import (
 )
 from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.product_oracle import EPS, product_of
+from tests.harness import make_runner
+from tests.random_models import make_model
 from tests.scale import full_only
 from tests.tools import needs_tool
 
@@ -122,7 +128,7 @@ ONTO = {"residual": True, "bias": True}
         full_only(ProductShape(192, 128, 1, **ONTO), (5, 33, 70), 1),
         full_only(ProductShape(144, 192, 1, norm=True, wide=True), (8, 30), 2),
         full_only(ProductShape(144, 72, 1), (3, 258), 2),  # in pieces
-        (ProductShape(128, 3328, 1, **ONTO), (3, 9), 2),  # blocks share the tile
+        full_only(ProductShape(128, 3328, 1, **ONTO), (3, 9), 2),  # blocks share the tile
         full_only(ProductShape(256, 4096, 1, **ONTO), (8, 70), 9),  # four of them; rows apart
         full_only(ProductShape(128, 4096, 1, **NORMED), (8, 70), 8),  # eight of them
     ],
@@ -159,6 +165,23 @@ def test_what_adds_to_hidden_states_prepares_them_for_the_next_norm() -> None:
     torch.testing.assert_close(added.x, taken.x, atol=0, rtol=2**-7)
     for one, other in zip(added.squares, taken.squares, strict=True):
         torch.testing.assert_close(one[:, :5], other[:, :5])
+
+
+@interpreted
+@needs_tool("g++")
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("family", ["llama-biases", full_only("qwen3"), full_only("qwen2.5")])
+def test_a_prefill_by_chained_products_is_the_decoders(family: str, tmp_path: Path) -> None:
+    make_model(family, tmp_path)
+    runner = make_runner(tmp_path, dtype="bfloat16")
+    parts = [Chunk(list(range(3, 9)), 0, [4], 1), Chunk([5, 6], 0, [3], 1)]
+    model, rows = runner.model, sum(len(part.tokens) for part in parts)
+    expected = model.forward(*runner.prepare(parts), runner.kv.layers)
+    products = make_layer_products(model, rows, kernels_for(4))
+    assert isinstance(products, ChainedProducts)
+    layers = PromptLayers(model, runner.kv, products, *runner.prepare(parts))
+    got = model.normalise(layers.forward())
+    assert float((got - expected).norm() / expected.norm()) < 0.03
 
 
 def test_pieces_cover_all_rows_once() -> None:

@@ -19,6 +19,7 @@ from ssd_target.speculation.options import Mode, SpeculationOptions
 from ssd_target.speculation.payoff import Payoff
 from ssd_target.speculation.speculator import Speculator
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
+from tests.scale import full_only
 from tests.synchronous import DrawsNothing
 from tools.gpu import engines
 from tools.gpu.engines import PerfectDraft
@@ -164,7 +165,7 @@ def test_texts_are_those_of_rounds_that_are_waited_for(runner: ModelRunner) -> N
     assert not core.has_work
 
 
-@pytest.mark.parametrize("stagger", [0, 1, 5])
+@pytest.mark.parametrize("stagger", [full_only(0), 2, full_only(5)])
 def test_rounds_that_are_launched_ahead_change_no_text(runner: ModelRunner, stagger: int) -> None:
     """Some end at a token that nobody could foresee, others come while a round is ahead."""
     requests = make_requests(6, seed=1)

@@ -48,18 +48,20 @@ class Setting:
     """A draft, and which rounds are to be expected of it."""
 
     draft: str  # "random", or "noisy copy" of the target
-    seqs: int  # that the target's step has room for: its forward is as long as that takes
+    seqs: int  # that the target has room for
     depth: int
     budget: int
     request_depths: Sequence[int] = (0,)  # that ssd's prompts ask for in turn; 0: the depth above
+    draft_share: int = DRAFT_SHARE  # percent of the device
 
 
 SETTINGS = (
-    # 32 rows in a step, the most for which there are kernels for few rows. Nothing is right.
+    # Nothing is right.
     Setting("random", seqs=8, depth=3, budget=12),
-    # Most is right. A step of 640 rows takes so long that branches of one token are ready before it
-    # ends, and those of four are late. With one branch for a round, all lengths but one have none.
-    Setting("noisy copy", seqs=128, depth=4, budget=1, request_depths=(0, 1)),
+    # Most is right. On a fifth of the device a step takes so long that branches of one token are
+    # ready before it ends, and those of four are late. With one branch for a round, all lengths but
+    # one have none.
+    Setting("noisy copy", seqs=8, depth=4, budget=1, request_depths=(0, 1), draft_share=80),
 )
 
 
@@ -104,7 +106,7 @@ def _serve(models: ModelPair, setting: Setting, device: str) -> Iterator[Client]
             setting.depth,
             *flags,
             budget=setting.budget,
-            draft_share=DRAFT_SHARE if on_gpu else 100,
+            draft_share=setting.draft_share if on_gpu else 100,
         ) as client,
     ):
         yield client

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.cuda.adjusting import Histories
     from ssd_engine.cuda.graphs import GraphRunner
     from ssd_engine.cuda.kernel_set import KernelSet
+    from ssd_engine.cuda.layers import PromptLayers
     from ssd_engine.cuda.products import Product
     from ssd_engine.cuda.step_drawing import PromptDrawing
 
@@ -108,6 +109,7 @@ class ModelRunner:
             self._choose_linear(weights),
             self._fused_ops(rope) if self._tuned else None,
         )
+        self._chains_products = self._begin_chained_products()
         self._histories = self._make_histories() if self._tuned else None
         self._steps = self._make_steps() if self._tuned else None
         self._drawing = self._make_prompt_drawing() if self._tuned else None
@@ -211,7 +213,7 @@ class ModelRunner:
 
     def _choose_linear(self, weights: DecoderWeights) -> Linear:
         if self.device.type == "cuda":
-            return self._linear_on_device(weights)
+            return self._linear_on_device()
         matrices = weights.matrices()
         size = sum(matrix.numel() * matrix.itemsize for matrix in matrices)
         is_wide = self.options.dtype == "float32"
@@ -219,15 +221,11 @@ class ModelRunner:
             return plain_linear
         return second_layout(matrices)
 
-    def _linear_on_device(self, weights: DecoderWeights) -> Linear:
+    def _linear_on_device(self) -> Linear:
         """Where cuBLAS cannot be trusted, or gives rows other bits in other company, products of
         halves are ours, or in float32."""
         from ssd_engine.cuda.kernel_set import has_whole_device
 
-        if self._tuned and self._kernels.streams(DTYPES[self.options.dtype]):
-            from ssd_engine.cuda.streamed_products import streamed_linear
-
-            return streamed_linear(weights.matrices()[:-1], self._kernels)
         if self._tuned and not self._kernels.blas:
             from ssd_engine.cuda.triton_products import triton_linear
 
@@ -335,13 +333,39 @@ class ModelRunner:
         return Computed(lambda: self.forward(parts, launched))
 
     def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
-        hidden = self.model.forward(*self.prepare(parts), self.kv.layers)
+        layers = self.prompt_layers(parts)
+        if layers is None:
+            hidden = self.model.forward(*self.prepare(parts), self.kv.layers)
+        else:
+            hidden = layers.forward()
         wanted = _logit_rows(parts)
         if not wanted:
             return None
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[self._upload(wanted)]
-        return self._logits(hidden)
+        return self._logits(hidden if layers is None else self.model.normalise(hidden))
+
+    def prompt_layers(self, parts: Sequence[Rows]) -> "PromptLayers | None":
+        """Where a prefill takes the products of steps."""
+        if not self._chains_products:
+            return None
+        from ssd_engine.cuda.layer_products import make_layer_products
+        from ssd_engine.cuda.layers import PromptLayers
+
+        rows = sum(len(part.tokens) for part in parts)
+        products = make_layer_products(self.model, rows, self._kernels)
+        return PromptLayers(self.model, self.kv, products, *self.prepare(parts))
+
+    def _begin_chained_products(self) -> bool:
+        """Whether there are any; then they are compiled while all else is made ready."""
+        if not self._tuned:
+            return False
+        from ssd_engine.cuda.layer_products import chains_products, compile_chained
+
+        chains = chains_products(self.model, self._kernels)
+        if chains:
+            compile_chained(self.model, self._kernels)
+        return chains
 
     def prepare(self, parts: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:
         """Tokens, positions and slots of the rows of a forward, and its plan of attention."""

@@ -12,7 +12,13 @@ from torch import Tensor
 from ssd_engine.cuda.kernel_set import KernelSet
 from ssd_engine.cuda.product_shape import ProductShape
 from ssd_engine.cuda.products import Product, make_product
-from ssd_engine.cuda.streamed_products import NormedRows, StreamedProduct, fits
+from ssd_engine.cuda.streamed_products import (
+    WIDTHS,
+    NormedRows,
+    StreamedProduct,
+    fits,
+    streamed_kernel,
+)
 from ssd_engine.decoder import Decoder, DecoderWeights
 
 
@@ -36,11 +42,21 @@ class LayerProducts(Protocol):
 
 
 def make_layer_products(model: Decoder, rows: int, kernels: KernelSet) -> LayerProducts:
-    dtype = model.weights.norm.dtype
     shapes = LayerShapes(model, rows)
-    if kernels.streams(dtype) and all(map(fits, shapes)):
+    if chains_products(model, kernels):
         return ChainedProducts(model, shapes, kernels)
     return SeparateProducts(model, shapes, kernels)
+
+
+def chains_products(model: Decoder, kernels: KernelSet) -> bool:
+    return kernels.streams(model.weights.norm.dtype) and all(map(fits, LayerShapes(model, 1)))
+
+
+def compile_chained(model: Decoder, kernels: KernelSet) -> None:
+    """For every number of rows that prompts may have."""
+    for width in WIDTHS:
+        for shape in LayerShapes(model, width)[:-1]:  # the head has a product of its own
+            streamed_kernel(shape, kernels, model.weights.norm.device)
 
 
 class LayerShapes(tuple[ProductShape, ...]):

@@ -6,7 +6,6 @@ than the largest are computed in pieces.
 """
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
@@ -27,12 +26,9 @@ from ssd_engine.cuda.driver import (
 from ssd_engine.cuda.elementwise import overlapping, weigh_kernel
 from ssd_engine.cuda.kernel_set import KernelSet
 from ssd_engine.cuda.product_shape import ProductShape
-from ssd_engine.cuda.triton_products import triton_linear
-from ssd_engine.linear import Linear
 
 SOURCE = Path(__file__).parent / "streamed_product.cu"
 WIDTHS = (8, 32, 64, 128, 192, 256)  # numbers of rows that kernels are compiled for
-LINEAR_WIDTHS = (32, 128, 256)  # of prompts, which need fewer kernels
 MOST_ROWS = WIDTHS[-1]
 FEW_ROWS = 64  # so many are added up by the last block of a tile; more by a kernel of its own
 TILE = 128  # outputs
@@ -82,12 +78,12 @@ class Piece:
         return slice(self.begin, self.begin + self.rows)
 
 
-def pieces_of(rows: int, widths: Sequence[int] = WIDTHS) -> list[Piece]:
-    most = widths[-1]
+def pieces_of(rows: int) -> list[Piece]:
+    most = MOST_ROWS
     pieces = [Piece(begin, most, most) for begin in range(0, rows - most + 1, most)]
     begin = len(pieces) * most
     if begin < rows:
-        width = next(width for width in widths if width >= rows - begin)
+        width = next(width for width in WIDTHS if width >= rows - begin)
         pieces.append(Piece(begin, rows - begin, width))
     return pieces
 
@@ -328,27 +324,3 @@ class AloneProduct:
         else:
             any_norm = out[0]  # the next one's is nobody's
             self._product.onto(weight, x[:rows], out[:rows], bias, any_norm, self._normed)
-
-
-def streamed_linear(weights: Sequence[Tensor], kernels: KernelSet) -> Linear:
-    """For prompts. What cannot be streamed is Triton's."""
-
-    def kernel(weight: Tensor, width: int, bias: Tensor | None) -> StreamedKernel:
-        n, k = weight.shape
-        shape = ProductShape(n, k, width, bias=bias is not None)
-        return streamed_kernel(shape, kernels, weight.device)
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, (n, k) = x.shape[0], weight.shape
-        if not fits(ProductShape(n, k, rows)):
-            return triton_linear(x, weight, bias)
-        out = x.new_empty(rows, n)
-        for piece in pieces_of(rows, LINEAR_WIDTHS):
-            chosen = kernel(weight, piece.width, bias)
-            chosen.launch(weight, x[piece.span], out[piece.span], bias=bias)
-        return out
-
-    for weight in {tuple(each.shape): each for each in weights}.values():
-        for width in LINEAR_WIDTHS:
-            kernel(weight, width, None)
-    return linear

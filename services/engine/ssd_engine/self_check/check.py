@@ -18,7 +18,7 @@ from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from ssd_engine.self_check.expected import TOLERANCE
 from ssd_engine.self_check.findings import Findings, Place
 from ssd_engine.self_check.layers import LayerCheck
-from ssd_engine.self_check.operations import ForwardOperations, StepOperations
+from ssd_engine.self_check.operations import StepOperations, prefill_operations
 from ssd_engine.self_check.workload import (
     Room,
     clear_context,
@@ -56,7 +56,7 @@ def check_model(runner: ModelRunner) -> Findings:
     remedy = NO_REMEDY if runner.steps is None else USE_TORCH
     for use, parts in _forwards(runner, room):
         fill_context(runner.kv, parts)
-        operations = ForwardOperations(runner, parts)
+        operations = prefill_operations(runner, parts)
         LayerCheck(runner, operations, parts, findings, use, remedy).run()
         clear_context(runner.kv, parts)
     if runner.steps is not None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Part, TreeRows
+from ssd_engine.batch import Chunk, Part, Rows, TreeRows
 from ssd_engine.decoder import LayerWeights
 from ssd_engine.runner import ModelRunner
 
 if TYPE_CHECKING:
+    from ssd_engine.cuda.layers import Layers, PromptLayers
     from ssd_engine.cuda.step import Step
 
 
@@ -49,12 +50,11 @@ class Operations(Protocol):
 
 
 class ForwardOperations:
-    """A prefill, and on a CPU every forward."""
+    """By the decoder's own operations."""
 
-    def __init__(self, runner: ModelRunner, parts: Sequence[Part]) -> None:
+    def __init__(self, runner: ModelRunner, parts: Sequence[Rows]) -> None:
         self._runner, self._model = runner, runner.model
-        rows = [part for part in parts if isinstance(part, Chunk | TreeRows)]
-        self._tokens, positions, self._slots, self._plan = runner.prepare(rows)
+        self._tokens, positions, self._slots, self._plan = runner.prepare(parts)
         self._places = self._model.places(positions)
         self.hidden = torch.empty(0)
         self._value = torch.empty(0)  # what the last operation gave
@@ -98,19 +98,16 @@ class ForwardOperations:
         return self._model.weights.layers[i]
 
 
-class StepOperations:
-    """A step of few rows, over the buffers of its shape, whose inputs are on the device."""
+class LayerOperations:
+    """By the fused products of steps, over buffers that stay where they are."""
 
-    def __init__(self, step: "Step") -> None:
-        self._layers = step.layers
+    def __init__(self, layers: "Layers") -> None:
+        self._layers = layers
         self._attended = torch.empty(0)
 
     @property
     def hidden(self) -> Tensor:
         return self._layers.hidden
-
-    def embed(self) -> None:
-        self._layers.embed()
 
     def project(self, i: int) -> Tensor:
         self._layers.project(i)
@@ -138,9 +135,41 @@ class StepOperations:
     def add_down(self, i: int) -> None:
         self._layers.add_down(i)
 
-    def score(self, rows: Tensor) -> Tensor:
-        self._layers.score()
-        return self._layers.logits[rows]
-
     def _part(self) -> Tensor | None:
         return None if self._layers.alone else self._layers.summed.clone()
+
+
+class StepOperations(LayerOperations):
+    """A step of few rows, whose inputs are on the device."""
+
+    def __init__(self, step: "Step") -> None:
+        super().__init__(step.layers)
+        self._step_layers = step.layers
+
+    def embed(self) -> None:
+        self._step_layers.embed()
+
+    def score(self, rows: Tensor) -> Tensor:
+        self._step_layers.score()
+        return self._step_layers.logits[rows]
+
+
+class PromptOperations(LayerOperations):
+    """A prefill that takes the products of steps."""
+
+    def __init__(self, runner: ModelRunner, layers: "PromptLayers") -> None:
+        super().__init__(layers)
+        self._runner, self._prompt_layers = runner, layers
+
+    def embed(self) -> None:
+        self._prompt_layers.embed()
+
+    def score(self, rows: Tensor) -> Tensor:
+        return self._runner.multiply_head(self._runner.model.normalise(self.hidden)[rows])
+
+
+def prefill_operations(runner: ModelRunner, parts: Sequence[Part]) -> Operations:
+    """A prefill of a GPU, and on a CPU every forward."""
+    rows = [part for part in parts if isinstance(part, Chunk | TreeRows)]
+    layers = runner.prompt_layers(rows)
+    return ForwardOperations(runner, rows) if layers is None else PromptOperations(runner, layers)

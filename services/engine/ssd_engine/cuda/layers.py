@@ -1,0 +1,125 @@
+"""The decoder's layers by fused products: one method for each operation."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ssd_engine.attention import AttentionPlan
+from ssd_engine.cuda.layer_products import LayerProducts, norm_after
+from ssd_engine.decoder import Decoder, LayerWeights
+from ssd_engine.kv_cache import KVCache, LayerCache
+
+# (projected, layer, cache): [rows, heads * dim]; the new keys and values are in the cache then.
+Attend = Callable[[Tensor, LayerWeights, LayerCache], Tensor]
+
+
+class Layers:
+    """Over some rows. What an operation leaves behind stays until the next layer's."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KVCache,
+        padded_rows: int,
+        products: LayerProducts,
+        attend: Attend,
+    ) -> None:
+        """``padded_rows``: of the buffers; the products know how many are computed."""
+        self._model, self._kv = model, kv
+        self._products, self._attend = products, attend
+        self.alone = model.tp.size == 1
+        width, device = model.config.hidden_size, model.weights.norm.device
+        first, dtype = model.weights.layers[0], model.weights.norm.dtype
+
+        def room(width: int) -> Tensor:
+            return torch.zeros(padded_rows, width, dtype=dtype, device=device)
+
+        self.hidden = room(width)
+        self.projected = room(first.qkv.shape[0])
+        self.gated = room(first.down.shape[1])
+        self.summed = self.hidden if self.alone else room(width)
+
+    def take(self, tokens: Tensor) -> None:
+        """The embedding of the first rows."""
+        rows = tokens.shape[0]
+        torch.index_select(self._model.weights.embedding, 0, tokens, out=self.hidden[:rows])
+        self._products.take(self.hidden, self._model.weights.layers[0].input_norm)
+
+    def compute(self, numbers: range) -> None:
+        for i in numbers:
+            self.project(i)
+            self.multiply_o(i, self.attend(i))
+            self.add_o(i)
+            self.gate(i)
+            self.multiply_down(i)
+            self.add_down(i)
+
+    def project(self, i: int) -> None:
+        """hidden -> projected"""
+        self._products.project(i, self.hidden, self.projected)
+
+    def attend(self, i: int) -> Tensor:
+        """projected -> [rows, heads * dim]; the new keys and values are in the cache then."""
+        return self._attend(self.projected, self._model.weights.layers[i], self._kv.layers[i])
+
+    def multiply_o(self, i: int, attended: Tensor) -> None:
+        """Onto the hidden states where there is one rank, else to ``summed``."""
+        self._products.output(i, attended, self.summed)
+
+    def add_o(self, i: int) -> None:
+        """The sum over ranks, where there are several."""
+        layer = self._model.weights.layers[i]
+        self._sum_ranks(layer.o_bias, layer.post_norm)
+
+    def gate(self, i: int) -> None:
+        """hidden -> gated"""
+        self._products.gate(i, self.hidden, self.gated)
+
+    def multiply_down(self, i: int) -> None:
+        """As ``multiply_o``."""
+        self._products.down(i, self.gated, self.summed)
+
+    def add_down(self, i: int) -> None:
+        weights = self._model.weights
+        self._sum_ranks(weights.layers[i].down_bias, norm_after(weights, i))
+
+    def _sum_ranks(self, bias: Tensor | None, norm: Tensor) -> None:
+        """Each rank holds some input columns; the bias is added once, after the sum."""
+        if self.alone:
+            return
+        self.hidden += self._model.tp.all_reduce(self.summed)
+        if bias is not None:
+            self.hidden += bias
+        self._products.take(self.hidden, norm)
+
+
+class PromptLayers(Layers):
+    """Of a prefill: as many rows as prompts have."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KVCache,
+        products: LayerProducts,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+    ) -> None:
+        places = model.places(positions)
+
+        def attend(projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
+            return model.attend(layer, cache, projected, places, slots, plan)
+
+        super().__init__(model, kv, tokens.shape[0], products, attend)
+        self._tokens = tokens
+
+    def embed(self) -> None:
+        self.take(self._tokens)
+
+    def forward(self) -> Tensor:
+        """Hidden states [rows, d], before the final norm."""
+        self.embed()
+        self.compute(range(len(self._kv.layers)))
+        return self.hidden
