@@ -53,6 +53,8 @@ LONGEST = (
     "engine/test_self_check.py",
     "repository/test_packaging.py",
     "engine/test_cuda_sources.py",
+    "engine/test_drawn_on_device.py",
+    "engine/test_streamed_products.py",
     "repository/test_types.py",
     "target/test_service.py",
     "target/test_lifecycle.py",

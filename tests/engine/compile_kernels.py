@@ -49,7 +49,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         drawing.verdict_kernel,
-        [INTS, INTS, INTS, DOUBLES, INTS, INTS, INTS, INTS, "i32"],
+        [INTS, INTS, INTS, DOUBLES, INTS, INTS, INTS, INTS, "i32", "i32"],
         {"ROWS": 8, "PIECES": 256, "OVERLAP": True},
     ),
     (

@@ -10,7 +10,12 @@ pytest.importorskip("triton")
 
 from ssd_engine.batch import Chunk, Part, TreeRows
 from ssd_engine.cuda.graphs import step_runs
-from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape, TritonAttention
+from ssd_engine.cuda.step_attention import (
+    ClusterAttention,
+    ClusterShape,
+    TritonAttention,
+    largest_cluster,
+)
 from ssd_engine.cuda.step_inputs import StepInputs, StepShape
 from ssd_engine.kv_cache import LayerCache
 
@@ -90,7 +95,13 @@ def test_attention_in_one_kernel_is_that_of_three(
             attend = (
                 TritonAttention(model, inputs, overlap=True)
                 if kind == "three"
-                else ClusterAttention(model, inputs, ClusterShape(model, inputs, processors))
+                else ClusterAttention(
+                    model,
+                    inputs,
+                    ClusterShape(
+                        model, inputs.shape, largest_cluster(model, inputs.shape, processors)
+                    ),
+                )
             )
             out = attend(projected, model.weights.layers[0], mine)
             results.append((out.clone().float(), mine))

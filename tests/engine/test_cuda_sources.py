@@ -14,13 +14,19 @@ pytest.importorskip("triton")
 from ssd_engine.batch import Chunk, Part, TreeRows
 from ssd_engine.cuda import products, step_attention
 from ssd_engine.cuda.graphs import step_runs
+from ssd_engine.cuda.kernel_set import KernelSet
 from ssd_engine.cuda.product_shape import ProductShape
 from ssd_engine.cuda.products import (
     _Balanced,
     _Resident,
     _Split,
 )
-from ssd_engine.cuda.step_attention import ClusterAttention, ClusterShape
+from ssd_engine.cuda.step_attention import (
+    ClusterAttention,
+    ClusterShape,
+    TritonAttention,
+    largest_cluster,
+)
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kv_cache import LayerCache
 from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
@@ -147,7 +153,8 @@ def attended(
     runs, _ = step_runs(step, [None] * sum(part.num_logits for part in step), PAGE)
     inputs.fill(runs, DUMMY)
     inputs.copy()
-    attend = ClusterAttention(model, inputs, ClusterShape(model, inputs, processors))
+    cluster = largest_cluster(model, shape, processors)
+    attend = ClusterAttention(model, inputs, ClusterShape(model, shape, cluster))
     out = attend(projected, model.weights.layers[0], cache)
     return out[: sum(len(part.tokens) for part in step)].clone(), runs
 
@@ -253,3 +260,23 @@ def test_attention_of_a_row_has_the_same_bits_alone_and_among_others() -> None:
             model, [Chunk([1], 126 + i, BLOCKS[0], 1)], 8, processors, projected[row:], cache
         )
         assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("deepest", [6, 40])
+def test_all_shapes_of_a_server_take_the_kernel_of_its_largest(
+    monkeypatch: pytest.MonkeyPatch, deepest: int
+) -> None:
+    """And divide keys as it does: a row's bits must not depend on which of them it is in."""
+    monkeypatch.setattr(step_attention, "has_room", lambda *_: True)
+    model = attention_model(64, 4, 1, normed=False)
+    kernels = KernelSet(True, False, False, 99, shared_memory=227_000)
+    largest = StepShape(8 * deepest, 8, deepest, ROOM, PAGE)
+    plain = StepShape(8, 8, 1, ROOM, PAGE)
+    made = [
+        step_attention.make_attention(model, StepInputs(shape, CPU), kernels, largest)
+        for shape in (plain, largest)
+    ]
+    kind = ClusterAttention if deepest * 4 <= 128 else TritonAttention
+    assert [type(each) for each in made] == [kind, kind]
+    shapes = [ClusterShape(model, shape, 4, deepest) for shape in (plain, largest)]
+    assert shapes[0].key_groups == shapes[1].key_groups

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw, Drawing, Moved, Part, drawing_of
 from ssd_engine.config import load_model_config
-from ssd_engine.cuda import step
+from ssd_engine.cuda import drawing, step
 from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.layer_ops import FusedOps
@@ -441,6 +441,21 @@ def test_logits_that_are_none_are_reported_for_their_row(runner: ModelRunner, ba
     step.logits[1, 17] = bad
     step._draw(step.logits)
     assert step.drawn[5:7].tolist() == [0, 1]
+
+
+def test_what_a_step_leaves_for_the_next_is_a_token_whatever_was_drawn() -> None:
+    """Logits that are no numbers may draw anything; the next step looks it up all the same."""
+    pieces, vocab = 3, 300
+    tokens = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    begin = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
+    best = torch.zeros(2, pieces, dtype=torch.float64, device=DEVICE)
+    drawn = torch.tensor([[767, -5, 1], [-1, 2, 3]], dtype=torch.int32, device=DEVICE)
+    out, last = (torch.zeros(6, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    drawing.verdict_kernel[(2,)](
+        tokens, begin, torch.ones_like(begin), best, drawn, torch.zeros_like(drawn), out, last,
+        vocab, pieces, ROWS=1, PIECES=4, OVERLAP=False,
+    )  # fmt: skip
+    assert last[:2].tolist() == [vocab - 1, 0]
 
 
 def test_attention_is_that_of_the_oracle() -> None:

@@ -117,6 +117,7 @@ class ModelRunner:
         self.num_blocks = self._allocate()
         if self._steps is not None:
             self._steps.capture(self._dummy_slot)
+        self._finish_kernels()
         if options.self_check:
             from ssd_engine.self_check import check_model
 
@@ -154,7 +155,7 @@ class ModelRunner:
     def _make_steps(self) -> "GraphRunner | None":
         from ssd_engine.cuda.graphs import GraphRunner
         from ssd_engine.cuda.shapes import step_shapes
-        from ssd_engine.cuda.step import Step
+        from ssd_engine.cuda.step import Step, StepBuffers
 
         shapes = step_shapes(self.options)
         if not shapes:
@@ -164,7 +165,8 @@ class ModelRunner:
         most_rows = max(shape.rows for shape in shapes)
         if self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
-        about = (ranks, self._kernels, last, 2, self._histories, largest)
+        buffers = StepBuffers(self.model, max(shapes, key=lambda shape: shape.rows))
+        about = (ranks, self._kernels, last, 2, self._histories, largest, buffers)
         steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
         return GraphRunner(steps, self.options.eager)
 
@@ -181,11 +183,20 @@ class ModelRunner:
         vocab, overlap = self.config.head_rows, self._kernels.overlap
         return Histories(places, most_rows, vocab, self.device, overlap)
 
+    def _finish_kernels(self) -> None:
+        """What is compiled on first use is compiled now."""
+        if self._drawing is not None:
+            self._drawing.warm_up()
+        if self._chains_products:
+            from ssd_engine.cuda.driver import finish_compiling
+
+            finish_compiling()
+
     def _make_prompt_drawing(self) -> "PromptDrawing | None":
-        """A draft does not draw after prompts: it ranks."""
+        """A draft does not draw after prompts."""
         from ssd_engine.cuda.step_drawing import PromptDrawing
 
-        if self._histories is None or self.options.ranks > 1:
+        if self._histories is None or not self.options.exact:
             return None
         vocab, overlap = self.config.head_rows, self._kernels.overlap
         return PromptDrawing(LOGIT_ROWS, vocab, self.device, overlap, self._histories)
@@ -354,7 +365,8 @@ class ModelRunner:
 
         rows = sum(len(part.tokens) for part in parts)
         products = make_layer_products(self.model, rows, self._kernels)
-        return PromptLayers(self.model, self.kv, products, *self.prepare(parts))
+        most = self.options.max_forward_tokens
+        return PromptLayers(self.model, self.kv, products, *self.prepare(parts), most)
 
     def _begin_chained_products(self) -> bool:
         """Whether there are any; then they are compiled while all else is made ready."""

@@ -72,8 +72,9 @@ class Flight:
     """A round that was launched."""
 
     works: list[Work]
-    rows: list[Taken]  # of works that are not replayed
+    rows: list[Taken]  # of works that are not replayed, and were not launched ahead
     pending: Pending
+    ahead: bool = False
 
 
 @dataclass(slots=True)
@@ -284,7 +285,7 @@ class EngineCore:
         if works:
             how = [draw for work in works for draw in draws(work)]
             pending = self._runner.step([work.chunk for work in works], how, _nothing)
-            self._ahead = Flight(works, [], pending)
+            self._ahead = Flight(works, [], pending, ahead=True)
 
     def _is_plain(self, work: Work) -> bool:
         """Whether the token after it can be drawn without a word from here."""
@@ -327,7 +328,7 @@ class EngineCore:
         self._gap_seconds += self._runner.gap_seconds
         width = sum(len(work.chunk.tokens) for work in ended.flight.works)
         self._trace.span(Kind.FORWARD, ended.at - seconds, ended.at, rows=width)
-        if rows:
+        if rows or (ended.flight.ahead and ended.measured.width):
             committed = ended.committed[: len(rows)]
             self.speculator.stepped(rows, seconds, committed, ended.measured)
 

@@ -39,6 +39,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)  # of the kernels that merge parts
 SPLIT = 256  # tokens: enough blocks of threads for one long sequence, not too many for a batch
 FULL_TILE = 128  # query rows; no tile is larger
+MOST_PADDED = 2048  # query rows of a launch, those that pad included
 
 Rows = slice | Tensor  # of the batch, or of a launch
 Placed = tuple[int, QueryRun]  # the run's first row in the batch, and the run
@@ -151,8 +152,8 @@ class FlashInferBackend:
                 yield self._launch(placed, 1)
             return
         many = [one for one in placed if one[1].length > self.few_rows]
-        if many:
-            yield self._launch(many, FULL_TILE, disable_split_kv=True)
+        for batch in _bounded(many):
+            yield self._launch(batch, FULL_TILE, disable_split_kv=True)
         few = [one for one in placed if one[1].length <= self.few_rows]
         for batch in self._batches(few):
             yield self._launch(batch, self.few_rows, fixed_split_size=self.split_pages)
@@ -267,6 +268,21 @@ class FlashInferBackend:
         """Query tiles times splits of a run of few rows."""
         pages = -(-(context + self.few_rows) // self.block_size)
         return -(-self._packed_rows // self._few_tile) * -(-pages // self.split_pages)
+
+
+def _bounded(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Runs that are padded to whole tiles, in launches of bounded memory."""
+    batch: list[Placed] = []
+    rows = 0
+    for one in placed:
+        more = -(-one[1].length // FULL_TILE) * FULL_TILE
+        if batch and rows + more > MOST_PADDED:
+            yield batch
+            batch, rows = [], 0
+        batch.append(one)
+        rows += more
+    if batch:
+        yield batch
 
 
 def _query_tile(packed_rows: int, head_dim: int) -> int:

@@ -112,6 +112,7 @@ def verdict_kernel(
     broken,
     out,  # [runs, 1 + 2 * ROWS]: accepted, the rows' tokens, values that are no logits
     last,  # [rows] the tokens once more, for a step that follows
+    vocab,
     pieces,
     ROWS: tl.constexpr,  # of a run at most, a power of 2
     PIECES: tl.constexpr,  # a power of 2
@@ -128,6 +129,7 @@ def verdict_kernel(
     at = (begin + i)[:, None] * pieces + piece[None, :]
     there = real[:, None] & (piece < pieces)[None, :]
     _, chosen = tl.max(tl.load(best + at, mask=there, other=float("-inf")), 1, return_indices=True)
+    chosen = tl.minimum(chosen, pieces - 1)  # where something is no number, it may be any
     token = tl.load(best_token + (begin + i) * pieces + chosen, mask=real, other=-1)
     bad = tl.sum(tl.load(broken + at, mask=there, other=0), 1)
     following = tl.load(tokens + begin + i + 1, mask=i + 1 < rows, other=-2)
@@ -135,7 +137,7 @@ def verdict_kernel(
     tl.store(here, tl.min(tl.where(following == token, ROWS, i), 0))
     tl.store(here + 1 + i, token, mask=real)
     tl.store(here + 1 + ROWS + i, bad, mask=real)
-    tl.store(last + begin + i, tl.maximum(token, 0), mask=real)
+    tl.store(last + begin + i, tl.minimum(tl.maximum(token, 0), vocab - 1), mask=real)
 
 
 @triton.jit

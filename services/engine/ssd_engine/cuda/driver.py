@@ -200,12 +200,18 @@ def compile_ahead(source: Path, defines: Mapping[str, int | str]) -> None:
         _ahead[key] = _compilers().submit(_binary, source, text, key, dict(defines))
 
 
+def finish_compiling() -> None:
+    """Raises CompileError for what was begun and cannot be compiled."""
+    for begun in list(_ahead.values()):
+        begun.result()
+
+
 _ahead: dict[str, Future[bytes]] = {}
 
 
 @cache
 def _compilers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="nvrtc")
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="nvrtc")
 
 
 def _text_and_key(source: Path, defines: Mapping[str, int | str]) -> tuple[str, str]:

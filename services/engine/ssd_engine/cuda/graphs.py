@@ -167,7 +167,8 @@ class GraphRunner:
         return InFlight(self, step, side, parts, begins, drawing, start, end, look_ahead)
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
-        """``parts`` are in flight, and nothing is launched before they are over."""
+        """``parts`` are in flight. Where the round after them has been launched, too, the side is
+        still theirs, and nothing is prepared."""
         following = expected_parts(parts, self._steps[0].shape.block_size)
         step = self.step_for(following) if following else None
         if step is None or step.num_sides == 1 or step.ranks > 1:

@@ -4,6 +4,7 @@ Two ways: each by itself, from hidden states to what it gives; or as a chain, wh
 hidden states also prepares them for the norm that follows.
 """
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -49,7 +50,10 @@ def make_layer_products(model: Decoder, rows: int, kernels: KernelSet) -> LayerP
 
 
 def chains_products(model: Decoder, kernels: KernelSet) -> bool:
-    return kernels.streams(model.weights.norm.dtype) and all(map(fits, LayerShapes(model, 1)))
+    """Whether the layers' can be chained. The head, which has as many outputs as there are tokens,
+    may have a product of another kind."""
+    layers = LayerShapes(model, 1)[:-1]
+    return kernels.streams(model.weights.norm.dtype) and all(map(fits, layers))
 
 
 def compile_chained(model: Decoder, kernels: KernelSet) -> None:
@@ -123,8 +127,9 @@ class ChainedProducts:
         self._alone = model.tp.size == 1
         device: torch.device = model.weights.norm.device
         self._rows = shapes[0].rows
-        products = [StreamedProduct(shape, kernels, device) for shape in shapes]
-        self._qkv, self._o, self._gate_up, self._down, self._head = products
+        products = [StreamedProduct(shape, kernels, device) for shape in shapes[:-1]]
+        self._qkv, self._o, self._gate_up, self._down = products
+        self._kernels, self._head_shape = kernels, shapes[-1]
         width = model.config.hidden_size
         self._normed = NormedRows(self._rows, width, device, kernels.overlap)
 
@@ -148,7 +153,19 @@ class ChainedProducts:
         self._add(self._down, layer.down, gated, out, layer.down_bias, norm_after(self._weights, i))
 
     def score(self, hidden: Tensor, out: Tensor) -> None:
-        self._head.normed(self._weights.head, self._normed, out, self._eps)
+        head, norm = self._weights.head, self._weights.norm
+        if isinstance(self._head, StreamedProduct):
+            self._head.normed(head, self._normed, out, self._eps)
+        else:
+            self._head(head, hidden, out, norm, self._eps)
+
+    @cached_property
+    def _head(self) -> StreamedProduct | Product:
+        """Prompts do without."""
+        shape, norm = self._head_shape, self._weights.norm
+        if fits(shape):
+            return StreamedProduct(shape, self._kernels, norm.device)
+        return make_product(shape, norm.dtype, norm.device, self._kernels)
 
     def _add(
         self,

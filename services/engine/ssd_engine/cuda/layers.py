@@ -14,6 +14,22 @@ from ssd_engine.kv_cache import KVCache, LayerCache
 Attend = Callable[[Tensor, LayerWeights, LayerCache], Tensor]
 
 
+class LayerBuffers:
+    """Where layers leave what they compute. Several may share it, as one runs after the other."""
+
+    def __init__(self, model: Decoder, rows: int) -> None:
+        width, device = model.config.hidden_size, model.weights.norm.device
+        first, dtype = model.weights.layers[0], model.weights.norm.dtype
+
+        def room(width: int) -> Tensor:
+            return torch.zeros(rows, width, dtype=dtype, device=device)
+
+        self.hidden = room(width)
+        self.projected = room(first.qkv.shape[0])
+        self.gated = room(first.down.shape[1])
+        self.summed = self.hidden if model.tp.size == 1 else room(width)
+
+
 class Layers:
     """Over some rows. What an operation leaves behind stays until the next layer's."""
 
@@ -21,24 +37,19 @@ class Layers:
         self,
         model: Decoder,
         kv: KVCache,
-        padded_rows: int,
+        rows: int,
         products: LayerProducts,
         attend: Attend,
+        buffers: LayerBuffers,
     ) -> None:
-        """``padded_rows``: of the buffers; the products know how many are computed."""
+        """``rows``: with those that pad; the products know how many are computed."""
         self._model, self._kv = model, kv
         self._products, self._attend = products, attend
         self.alone = model.tp.size == 1
-        width, device = model.config.hidden_size, model.weights.norm.device
-        first, dtype = model.weights.layers[0], model.weights.norm.dtype
-
-        def room(width: int) -> Tensor:
-            return torch.zeros(padded_rows, width, dtype=dtype, device=device)
-
-        self.hidden = room(width)
-        self.projected = room(first.qkv.shape[0])
-        self.gated = room(first.down.shape[1])
-        self.summed = self.hidden if self.alone else room(width)
+        self.hidden, self.projected = buffers.hidden[:rows], buffers.projected[:rows]
+        self.gated, self.summed = buffers.gated[:rows], buffers.summed[:rows]
+        # Of more than two ranks the order of a sum may follow from its size: there is one for all.
+        self._reduced = self.summed if model.tp.size <= 2 else buffers.summed
 
     def take(self, tokens: Tensor) -> None:
         """The embedding of the first rows."""
@@ -88,7 +99,7 @@ class Layers:
         """Each rank holds some input columns; the bias is added once, after the sum."""
         if self.alone:
             return
-        self.hidden += self._model.tp.all_reduce(self.summed)
+        self.hidden += self._model.tp.all_reduce(self._reduced)[: len(self.hidden)]
         if bias is not None:
             self.hidden += bias
         self._products.take(self.hidden, norm)
@@ -106,13 +117,16 @@ class PromptLayers(Layers):
         positions: Tensor,
         slots: Tensor,
         plan: AttentionPlan,
+        most_rows: int = 0,
     ) -> None:
-        places = model.places(positions)
+        """``most_rows``: of any prefill."""
+        places, rows = model.places(positions), tokens.shape[0]
+        buffers = LayerBuffers(model, rows if model.tp.size <= 2 else max(rows, most_rows))
 
         def attend(projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
             return model.attend(layer, cache, projected, places, slots, plan)
 
-        super().__init__(model, kv, tokens.shape[0], products, attend)
+        super().__init__(model, kv, rows, products, attend, buffers)
         self._tokens = tokens
 
     def embed(self) -> None:

@@ -1,7 +1,7 @@
 """Which step shapes a server captures."""
 
 from ssd_engine.cuda.step_inputs import StepShape
-from ssd_engine.cuda.streamed_products import MOST_ROWS, WIDTHS
+from ssd_engine.cuda.streamed_products import WIDTHS
 from ssd_engine.runner_options import RunnerOptions
 
 LEAST_ROWS = 8  # the kernels work on rows in eights
@@ -60,8 +60,9 @@ def _shape(
 def _widths(options: RunnerOptions) -> list[int]:
     """Up to all sequences at their deepest."""
     most = options.max_num_seqs * options.step_rows
-    larger = range(2 * MOST_ROWS, most + MOST_ROWS, MOST_ROWS)
-    widths = [*WIDTHS, *larger]
+    widths = list(WIDTHS)
+    while widths[-1] < most:
+        widths.append(2 * widths[-1])
     return widths[: next(i for i, width in enumerate(widths) if width >= most) + 1]
 
 

@@ -14,7 +14,7 @@ from ssd_engine.cuda.drawing import follow_kernel
 from ssd_engine.cuda.elementwise import move_kernel
 from ssd_engine.cuda.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.cuda.layer_products import make_layer_products
-from ssd_engine.cuda.layers import Layers
+from ssd_engine.cuda.layers import LayerBuffers, Layers
 from ssd_engine.cuda.step_attention import make_attention
 from ssd_engine.cuda.step_drawing import StepDrawing
 from ssd_engine.cuda.step_inputs import StepInputs, StepShape
@@ -22,6 +22,15 @@ from ssd_engine.decoder import Decoder
 from ssd_engine.kv_cache import KVCache
 
 LEADING_LAYERS = 3
+
+
+class StepBuffers(LayerBuffers):
+    """Of steps up to the largest one."""
+
+    def __init__(self, model: Decoder, largest: StepShape) -> None:
+        super().__init__(model, largest.padded_rows)
+        device, head = model.weights.norm.device, model.weights.head
+        self.logits = torch.zeros(largest.rows, head.shape[0], device=device)
 
 
 class StepLayers(Layers):
@@ -34,14 +43,15 @@ class StepLayers(Layers):
         inputs: StepInputs,
         kernels: KernelSet,
         largest: StepShape | None = None,
+        buffers: "StepBuffers | None" = None,
     ) -> None:
         """``largest``: of the shapes that must give a row the same bits."""
         shape, self._inputs = inputs.shape, inputs
+        buffers = buffers or StepBuffers(model, shape)
         products = make_layer_products(model, shape.rows, kernels)
         attend = make_attention(model, inputs, kernels, largest or shape)
-        super().__init__(model, kv, shape.padded_rows, products, attend)
-        device, head = model.weights.norm.device, model.weights.head
-        self.logits = torch.zeros(shape.rows, head.shape[0], device=device)
+        super().__init__(model, kv, shape.padded_rows, products, attend, buffers)
+        self.logits = buffers.logits[: shape.rows]
 
     def begin(self) -> None:
         """The embedding, and the first layers."""
@@ -74,15 +84,17 @@ class Step(StepDrawing):
         num_sides: int = 1,
         histories: Histories | None = None,
         largest: StepShape | None = None,
+        buffers: StepBuffers | None = None,
     ) -> None:
         """``kv`` may be allocated later, before the first run. ``last``: what each row draws, or
         its best token: the step after this one may follow. With two sides a step can be filled
         while the one before it is in flight. ``histories``: for penalties and bias, where rows have
-        any. ``largest``: of the shapes that must give a row the same bits."""
+        any. ``largest``: of the shapes that must give a row the same bits. ``buffers``: those that
+        steps share."""
         vocab, device = model.config.head_rows, model.weights.norm.device
         super().__init__(shape, vocab, device, ranks, kernels.overlap, last, num_sides, histories)
         self.follows, self._last = last is not None, last
-        self.layers = StepLayers(model, kv, self.inputs, kernels, largest)
+        self.layers = StepLayers(model, kv, self.inputs, kernels, largest, buffers)
         self._kv = kv
         self.logits: Tensor | None = None
 

@@ -51,43 +51,62 @@ class StepAttention(Protocol):
 def make_attention(
     model: Decoder, inputs: StepInputs, kernels: KernelSet, largest: StepShape
 ) -> StepAttention:
-    """``largest``: of the shapes that must give a row the same bits. How its keys are divided
-    follows from that one."""
-    most = MOST_CLUSTER if kernels.hopper else 0
-    while most:
-        shape = ClusterShape(model, inputs, kernels.processors, most, largest)
+    """``largest``: of the shapes that must give a row the same bits. Which kernel they take, and
+    how it divides keys, follows from that one."""
+    cluster = _cluster_of(model, largest, kernels)
+    if not cluster:
+        return TritonAttention(model, inputs, kernels.overlap)
+    return ClusterAttention(
+        model, inputs, ClusterShape(model, inputs.shape, cluster, largest.rows_per_run)
+    )
+
+
+def _cluster_of(model: Decoder, largest: StepShape, kernels: KernelSet) -> int:
+    """Blocks that serve a KV head of a run; 0 where that kernel is not to be had."""
+    if not kernels.hopper:
+        return 0
+    cluster = largest_cluster(model, largest, kernels.processors)
+    while cluster:
+        shape = ClusterShape(model, largest, cluster)
         if not shape.fits(kernels.shared_memory):
-            break
-        attention = ClusterAttention(model, inputs, shape)
-        if attention.has_room():
-            return attention
-        most = shape.cluster // 2
-    return TritonAttention(model, inputs, kernels.overlap)
+            return 0
+        if has_room(model, largest, shape):
+            return cluster
+        cluster //= 2
+    return 0
+
+
+def largest_cluster(model: Decoder, shape: StepShape, processors: int) -> int:
+    """As large as leaves room for all of them at once."""
+    cluster = MOST_CLUSTER
+    while cluster > 1 and cluster * model.num_kv_heads * shape.runs > processors:
+        cluster //= 2
+    return cluster
+
+
+def has_room(model: Decoder, step: StepShape, shape: "ClusterShape") -> bool:
+    """Whether the device has room for a cluster at all."""
+    if shape.cluster == 1:
+        return True
+    grid = (model.num_kv_heads * shape.cluster, step.runs)
+    kernel = shape.compiled(model.weights.norm.device)
+    return kernel.most_clusters(grid, shape.cluster) > 0
 
 
 class ClusterShape:
-    """What the kernel is compiled for: clusters as large as leaves room for all of them at once."""
+    """What the kernel is compiled for."""
 
     def __init__(
-        self,
-        model: Decoder,
-        inputs: StepInputs,
-        processors: int,
-        most: int = MOST_CLUSTER,
-        largest: StepShape | None = None,
+        self, model: Decoder, shape: StepShape, cluster: int, most_rows: int | None = None
     ) -> None:
-        """``most``: blocks of a cluster. ``largest``: the shape by which keys are divided."""
-        shape, self._dtype = inputs.shape, model.weights.norm.dtype
-        largest = largest or shape
+        """``cluster``: blocks. ``most_rows``: of a run, in the shape by which keys are divided."""
+        self._dtype, self.cluster = model.weights.norm.dtype, cluster
         group = model.num_heads // model.num_kv_heads
         self.dim, self._page = model.config.head_dim, shape.block_size
         self.rows = -(-shape.rows_per_run * group // 16) * 16
         self.row_groups = -(-self.rows // WARPGROUP_ROWS)
-        most_groups = -(-largest.rows_per_run * group // WARPGROUP_ROWS)
+        most_groups = -(-(most_rows or shape.rows_per_run) * group // WARPGROUP_ROWS)
         self.key_groups = 1 if most_groups * self.dim > 128 else 2
-        self.cluster = most
-        while self.cluster > 1 and self.cluster * model.num_kv_heads * largest.runs > processors:
-            self.cluster //= 2
         self.stages = STAGES
         self._table, self._scratch = shape.table_width, shape.scratch
         self.defines = {
@@ -116,6 +135,9 @@ class ClusterShape:
             and self.shared <= most_shared
         )
 
+    def compiled(self, device: torch.device) -> Kernel:
+        return compiled_kernel(SOURCE, self.defines, device, self.warps * 32, self.shared)
+
     @property
     def warps(self) -> int:
         return 4 * self.row_groups * self.key_groups + ASKERS
@@ -133,9 +155,7 @@ class ClusterAttention:
     def __init__(self, model: Decoder, inputs: StepInputs, shape: ClusterShape) -> None:
         self._model, self._inputs = model, inputs
         device = model.weights.norm.device
-        self._kernel: Kernel = compiled_kernel(
-            SOURCE, shape.defines, device, shape.warps * 32, shape.shared
-        )
+        self._kernel = shape.compiled(device)
         self._cluster, self._box = shape.cluster, (inputs.shape.block_size, 1, PANEL)
         self._grid = (model.num_kv_heads * shape.cluster, inputs.shape.runs)
         width = model.num_heads * shape.dim
@@ -147,10 +167,6 @@ class ClusterAttention:
         more = ("run_branches", "run_depths", "tables", "scratch")
         self._told = [inputs[name] for name in (*rows, *runs, *more)]
         self._scale = math.log2(math.e) / math.sqrt(shape.dim)
-
-    def has_room(self) -> bool:
-        """Whether the device has room for a cluster at all."""
-        return self._cluster == 1 or self._kernel.most_clusters(self._grid, self._cluster) > 0
 
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         rope, eps = self._model.rope, self._model.config.qk_norm_eps

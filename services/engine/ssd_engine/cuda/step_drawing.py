@@ -154,6 +154,7 @@ class StepDrawing:
             *found,
             self.drawn,
             self._best_of_row,
+            self.head_rows,
             self._pieces,
             ROWS=self.run_width,
             PIECES=triton.next_power_of_2(self._pieces),
@@ -207,6 +208,12 @@ class PromptDrawing:
         self._step = StepDrawing(shape, vocab, device, 1, overlap, histories=histories)
         self._step.inputs.clear(0)
         self._logits = torch.zeros(rows, vocab, device=device)
+
+    def warm_up(self) -> None:
+        with torch.inference_mode():
+            for drawing in self._step.drawings:
+                self._step.inputs.copy()
+                self._step.draw(self._logits, drawing)
 
     def draw(self, logits: Tensor, draws: Sequence[Draw | None]) -> Scored:
         """``logits`` [rows, vocab], one for each of ``draws``."""
