@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 CPU = torch.device("cpu")
-DEPTH, VOCAB, TOKENS = 2, 512, 5
+DEPTH, VOCAB, TOKENS = 2, 512, 4
 SHAPE = StepShape(rows=9, runs=3, rows_per_run=DEPTH + 1, max_positions=160, block_size=BLOCK)
 PENALTIES = dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=2.0)
 BIAS = tuple((token, 6.0) for token in range(20, 30))

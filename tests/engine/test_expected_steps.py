@@ -21,6 +21,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling_params import SamplingParams
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
+from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -121,7 +122,7 @@ def rounds(starts: Sequence[int], seed: int) -> tuple[list[Chunk], list[Draw | N
 
 @pytest.mark.parametrize(
     ("second", "num_fills"),
-    [([42, 72], 2), ([42, 71], 3)],
+    [([42, 72], 2), full_only([42, 71], 3)],
     ids=["all right", "one rejected"],
 )
 def test_a_step_draws_the_same_whether_it_was_expected_or_not(

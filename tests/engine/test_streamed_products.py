@@ -157,9 +157,9 @@ def test_blocks_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("emulated")
 def test_what_adds_to_hidden_states_prepares_them_for_the_next_norm() -> None:
     randn, kernels = make_randn(5, CPU), kernels_for(2)
-    weight, x, hidden, norm = randn(192, 64) / 8, randn(5, 64), randn(5, 192), randn(192)
-    added, taken = (NormedRows(5, 192, CPU) for _ in range(2))
-    product = StreamedProduct(ProductShape(192, 64, 5, residual=True), kernels, CPU)
+    weight, x, hidden, norm = randn(128, 3328) / 60, randn(5, 3328), randn(5, 128), randn(128)
+    added, taken = (NormedRows(5, 128, CPU) for _ in range(2))
+    product = StreamedProduct(ProductShape(128, 3328, 5, residual=True), kernels, CPU)
     product.onto(weight, x, hidden, None, norm, added)
     taken.take(hidden, norm)
     torch.testing.assert_close(added.x, taken.x, atol=0, rtol=2**-7)
