@@ -43,53 +43,52 @@ class LayerProducts(Protocol):
 
 
 def make_layer_products(model: Decoder, rows: int, kernels: KernelSet) -> LayerProducts:
-    shapes = LayerShapes(model, rows)
     if chains_products(model, kernels):
-        return ChainedProducts(model, shapes, kernels)
-    return SeparateProducts(model, shapes, kernels)
+        return ChainedProducts(model, rows, kernels)
+    return SeparateProducts(model, rows, kernels)
 
 
 def chains_products(model: Decoder, kernels: KernelSet) -> bool:
-    """Whether the layers' can be chained. The head, which has as many outputs as there are tokens,
-    may have a product of another kind."""
-    layers = LayerShapes(model, 1)[:-1]
-    return kernels.streams(model.weights.norm.dtype) and all(map(fits, layers))
+    """Whether a layer's products can be chained. The head, which has as many outputs as there are
+    tokens, may have a product of another kind."""
+    layer = layer_shapes(model, 1)
+    return kernels.streams(model.weights.norm.dtype) and all(map(fits, layer))
 
 
 def compile_chained(model: Decoder, kernels: KernelSet) -> None:
-    """For every number of rows that prompts may have."""
+    """Begins to compile what prompts need, for every number of rows that they may have."""
     for width in WIDTHS:
-        for shape in LayerShapes(model, width)[:-1]:  # the head has a product of its own
+        for shape in layer_shapes(model, width):
             streamed_kernel(shape, kernels, model.weights.norm.device)
 
 
-class LayerShapes(tuple[ProductShape, ...]):
-    """Of the projection, the output, the gates, the down projection and the head."""
+def layer_shapes(model: Decoder, rows: int) -> list[ProductShape]:
+    """The projection, the output, the gates and the down projection of a layer."""
+    first, alone = model.weights.layers[0], model.tp.size == 1
 
-    def __new__(cls, model: Decoder, rows: int) -> "LayerShapes":
-        first, alone = model.weights.layers[0], model.tp.size == 1
+    def shape(weight: Tensor, bias: Tensor | None, **fused: bool) -> ProductShape:
+        n, k = weight.shape
+        return ProductShape(n, k, rows, bias=bias is not None, **fused)
 
-        def shape(weight: Tensor, bias: Tensor | None, **fused: bool) -> ProductShape:
-            n, k = weight.shape
-            return ProductShape(n, k, rows, bias=bias is not None, **fused)
+    return [
+        shape(first.qkv, first.qkv_bias, norm=True),
+        shape(first.o, first.o_bias if alone else None, residual=alone),
+        shape(first.gate_up, first.gate_up_bias, norm=True, gated=True),
+        shape(first.down, first.down_bias if alone else None, residual=alone),
+    ]
 
-        return super().__new__(
-            cls,
-            (
-                shape(first.qkv, first.qkv_bias, norm=True),
-                shape(first.o, first.o_bias if alone else None, residual=alone),
-                shape(first.gate_up, first.gate_up_bias, norm=True, gated=True),
-                shape(first.down, first.down_bias if alone else None, residual=alone),
-                shape(model.weights.head, None, norm=True, wide=True),
-            ),
-        )
+
+def head_shape(model: Decoder, rows: int) -> ProductShape:
+    n, k = model.weights.head.shape
+    return ProductShape(n, k, rows, norm=True, wide=True)
 
 
 class SeparateProducts:
-    def __init__(self, model: Decoder, shapes: LayerShapes, kernels: KernelSet) -> None:
+    def __init__(self, model: Decoder, rows: int, kernels: KernelSet) -> None:
         self._weights, self._eps = model.weights, model.config.rms_norm_eps
         self._alone = model.tp.size == 1
         device, dtype = model.weights.norm.device, model.weights.norm.dtype
+        shapes = [*layer_shapes(model, rows), head_shape(model, rows)]
         products = [make_product(shape, dtype, device, kernels) for shape in shapes]
         self._qkv, self._o, self._gate_up, self._down, self._head = products
 
@@ -122,14 +121,15 @@ class SeparateProducts:
 
 
 class ChainedProducts:
-    def __init__(self, model: Decoder, shapes: LayerShapes, kernels: KernelSet) -> None:
+    def __init__(self, model: Decoder, rows: int, kernels: KernelSet) -> None:
         self._weights, self._eps = model.weights, model.config.rms_norm_eps
         self._alone = model.tp.size == 1
         device: torch.device = model.weights.norm.device
-        self._rows = shapes[0].rows
-        products = [StreamedProduct(shape, kernels, device) for shape in shapes[:-1]]
+        self._rows = rows
+        shapes = layer_shapes(model, rows)
+        products = [StreamedProduct(shape, kernels, device) for shape in shapes]
         self._qkv, self._o, self._gate_up, self._down = products
-        self._kernels, self._head_shape = kernels, shapes[-1]
+        self._kernels, self._head_shape = kernels, head_shape(model, rows)
         width = model.config.hidden_size
         self._normed = NormedRows(self._rows, width, device, kernels.overlap)
 
@@ -161,7 +161,7 @@ class ChainedProducts:
 
     @cached_property
     def _head(self) -> StreamedProduct | Product:
-        """Prompts do without."""
+        """Made on first use: prompts do without it."""
         shape, norm = self._head_shape, self._weights.norm
         if fits(shape):
             return StreamedProduct(shape, self._kernels, norm.device)
