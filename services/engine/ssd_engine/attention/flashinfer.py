@@ -15,7 +15,7 @@ Which of the two shapes a row goes through, few rows or many, is a matter of its
 Trees are never exact: they are a draft's, whose results decide about speed and not about text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -152,26 +152,12 @@ class FlashInferBackend:
                 yield self._launch(placed, 1)
             return
         many = [one for one in placed if one[1].length > self.few_rows]
-        for batch in _bounded(many):
+        for batch in _batches(many, _padded, MOST_PADDED):
             yield self._launch(batch, FULL_TILE, disable_split_kv=True)
         few = [one for one in placed if one[1].length <= self.few_rows]
-        for batch in self._batches(few):
+        parts = self._workspace.numel() // self._part_bytes(self._few_tile)
+        for batch in _batches(few, lambda run: self._num_parts(run.context), parts):
             yield self._launch(batch, self.few_rows, fixed_split_size=self.split_pages)
-
-    def _batches(self, placed: Sequence[Placed]) -> Iterator[list[Placed]]:
-        """Runs of few rows whose parts have room in the workspace together."""
-        room = self._workspace.numel() // self._part_bytes(self._few_tile)
-        batch: list[Placed] = []
-        parts = 0
-        for one in placed:
-            more = self._num_parts(one[1].context)
-            if batch and parts + more > room:
-                yield batch
-                batch, parts = [], 0
-            batch.append(one)
-            parts += more
-        if batch:
-            yield batch
 
     def _launch(self, placed: Sequence[Placed], unit: int, **split: int | bool) -> _Launch:
         """Every run padded to a multiple of ``unit`` rows."""
@@ -270,19 +256,25 @@ class FlashInferBackend:
         return -(-self._packed_rows // self._few_tile) * -(-pages // self.split_pages)
 
 
-def _bounded(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
-    """Runs that are padded to whole tiles, in launches of bounded memory."""
+def _batches(
+    placed: Sequence[Placed], size_of: Callable[[QueryRun], int], room: int
+) -> Iterator[list[Placed]]:
+    """Runs that have room together; one that is too large for it has a batch of its own."""
     batch: list[Placed] = []
-    rows = 0
+    size = 0
     for one in placed:
-        more = -(-one[1].length // FULL_TILE) * FULL_TILE
-        if batch and rows + more > MOST_PADDED:
+        more = size_of(one[1])
+        if batch and size + more > room:
             yield batch
-            batch, rows = [], 0
+            batch, size = [], 0
         batch.append(one)
-        rows += more
+        size += more
     if batch:
         yield batch
+
+
+def _padded(run: QueryRun) -> int:
+    return -(-run.length // FULL_TILE) * FULL_TILE
 
 
 def _query_tile(packed_rows: int, head_dim: int) -> int:
