@@ -59,24 +59,17 @@ def _engine(tests: Sequence[str]) -> list[str]:
 
 
 def plain() -> Rows:
-    """Plain decoding, and the verification of 8 rows; exact first, then not."""
+    """Plain decoding, and the verification of 8 rows."""
     rows: Rows = []
-    for shape in TARGETS:
-        for exact in (True, False):
-            runner = engines.load_runner("stories-target", shape, exact=exact)
-            rows += _plain(runner, shape, exact, 1)
-            del runner
-            engines.free_memory()
-    for exact in (True, False):
-        shape = TARGETS[0]
-        runner = engines.load_runner("stories-target", shape, exact=exact, max_num_seqs=8)
-        rows += _plain(runner, shape, exact, 8)
+    for shape, batch in (*((shape, 1) for shape in TARGETS), (TARGETS[0], 8)):
+        runner = engines.load_runner("stories-target", shape, max_num_seqs=batch)
+        rows += _plain(runner, shape, batch)
         del runner
         engines.free_memory()
     return rows
 
 
-def _plain(runner: ModelRunner, shape: str, exact: bool, batch: int) -> Rows:
+def _plain(runner: ModelRunner, shape: str, batch: int) -> Rows:
     core = engines.make_core(runner)
     for new in (8, engines.NEW_TOKENS):  # the first is to warm up
         for i in range(batch):
@@ -93,7 +86,6 @@ def _plain(runner: ModelRunner, shape: str, exact: bool, batch: int) -> Rows:
     return [
         {
             "shape": shape,
-            "exact": exact,
             "batch": batch,
             "ms/token, prefill included": per_token,
             "vLLM 0.25.0": limit,
