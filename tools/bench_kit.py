@@ -171,7 +171,7 @@ class Client:
         return Generated(received, last - first, stats, text, cached)
 
     def tokens(self, request: pb.GenerateRequest) -> list[int]:
-        """Of any request."""
+        """All that a request gets."""
         received: list[int] = []
         for response in self._stub.Generate(request):
             received += response.tokens.token_ids

@@ -127,7 +127,7 @@ class RankedRunner:
             return self._runner.forward(parts, launched)
 
     def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> Scored:
-        """From the logits of a forward, which the first rank has."""
+        """Draws from the logits of a forward, which the first rank has."""
         return self._runner.draw(logits, draws)
 
     def step(

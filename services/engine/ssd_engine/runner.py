@@ -171,7 +171,7 @@ class ModelRunner:
         return GraphRunner(steps, self.options.eager)
 
     def _make_histories(self) -> "Histories | None":
-        """Of sequences whose tokens this rank draws."""
+        """The first rank draws, and keeps what penalties need to know of each sequence."""
         from ssd_engine.cuda.adjusting import Histories
         from ssd_engine.cuda.shapes import step_shapes
 
@@ -318,7 +318,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> Scored:
-        """From what a forward has given: where the logits are, if there are kernels for it."""
+        """Draws from what a forward has given: on the device, where there are kernels for it."""
         if self._drawing is None or logits is None or not draws:
             return Scored(lambda: logits)
         return self._drawing.draw(logits, draws)
@@ -357,7 +357,7 @@ class ModelRunner:
         return self._logits(hidden if layers is None else self.model.normalise(hidden))
 
     def prompt_layers(self, parts: Sequence[Rows]) -> "PromptLayers | None":
-        """Where a prefill takes the products of steps."""
+        """None where a prefill does not take the products of steps."""
         if not self._chains_products:
             return None
         from ssd_engine.cuda.layer_products import make_layer_products

@@ -106,7 +106,7 @@ class Layers:
 
 
 class PromptLayers(Layers):
-    """Of a prefill: as many rows as prompts have."""
+    """The layers of a prefill: they have as many rows as its prompts have tokens."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ LEADING_LAYERS = 3
 
 
 class StepBuffers(LayerBuffers):
-    """Of steps up to the largest one."""
+    """What all steps of a server write to, as large as the largest one needs it."""
 
     def __init__(self, model: Decoder, largest: StepShape) -> None:
         super().__init__(model, largest.padded_rows)

@@ -77,7 +77,7 @@ def _cluster_of(model: Decoder, largest: StepShape, kernels: KernelSet) -> int:
 
 
 def largest_cluster(model: Decoder, shape: StepShape, processors: int) -> int:
-    """As large as leaves room for all of them at once."""
+    """The largest cluster that leaves room for those of all runs at once."""
     cluster = MOST_CLUSTER
     while cluster > 1 and cluster * model.num_kv_heads * shape.runs > processors:
         cluster //= 2

@@ -115,7 +115,7 @@ class StepDrawing:
             self._reports.make(logits, self._best, self._best_token)
 
     def fetch(self, drawing: Drawing) -> None:
-        """To the host, which has it when the device is done."""
+        """Copies what was drawn to the host, which has it when the device is done."""
         self.host_drawn.copy_(self.drawn, non_blocking=True)
         if drawing >= Drawing.REPORTED:
             self._host_reported[self._side].copy_(self.reported, non_blocking=True)

@@ -284,7 +284,7 @@ class StreamedProduct:
         norm: Tensor,
         normed: NormedRows,
     ) -> None:
-        """Onto the hidden states, which ``normed`` takes for the norm that comes next."""
+        """Adds to the hidden states, which ``normed`` takes for the norm that comes next."""
         for (piece, kernel), squares in zip(self._pieces, normed.squares, strict=True):
             kernel.launch(
                 weight,

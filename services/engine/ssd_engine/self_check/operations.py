@@ -50,7 +50,7 @@ class Operations(Protocol):
 
 
 class ForwardOperations:
-    """By the decoder's own operations."""
+    """The decoder's own operations."""
 
     def __init__(self, runner: ModelRunner, parts: Sequence[Rows]) -> None:
         self._runner, self._model = runner, runner.model
@@ -99,7 +99,7 @@ class ForwardOperations:
 
 
 class LayerOperations:
-    """By the fused products of steps, over buffers that stay where they are."""
+    """Layers by the fused products of steps."""
 
     def __init__(self, layers: "Layers") -> None:
         self._layers = layers
