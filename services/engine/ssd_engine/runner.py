@@ -377,6 +377,12 @@ class ModelRunner:
         chains = chains_products(self.model, self._kernels)
         if chains:
             compile_chained(self.model, self._kernels)
+        elif self._kernels.streams(DTYPES[self.options.dtype]):
+            log.warning(
+                "our CUDA sources do not cover the sizes of this model's layers (they need hidden "
+                "states of a multiple of 64, other outputs of 16, inputs of 8): products are "
+                "Triton's, which are slower"
+            )
         return chains
 
     def prepare(self, parts: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:
