@@ -28,6 +28,11 @@ MODES = {
     "off": pb.SPECULATION_MODE_OFF,
     "sync": pb.SPECULATION_MODE_SYNC,
     "ssd": pb.SPECULATION_MODE_SSD,
+    "not named": pb.SPECULATION_MODE_UNSPECIFIED,
+}
+VERIFICATIONS = {
+    "coupled": pb.VERIFICATION_MODE_COUPLED,
+    "rejection": pb.VERIFICATION_MODE_REJECTION,
 }
 
 
@@ -46,6 +51,9 @@ def pin_to(core: int, process: int = 0) -> None:
     os.sched_setaffinity(process, {cores[core % len(cores)]})
 
 
+_started: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}  # services, and their logs
+
+
 @contextlib.contextmanager
 def service(module: str, *flags: str, core: int | None = None, ready: bool = True) -> Iterator[str]:
     """``ssd_target`` or ``ssd_draft`` on a free port, pinned to a core; its address once ready, or
@@ -61,8 +69,9 @@ def service(module: str, *flags: str, core: int | None = None, ready: bool = Tru
                 pin_to(core, process.pid)
             _wait(process, log_file, port_file.exists)
             address = f"127.0.0.1:{int(port_file.read_text())}"
+            _started[address] = (process, log_file)
             if ready:
-                _wait(process, log_file, lambda: _is_ready(address))
+                wait_until_ready(address)
             yield address
         finally:
             process.terminate()
@@ -78,13 +87,10 @@ def _wait(process: subprocess.Popen[bytes], log: Path, done: Callable[[], bool])
         time.sleep(0.05)
 
 
-def wait_until_ready(address: str, limit_s: float = 120.0) -> None:
-    """Of a service that listened when it was last seen."""
-    begin = time.monotonic()
-    while not _is_ready(address):
-        if time.monotonic() - begin > limit_s:
-            raise SystemExit(f"the service at {address} does not become ready")
-        time.sleep(0.05)
+def wait_until_ready(address: str) -> None:
+    """Of a service that was started here; one that ends instead says why."""
+    process, log = _started[address]
+    _wait(process, log, lambda: _is_ready(address))
 
 
 def _is_ready(address: str) -> bool:
@@ -138,6 +144,7 @@ class Client:
         generated: Sequence[int] = (),
         before: Sequence[tuple[str, str]] = (),
         top_logprobs: int | None = None,
+        verification: str = "coupled",
         **sampling: Any,
     ) -> Generated:
         """``before``: earlier turns of the chat, as (role, text). ``top_logprobs``: None for no log
@@ -147,7 +154,10 @@ class Client:
             sampling=pb.SamplingOptions(temperature=temperature, seed=seed, **sampling),
             stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
             speculation=pb.SpeculationOptions(
-                mode=MODES[mode], depth=depth, endpoints=list(endpoints)
+                mode=MODES[mode],
+                depth=depth,
+                endpoints=list(endpoints),
+                verification=VERIFICATIONS[verification],
             ),
         )
         if top_logprobs is not None:

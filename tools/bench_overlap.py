@@ -149,30 +149,46 @@ def time_target(args: argparse.Namespace) -> dict[str, float]:
 
 
 class DraftAlone:
-    """A draft's engine that is told rounds, without a target."""
+    """A draft's engine that is told rounds of some sequences, without a target."""
 
-    def __init__(self, runner: ModelRunner, depth: int, budget: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        depth: int,
+        budget: int,
+        sequences: int = 1,
+        sampling: SamplingParams | None = None,
+    ) -> None:
         speculator = ModelSpeculator(runner, BLOCK, 2048, depth, budget)
-        self.core = DraftCore(speculator, lambda _: Planner(depth, budget), 8, None, 256, 512)
+        rows = max(256, 2 * sequences * (budget + depth + 1))
+        self.core = DraftCore(
+            speculator, lambda _: Planner(depth, budget), max(8, sequences), None, rows, 512
+        )
         self.depth, self.round = depth, 0
         self.core.handle(LinkUp(1, "alone", depth))
-        prompt, greedy = list(range(300, 300 + CONTEXT)), SamplingParams(seed=0, temperature=0.0)
-        opened = Open(
-            1, 0, pack_tokens(prompt), b"", [], 2000, greedy, Verification.COUPLED, 1.0, depth, 0
+        sampling = sampling or SamplingParams(seed=0, temperature=0.0)
+        self.keys = range(1, sequences + 1)
+        prompts = [
+            pack_tokens([300 + (7 * key + i) % 3000 for i in range(CONTEXT)]) for key in self.keys
+        ]
+        coupled = Verification.COUPLED
+        self.tell(
+            *(
+                Open(key, 0, prompt, b"", [], 2000, sampling, coupled, 1.0, depth, 0)
+                for key, prompt in zip(self.keys, prompts, strict=True)
+            )
         )
-        self.tell(opened)
         self.rest()
 
-    @property
-    def sequence(self) -> DraftSequence:
-        return self.core._links[1].sequences[1]
+    def sequence(self, key: int) -> DraftSequence:
+        return self.core._links[1].sequences[key]
 
     def tell(self, *frames: TargetFrame) -> float:
         """Milliseconds until everything is there that the target can use."""
         begin = time.perf_counter()
         self.core.handle(LinkFrames(1, list(frames)))
         self.core.step()
-        while not self.sequence.ready:
+        while not all(self.sequence(key).ready for key in self.keys):
             self.core.step()
         return 1e3 * (time.perf_counter() - begin)
 
@@ -181,20 +197,37 @@ class DraftAlone:
         while self.core.has_work:
             self.core.step()
 
-    def hit(self) -> tuple[Outcome, Launch]:
-        """The longest of its branches is taken."""
-        offer = max(self.sequence.offers.values(), key=lambda offer: offer.accepted)
-        outcome = Outcome(1, self.round, offer.accepted, offer.token)
-        return outcome, self.launch(offer.tokens[: self.depth])
-
-    def miss(self) -> Outcome:
-        """An outcome that it has not prepared for."""
-        prepared = {offer.token for offer in self.sequence.offers.values()}
-        return Outcome(1, self.round, 0, next(t for t in range(300, 4000) if t not in prepared))
-
-    def launch(self, tokens: list[int]) -> Launch:
+    def hit(self) -> list[TargetFrame]:
+        """The longest of its branches is taken, in every sequence."""
+        frames: list[TargetFrame] = []
+        for key in self.keys:
+            offers = self.sequence(key).offers.values()
+            offer = max(offers, key=lambda offer: offer.accepted)
+            frames.append(Outcome(key, self.round, offer.accepted, offer.token))
+            frames.append(self._launch(key, offer.tokens[: self.depth]))
         self.round += 1
-        return Launch(1, self.round, tokens, Source.CACHE, self.depth, 0)
+        return frames
+
+    def miss(self) -> list[TargetFrame]:
+        """Outcomes that it has not prepared for."""
+        frames: list[TargetFrame] = []
+        for key in self.keys:
+            prepared = {offer.token for offer in self.sequence(key).offers.values()}
+            token = next(t for t in range(300, 4000) if t not in prepared)
+            frames.append(Outcome(key, self.round, 0, token))
+        return frames
+
+    def go_on(self) -> list[TargetFrame]:
+        """The rounds after these, with what was drafted just in time."""
+        frames: list[TargetFrame] = []
+        for key in self.keys:
+            (decided,) = self.sequence(key).offers.values()
+            frames.append(self._launch(key, decided.tokens[: self.depth]))
+        self.round += 1
+        return frames
+
+    def _launch(self, key: int, tokens: list[int]) -> Launch:
+        return Launch(key, self.round + 1, tokens, Source.CACHE, self.depth, 0)
 
 
 def time_draft(args: argparse.Namespace) -> dict[str, float]:
@@ -219,9 +252,8 @@ def time_rounds(draft: DraftAlone) -> tuple[float, float]:
     for _ in range(TIMES):
         trees.append(draft.tell(*draft.hit()))
         draft.rest()
-        backups.append(draft.tell(draft.miss()))
-        (decided,) = draft.sequence.offers.values()
-        draft.tell(draft.launch(decided.tokens[: draft.depth]))
+        backups.append(draft.tell(*draft.miss()))
+        draft.tell(*draft.go_on())
         draft.rest()
     return statistics.median(trees[3:]), statistics.median(backups[3:])
 

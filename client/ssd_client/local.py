@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
+from ssd_client.local_fit import DEPTHS, choose_fit, forward_bytes
 from ssd_client.local_mps import DRAFT_SHARE, mps_daemon, share_variables
 from ssd_client.local_service import NEEDS_SERVE, LocalService, wait_until_ready
 
@@ -30,8 +31,11 @@ class LocalFlags:
     local_draft_device: str | None = None
     local_mps: bool = False
     local_draft_share: int | None = None  # percent
+    local_expand_to: str | None = None
+    local_draft_expand_to: str | None = None
     mode: str | None = None
     draft: Sequence[str] = ()
+    depth: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class LocalPlan:
     mps: bool = False  # they share a GPU at the same time
     draft_share: int = 100  # percent of that GPU; the target gets the rest, or all if this is all
     through: Callable[[str], str] = lambda address: address  # how the target reaches its draft
+    note: str = ""  # on what was chosen, for the user
 
 
 def plan_local(flags: LocalFlags) -> LocalPlan:
@@ -54,12 +59,43 @@ def plan_local(flags: LocalFlags) -> LocalPlan:
     if plan.draft is None:
         _check_no_draft(flags)
         return plan
-    return dataclasses.replace(
-        plan,
-        draft_flags=_device_flags(flags.local_draft_device or flags.local_device),
-        mps=flags.local_mps,
-        draft_share=_draft_share(flags),
+    plan = dataclasses.replace(
+        plan, draft_flags=_device_flags(flags.local_draft_device or flags.local_device)
     )
+    return _share_gpu(flags, plan) if flags.local_mps else plan
+
+
+def _share_gpu(flags: LocalFlags, plan: LocalPlan) -> LocalPlan:
+    """Both on one GPU at the same time; what the flags leave open is what fits."""
+    share, sizes = flags.local_draft_share, _forward_bytes(flags, plan)
+    if share is not None or sizes is None:
+        return dataclasses.replace(plan, mps=True, draft_share=share or DRAFT_SHARE)
+    fit = choose_fit(*sizes, DEPTHS if flags.depth is None else (flags.depth,))
+    depth = flags.depth if fit is None else fit.depth
+    if depth is not None:
+        target_flags = (*plan.target_flags, "--depth", str(depth))
+        plan = dataclasses.replace(plan, target_flags=target_flags)
+    if fit is None and flags.mode != "ssd":
+        return _draft_inside(plan)
+    return dataclasses.replace(plan, mps=True, draft_share=fit.share if fit else DRAFT_SHARE)
+
+
+def _draft_inside(plan: LocalPlan) -> LocalPlan:
+    return LocalPlan(
+        plan.model,
+        None,
+        (*plan.target_flags, "--draft-model", str(plan.draft)),
+        note=f"one GPU has no room for {plan.draft} beside {plan.model}: it drafts inside the "
+        "target, in turns with it (mode sync)",
+    )
+
+
+def _forward_bytes(flags: LocalFlags, plan: LocalPlan) -> tuple[int, int] | None:
+    """Of target and draft; None where that is not known."""
+    if plan.draft is None or flags.local_expand_to or flags.local_draft_expand_to:
+        return None
+    target, draft = forward_bytes(plan.model), forward_bytes(plan.draft)
+    return None if target is None or draft is None else (target, draft)
 
 
 def _plan_models(flags: LocalFlags) -> LocalPlan:
@@ -86,12 +122,6 @@ def _plan_models(flags: LocalFlags) -> LocalPlan:
 def _device_flags(device: str | None) -> tuple[str, ...]:
     """None leaves it to the service, whose own variable may say where."""
     return () if device is None else ("--device", device)
-
-
-def _draft_share(flags: LocalFlags) -> int:
-    if not flags.local_mps:
-        return 100
-    return DRAFT_SHARE if flags.local_draft_share is None else flags.local_draft_share
 
 
 def _check_mps(flags: LocalFlags) -> None:

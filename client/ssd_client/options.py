@@ -89,7 +89,8 @@ speculation_options = options(
         "--mode",
         type=click.Choice(list(MODES)),
         help="ssd: drafts prepare while the target verifies; sync: draft and target take turns; "
-        "off: plain decoding.",
+        "off: plain decoding. Where none is named, the target takes its own, which may be the one "
+        "that measures fastest.",
     ),
     click.option(
         "--draft",
@@ -177,6 +178,8 @@ local_options = options(
         "--local-draft-share",
         type=params.Percent(),
         help="Percent of the GPU's multiprocessors that the draft may take under --local-mps; the "
-        f"target may take the rest. 100: both may use all of them.  [default: {DRAFT_SHARE}]",
+        "target may take the rest. 100: both may use all of them. Where it is not given, share and "
+        "--depth are what fits the sizes of the two models, and a draft for which there is no room "
+        f"drafts inside the target.  [default: by size, {DRAFT_SHARE} where that is not known]",
     ),
 )

@@ -102,7 +102,7 @@ def statistics(result: GenerationResult, why: str | None = None) -> list[str]:
 def speculation_line(result: GenerationResult) -> str:
     """How speculation went, as far as a server said it; empty without speculation."""
     stats = result.speculation
-    if stats is None or stats.mode not in ("ssd", "sync") or not stats.rounds:
+    if stats is None or not stats.rounds or not (stats.mode in ("ssd", "sync") or stats.speculated):
         return ""
     title = "speculation after the resume" if result.resumed else "speculation"
     return f"{title}: {' · '.join(speculation_statistics(stats, result.speculation_tokens))}"
@@ -113,7 +113,7 @@ def speculation_statistics(stats: SpeculationStats, tokens: int) -> list[str]:
     parts = [count(stats.rounds, "round"), f"{tokens / stats.rounds:.1f} tokens/round"]
     if stats.synthetic_acceptance:
         parts.insert(0, f"SYNTHETIC acceptance {stats.synthetic_acceptance:g}")
-    if stats.mode == "ssd":
+    if stats.mode == "ssd" or stats.hit_rate is not None:
         parts.append(f"{stats.cache_tokens} of {count(tokens, 'token')} from the cache")
     if stats.hit_rate is not None:
         parts.append(f"hit rate {stats.hit_rate * 100:.0f} %")

@@ -28,9 +28,9 @@ def check_local(flags: Mapping[str, Any]) -> None:
 
 
 def pick(kind: type[_Flags], flags: Mapping[str, Any]) -> _Flags:
-    """A dataclass, from the flags that have its names."""
+    """A dataclass, from the flags that have its names; others keep their defaults."""
     names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: flags[name] for name in names})
+    return kind(**{name: flags[name] for name in names if name in flags})
 
 
 @contextlib.contextmanager
@@ -48,6 +48,8 @@ def serving(
 
 
 def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -> str:
+    if plan.note:
+        render.note(notes, plan.note)
     title = f"{plan.model} with {plan.draft}" if plan.draft else plan.model
     with render.startup_status(notes, title) as on_phase:
         target = stack.enter_context(

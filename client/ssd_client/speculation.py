@@ -70,6 +70,11 @@ class SpeculationStats:
         return self.length_misses + self.token_misses
 
     @property
+    def speculated(self) -> bool:
+        """Whether speculation was tried, whatever most rounds went by."""
+        return self.drafted_tokens > 0 or self.hit_rate is not None
+
+    @property
     def hit_rate(self) -> float | None:
         """The share of look-ups that gave a speculation; None where nothing was looked up."""
         return _share(self.cache_rounds, self.hits + self.late + self.stale + self.missed)

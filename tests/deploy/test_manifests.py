@@ -113,7 +113,7 @@ def kustomizations() -> list[Manifest]:
 
 
 def named_by(kustomization: Manifest) -> list[str]:
-    patches = [each["path"] for each in kustomization.get("patches", ())]
+    patches = [each["path"] for each in kustomization.get("patches", ()) if "path" in each]
     return [*kustomization.get("resources", ()), *kustomization.get("components", ()), *patches]
 
 

@@ -29,7 +29,16 @@ DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
 DEPTH = 5  # of a target, by default
 # Labels that a series may have, and how many values each may take.
 LABELS = {"le": 20, "position": 64, "reason": 32, "state": 8, "outcome": 8, "result": 12}
-LABELS |= {"source": 8, "role": 1, "how": 16, "what": 4, "limit": 4, "bound": 4, "field": 4}
+LABELS |= {
+    "source": 8,
+    "mode": 3,
+    "role": 1,
+    "how": 16,
+    "what": 4,
+    "limit": 4,
+    "bound": 4,
+    "field": 4,
+}
 MOST_SERIES = 300  # of one service
 STEP = 60.0
 

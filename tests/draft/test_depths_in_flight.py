@@ -17,7 +17,9 @@ from ssd_draft.records import LinkFrames, LinkUp
 from ssd_draft.speculators import ModelSpeculator
 from ssd_engine.batch import Draw, Part, TreeRows
 from ssd_engine.frames import Branches, Launch, Open, Outcome, Source
+from ssd_engine.guessing import drawn_guesses
 from ssd_engine.model_store import resolve_model
+from ssd_engine.rejection import LIKELIEST, FewWeights
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
@@ -61,12 +63,29 @@ class Ranking:
             for draw, before in zip(draws, tokens, strict=True)
             if draw is not None
         ]
-        best = np.zeros((0, RANKS + 1), dtype=np.int32)
-        if logits is not None:
-            best = perturbed_scores(logits, rows).topk(RANKS + 1).indices.int().numpy()
-        self._last = best[:, 0].tolist()
-        self.launched.append(Ranked(best if self._ranks else None, logits))
+        drawn = [draw for draw in draws if draw is not None]
+        self.launched.append(self._scored(logits, drawn, rows))
         return self.launched[-1]
+
+    def _scored(
+        self, logits: Tensor | None, draws: Sequence[Draw], rows: Sequence[SampleRow]
+    ) -> "Ranked":
+        if logits is None or not self._ranks:
+            return Ranked(Scored(lambda: logits), 0)
+        rejecting = [i for i, draw in enumerate(draws) if draw.width >= 0]
+        scores = perturbed_scores(logits, rows).double()
+        scores[rejecting] = logits[rejecting].double()
+        best = scores.topk(RANKS + 1).indices.int().numpy()
+        following, sigma = best[:, 0].copy(), None
+        if rejecting:
+            widths, weights = zip(*((d.width, d.down_weight) for d in draws), strict=True)
+            tokens, wire = drawn_guesses(logits, rows, widths, weights)
+            following[rejecting] = np.array(tokens)[rejecting]
+            few = wire.float().topk(LIKELIEST)
+            ids, values = few.indices.int().numpy(), few.values.numpy()
+            sigma = FewWeights(ids, values, wire.shape[1], wire.device)
+        self._last = following.tolist()
+        return Ranked(Scored(lambda: logits, best, following, sigma), len(best))
 
     def _follow(self, part: Part) -> Part:
         if not isinstance(part, TreeRows) or min(part.tokens) >= 0:
@@ -77,7 +96,8 @@ class Ranking:
 
 def _row_of(draw: Draw, tokens: Sequence[int]) -> SampleRow:
     """``tokens``: those of its run, up to its own."""
-    how: dict[str, Any] = dict(seed=draw.seed, temperature=draw.temperature)
+    names = ("seed", "temperature", "top_k", "top_p", "min_p")
+    how: dict[str, Any] = {name: getattr(draw, name) for name in names}
     if (history := draw.history) is None:
         return SampleRow(SamplingParams(**how), (), range(draw.position))
     output = [*history.output, *draw.path, *tokens[len(tokens) - draw.recent :]]
@@ -87,9 +107,8 @@ def _row_of(draw: Draw, tokens: Sequence[int]) -> SampleRow:
 
 
 class Ranked:
-    def __init__(self, best: np.ndarray | None, logits: Tensor | None) -> None:  # type: ignore[type-arg]
-        self._best, self._logits = best, logits
-        self.rows = range(0 if best is None else len(best))
+    def __init__(self, scored: Scored, rows: int) -> None:
+        self._scored, self.rows = scored, range(rows)
         self.seen = False
 
     def done(self) -> bool:
@@ -97,7 +116,7 @@ class Ranked:
 
     def result(self) -> Scored:
         self.seen = True
-        return Scored(lambda: self._logits, self._best)
+        return self._scored
 
 
 class World:
@@ -109,6 +128,7 @@ class World:
         chains: bool,
         sequences: int,
         ranks: bool = True,
+        verification: Verification = Verification.COUPLED,
         **sampling: Any,
     ) -> None:
         self.runner = Ranking(runner, chains, ranks)
@@ -124,8 +144,7 @@ class World:
         for key in self.rounds:
             prompt = pack_tokens([5 + (key + i) % 50 for i in range(30)])
             params = SamplingParams(**{"seed": key, "temperature": (0.0, 1.0)[key % 2], **sampling})
-            coupled = Verification.COUPLED
-            frame = Open(key, 0, prompt, b"", [], 200, params, coupled, 1, DEPTH, 0)
+            frame = Open(key, 0, prompt, b"", [], 200, params, verification, 0.5, DEPTH, 0)
             self.core.handle(LinkFrames(1, [frame]))
 
     def step(self, times: int) -> None:
@@ -201,6 +220,25 @@ def test_branches_are_guessed_under_penalties_wherever_that_is(
         books.append(pushed_in_rounds(world, chains))
     assert books[0] == books[1] == books[2]
     assert any(len(tokens) == DEPTH for tokens in books[0].values())
+
+
+@pytest.mark.parametrize("sequences", [full_only(1), 2])
+def test_branches_are_drawn_for_rejection_wherever_that_is(
+    runner: ModelRunner, sequences: int
+) -> None:
+    """And what they were drawn from is kept for the branch that is taken."""
+    books, shipped = [], []
+    for chains, ranks in ((False, False), (True, True)):
+        how = dict(temperature=1.0, top_p=0.9)
+        world = World(runner, chains, sequences, ranks, Verification.REJECTION, **how)
+        books.append(pushed_in_rounds(world, chains))
+        world.advance(1, random.Random(4))
+        link = world.core._links[1]
+        world.core._follow(link, link.inbox.popleft())  # the outcome, not yet the launch
+        shipped.append(world.core._speculator.drawn_from(link.sequences[1], DEPTH))
+    assert books[0] == books[1]
+    assert any(len(tokens) == DEPTH for tokens in books[0].values())
+    assert torch.equal(shipped[0], shipped[1])
 
 
 def test_rounds_that_end_in_the_middle_of_a_tree_lose_nothing(runner: ModelRunner) -> None:

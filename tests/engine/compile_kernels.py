@@ -3,15 +3,20 @@
 import sys
 from typing import Any
 
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from ssd_engine.cuda import (
     adjusting,
+    candidates,
+    digit_search,
     drawing,
     elementwise,
     filtering,
+    guessing,
     paged_attention,
+    rejecting,
     reporting,
     triton_products,
 )
@@ -23,7 +28,13 @@ DIVISION = {"TILE": 64, "NEAR": 16, "FAR": 256, "MOST_PARTS": 20}
 FILTERED = {"FILTERED": True, "CUT": filtering.CUT, "CUT_PIECES": 128}
 PIECES = {"PIECE": 1024, "OVERLAP": True}
 SIZES = ["i32", "i32", "i32"]
+CANDIDATES = {name: getattr(candidates, name) for name in ("SUMS", "NUMBERS", "MOST")}
+DIGITS = [INTS, LONGS, LONGS, LONGS]
 ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, INTS, INTS, INTS, INTS, INTS, "i32", "i32"]
+GUESSED = [LONGS, FLOATS, INTS, INTS, DOUBLES, FLOATS, INTS, FLOATS]
+# What the kernels of rejection read, and what they have in common.
+REJECTED = [FLOATS, FLOATS, INTS, LONGS, INTS, LONGS]
+REJECTION = {"PIECE": 1024, "KIND": tl.bfloat16, **FILTERED}
 PRODUCT = {"EVEN": False, "BIAS": True, "ADD": True}
 
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
@@ -53,44 +64,73 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         {"ROWS": 8, "PIECES": 256, "OVERLAP": True},
     ),
     (
-        drawing.leaf_kernel,
-        [FLOATS, LONGS, FLOATS, INTS, FLOATS, FLOATS, "i32", "i32", "i32", LONGS, INTS],
-        {"LEAF": 128, "LEAVES": 8, **FILTERED, "OVERLAP": True},
-    ),
-    (
         drawing.rank_kernel,
         [FLOATS, FLOATS, INTS, INTS, *SIZES],
         {"RANKS": 17, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
     ),
     (
-        filtering.prepare_kernel,
-        [FLOATS, FLOATS, FLOATS, INTS, LONGS, *SIZES],
-        {**PIECES, "COUNTS": 1024, "MASSES": 128},
+        guessing.leaf_kernel,
+        [FLOATS] * 5 + [*SIZES, "i32"],
+        {**PIECES, "LEAF": 128},
     ),
     (
-        filtering.count_kernel,
-        [FLOATS, FLOATS, INTS, FLOATS, INTS, LONGS, *SIZES, "i32"],
+        guessing.best_leaves_kernel,
+        [FLOATS, INTS, "i32", "i32"],
+        {"MOST": 64, "LEAVES": 2048, "OVERLAP": True},
+    ),
+    (
+        guessing.likeliest_kernel,
+        [FLOATS, INTS, INTS, *SIZES],
+        {"MOST": 64, "LEAF": 128, "OVERLAP": True},
+    ),
+    (
+        guessing.guess_kernel,
+        [FLOATS, INTS, FLOATS, FLOATS, *GUESSED, INTS, INTS, *SIZES, "fp32"],
+        {"RANKS": 17, "WIDTH": 32, "MOST": 64, "PIECES": 128, "STREAM": 1, "OVERLAP": True},
+    ),
+    (
+        filtering.prepare_kernel,
+        [FLOATS, FLOATS, FLOATS, INTS, LONGS, INTS, *SIZES],
+        {**PIECES, "COUNTS": candidates.BINS.value, "SUMS": candidates.SUMS},
+    ),
+    (
+        candidates.bin_kernel,
+        [FLOATS, FLOATS, INTS, DOUBLES, FLOATS, INTS, LONGS, *SIZES],
+        {**PIECES, "PIECES": 128, "SUMS": candidates.SUMS},
+    ),
+    (
+        candidates.collect_kernel,
+        [FLOATS, FLOATS, INTS, DOUBLES, FLOATS, INTS, LONGS, INTS, INTS, INTS, LONGS, *SIZES],
+        {**PIECES, "PIECES": 128, **CANDIDATES},
+    ),
+    (
+        candidates.cut_kernel,
+        [INTS, DOUBLES, FLOATS, FLOATS, LONGS, INTS, INTS, LONGS, INTS, LONGS, INTS, LONGS, "i32"],
+        {
+            **CANDIDATES,
+            "PIECES": 128,
+            "PAIRS": candidates.PAIRS,
+            "PAIRED": candidates.PAIRED,
+            "CUT": filtering.CUT,
+            "COUNTS": 1024,
+            "MASSES": 128,
+            "OVERLAP": True,
+        },
+    ),
+    (
+        digit_search.count_kernel,
+        [FLOATS, FLOATS, INTS, FLOATS, INTS, INTS, LONGS, *SIZES, "i32"],
         {**PIECES, "BITS": 8},
     ),
     (
-        filtering.count_cut_kernel,
-        [INTS, INTS, LONGS, LONGS],
-        {"BITS": 8, "CUT": filtering.CUT, "OVERLAP": True},
-    ),
-    (
-        filtering.mass_kernel,
-        [FLOATS, FLOATS, DOUBLES, FLOATS, LONGS, LONGS, LONGS, *SIZES, "i32"],
-        {**PIECES, "BITS": 4, "PIECES": 128, "CUT": filtering.CUT},
-    ),
-    (
-        filtering.mass_cut_kernel,
-        [DOUBLES, FLOATS, FLOATS, LONGS, LONGS, LONGS, "i32"],
-        {"BITS": 4, "PIECES": 128, "CUT": filtering.CUT, "OVERLAP": True},
+        digit_search.mass_kernel,
+        [FLOATS, FLOATS, INTS, DOUBLES, FLOATS, INTS, *DIGITS, *SIZES, "i32"],
+        {**PIECES, "COUNT_BITS": 8, "BITS": 4, "PIECES": 128},
     ),
     (
         filtering.tie_kernel,
-        [FLOATS, FLOATS, FLOATS, LONGS, INTS, *SIZES],
-        {**PIECES, "CUT": filtering.CUT},
+        [FLOATS, FLOATS, INTS, DOUBLES, FLOATS, FLOATS, INTS, *DIGITS, LONGS, INTS, *SIZES],
+        {**PIECES, "COUNT_BITS": 8, "MASS_BITS": 4, "PIECES": 128, "CUT": filtering.CUT},
     ),
     (
         adjusting.add_kernel,
@@ -118,6 +158,17 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         reporting.report_kernel,
         [FLOATS, DOUBLES, INTS, FLOATS, LONGS, INTS, INTS, *SIZES],
         {"RANKS": 20, "WIDTH": 32, "PIECES": 128, "OVERLAP": True},
+    ),
+    (rejecting.weigh_rows_kernel, [*REJECTED, DOUBLES, DOUBLES, DOUBLES, *SIZES], REJECTION),
+    (
+        rejecting.judge_kernel,
+        [*REJECTED, LONGS] + [DOUBLES] * 6 + [INTS, *SIZES],
+        {**REJECTION, "LINES": 8},
+    ),
+    (
+        rejecting.draw_rest_kernel,
+        [*REJECTED, LONGS] + [DOUBLES] * 3 + [INTS, FLOATS, FLOATS, LONGS, *SIZES, "i32"],
+        {**REJECTION, "LINES": 8, "REPORTED": True},
     ),
     (drawing.follow_kernel, [INTS, INTS, "i32"], {"ROWS": 32}),
     (

@@ -13,6 +13,7 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
 
     That no index overflows is checked by ``make test-full`` alone.
     """
+    import triton.language
     from triton.runtime import interpreter
 
     builder: Any = interpreter.interpreter_builder
@@ -21,7 +22,8 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
     patched: dict[bool, Any] = {}
 
     def patch_once(function: Any) -> Any:
-        own = "tl" in function.__globals__  # a kernel's; those of the library know tl.core
+        # A kernel's; functions of the library know tl.core, some of them as tl.
+        own = function.__globals__.get("tl") is triton.language
         if own not in patched:
             patched[own] = patch_lang(function)
         return patched[own]

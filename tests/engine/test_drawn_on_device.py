@@ -13,9 +13,12 @@ pytest.importorskip("triton")
 from ssd_engine.cuda import graphs
 from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.graphs import GraphRunner, InFlight
+from ssd_engine.cuda.rejecting import Rejector
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_drawing import PromptDrawing
 from ssd_engine.cuda.step_inputs import StepShape
+from ssd_engine.frames import Verification
+from ssd_engine.rejection import to_wire
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling_params import SamplingParams
 from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
@@ -86,12 +89,28 @@ class HalfRight:
                 (token + 1) % VOCAB if (at + i) % 3 == 2 else token for i, token in enumerate(text)
             ]
 
+    def is_behind(self, sequence: Any) -> bool:
+        return False
+
     def end(self, sequence_id: int) -> None: ...
 
     def check_integrity(self) -> None: ...
 
 
-def make_requests(mode: Mode) -> list[Request]:
+class Shipping(HalfRight):
+    """Says that a token was drawn from a distribution over it and a few others."""
+
+    def draft(self, rows: Sequence[DraftRow]) -> None:
+        super().draft(rows)
+        for row in rows:
+            for token in row.tokens:
+                q = torch.zeros(VOCAB, dtype=torch.float64)
+                q[20:28] += 0.05
+                q[token] += 0.6
+                row.wires.append(to_wire(q[None]))
+
+
+def make_requests(mode: Mode, verification: Verification = Verification.COUPLED) -> list[Request]:
     options: list[tuple[dict[str, Any], int | None]] = [
         (dict(temperature=0.0, logit_bias=BIAS, **PENALTIES), 2),
         (dict(temperature=0.9, top_p=0.9, logit_bias=BIAS, **PENALTIES), None),
@@ -103,7 +122,7 @@ def make_requests(mode: Mode) -> list[Request]:
             SamplingParams(seed=i, **told),
             max_tokens=TOKENS,
             num_logprobs=num_logprobs,
-            speculation=SpeculationRequest(mode, depth=DEPTH),
+            speculation=SpeculationRequest(mode, verification, depth=DEPTH),
         )
         for i, (told, num_logprobs) in enumerate(options)
     ]
@@ -118,7 +137,8 @@ def run_on_device(
     step.inputs.clear(runner.dummy_slot)
     options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
     speculator = Speculator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
-    runner._steps = GraphRunner([step], eager=True)
+    rejector = Rejector(SHAPE.runs, SHAPE.rows, DEPTH + 1, runner.config.head_rows, CPU)
+    runner._steps = GraphRunner([step], eager=True, rejector=rejector)
     runner._drawing = PromptDrawing(2, runner.config.head_rows, CPU, False, histories)
     try:
         core = make_core(runner, speculator=speculator)
@@ -142,6 +162,27 @@ def test_texts_are_the_same_wherever_and_however_they_are_drawn(
         assert other.speculation is not None
         assert 0 < other.speculation.accepted_tokens < other.speculation.drafted_tokens
     assert [len(result.logprobs) for result in plain] == [TOKENS, 0, TOKENS]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # lanes that are masked are computed, too
+def test_rounds_are_verified_by_rejection_where_the_logits_are(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = make_requests(Mode.SYNC, Verification.REJECTION)
+    drafter = Shipping(run(make_core(runner), make_requests(Mode.OFF)))
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
+    speculator = Speculator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
+    on_host = run(make_core(runner, speculator=speculator), requests)
+    monkeypatch.delattr(InFlight, "_logits")  # nobody looks at them
+    on_device = run_on_device(runner, drafter, requests)
+    for one, other in zip(on_host, on_device, strict=True):
+        assert other.tokens == one.tokens
+        assert [each.chosen for each in other.logprobs] == pytest.approx(
+            [each.chosen for each in one.logprobs], abs=1e-4
+        )
+        assert other.speculation is not None
+        assert other.speculation.rejection_rounds > 0
+    assert sum(result.speculation.accepted_tokens for result in on_device if result.speculation) > 0
 
 
 def test_a_step_follows_what_the_one_before_it_draws(

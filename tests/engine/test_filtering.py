@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd_engine.cuda import filtering
+from ssd_engine.cuda import candidates, digit_search, filtering
 from ssd_engine.cuda.filtering import CUT, Filters, scaled_value, survives
 from ssd_engine.sampling import kept_tokens
 from ssd_engine.sampling_params import SamplingParams
@@ -24,10 +24,13 @@ ROWS = 4
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there are several of them in a small vocabulary."""
+def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small vocabulary has several pieces, and takes every way to a cut."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(filtering, "PIECE", 128)
+        for name, value in {"MOST": 64, "PAIRS": 16, "PAIRED": 8, "PROGRAMS": 2 * ROWS}.items():
+            monkeypatch.setattr(candidates, name, value)
+        monkeypatch.setattr(digit_search, "PROGRAMS", 2 * ROWS)
 
 
 @triton.jit
@@ -51,7 +54,9 @@ def _survivors_kernel(
     tl.store(out + row.to(tl.int64) * vocab + token, kept, mask=inside)
 
 
-def survivors(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+def survivors(logits: Tensor, params: list[SamplingParams]) -> tuple[Tensor, list[int]]:
+    """[rows, VOCAB], and which rows were cut among few candidates."""
+
     def told(values: list[Any], kind: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=kind, device=DEVICE)
 
@@ -77,14 +82,15 @@ def survivors(logits: Tensor, params: list[SamplingParams]) -> Tensor:
         CUT,
         filters.padded,
     )
-    return out.cpu()
+    return out.cpu(), filters._candidates.solved.tolist()
 
 
-def check(logits: Tensor, params: list[SamplingParams]) -> None:
-    kept = survivors(logits.to(DEVICE), params)
+def check(logits: Tensor, params: list[SamplingParams]) -> list[int]:
+    kept, solved = survivors(logits.to(DEVICE), params)
     for row, p in enumerate(params):
         expected = kept_tokens(logits[row] / torch.tensor(p.temperature), p)
         assert torch.equal(kept[row], expected), (p, int(kept[row].sum()), int(expected.sum()))
+    return solved
 
 
 KINDS = {
@@ -126,7 +132,50 @@ def test_a_cut_among_equals_goes_by_the_id() -> None:
         SamplingParams(1, top_k=6, top_p=0.5),
         SamplingParams(1, top_p=0.75, min_p=0.9),
     ]
-    kept = survivors(logits.to(DEVICE), params)
+    kept, _ = survivors(logits.to(DEVICE), params)
     assert kept.sum(dim=1).tolist() == [5, 4, 3, 6]
     assert kept[1].nonzero()[:, 0].tolist() == [100, 101, 102, 103]
     check(logits, params)
+
+
+def close_together(number: int) -> Tensor:
+    """A row of so many likely tokens, which differ little and lie in all pieces."""
+    row = torch.full((VOCAB,), -50.0)
+    tokens = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(number))[:number]
+    row[tokens] = 5.0 - torch.arange(number) * (0.02 / number)
+    return row
+
+
+def test_rows_with_too_many_candidates_are_searched_digit_by_digit() -> None:
+    """Next to rows that are not; the cut is the last candidate, or just beyond."""
+    most = candidates.MOST
+    full, over = close_together(most), close_together(most + 1)
+    cases = [
+        (full, SamplingParams(1, top_k=most - 1, top_p=0.9999), True),
+        (full, SamplingParams(1, top_k=most), True),
+        (full, SamplingParams(1, top_k=most, top_p=0.5), True),
+        (full, SamplingParams(1, top_k=most + 1), False),
+        (full, SamplingParams(1, top_p=0.9999), True),
+        (over, SamplingParams(1, top_p=0.9999), False),
+        (over, SamplingParams(1, top_k=5, top_p=0.5), False),
+        (over, SamplingParams(1), True),
+        (over, SamplingParams(1, min_p=0.99), True),
+        (torch.zeros(VOCAB), SamplingParams(1, top_p=0.95), False),
+    ]
+    logits = torch.stack([row for row, _, _ in cases])
+    assert check(logits, [p for _, p, _ in cases]) == [solved for _, _, solved in cases]
+
+
+def test_tokens_without_mass() -> None:
+    """Forbidden ones, and those whose mass is all but rounded to nothing."""
+    forbidden = torch.full((VOCAB,), -math.inf)
+    forbidden[10:200:10] = torch.arange(19.0)
+    faint = torch.full((VOCAB,), -100.0)
+    faint[3], faint[150:] = 0.0, -31.0
+    cases = [
+        (forbidden, SamplingParams(1, top_p=0.9)),
+        (forbidden, SamplingParams(1, top_k=19, top_p=0.999999)),
+        (forbidden, SamplingParams(1, top_k=25)),
+        (faint, SamplingParams(1, top_p=1 - 2**-46)),
+    ]
+    check(torch.stack([row for row, _ in cases]), [p for _, p in cases])

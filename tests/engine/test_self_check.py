@@ -203,14 +203,19 @@ def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_step(
-    load: Load, shape: StepShape, graphs: Any = None, drawing: Drawing | None = None
+    load: Load,
+    shape: StepShape,
+    graphs: Any = None,
+    drawing: Drawing | None = None,
+    ranks: int = 1,
 ) -> Findings:
-    """``drawing``: the only way of drawing that is looked at; None: all of them."""
+    """``drawing``: the only way of drawing that is looked at; None: all of them. ``ranks``: of a
+    step without trees."""
     runner = load(dtype="float32", **(DRAFT if shape.scratch else {}))
     del runner.model.weights.layers[1:], runner.kv.layers[1:]
     vocab = runner.config.head_rows
     histories = Histories(OPTIONS.max_num_seqs, shape.rows, vocab, torch.device("cpu"))
-    ranks = 3 if shape.scratch else 1
+    ranks = 3 if shape.scratch else ranks
     step = Step(runner.model, runner.kv, shape, ranks, histories=histories)
     if drawing is not None:
         step.drawings = [drawing]
@@ -227,6 +232,14 @@ def check_step(
         StepCheck(runner, step, parts, findings).run(graphs or Graphs())
     findings.raise_if_wrong(SingleRank())
     return findings
+
+
+@pytest.mark.usefixtures("short_contexts")
+def test_a_draft_of_one_row_passes(load: Load) -> None:
+    """Inside a target of one sequence: no row is drawn for rejection."""
+    shape = replace(VERIFY, runs=1, rows_per_run=1, path=4)
+    worst = worst_of(check_step(load, shape, drawing=Drawing.PLAIN, ranks=2))
+    assert worst["drawing for rejection"] == 0.0
 
 
 @pytest.mark.parametrize("shape", [VERIFY, TREE], ids=["round", "tree"])

@@ -22,6 +22,7 @@ from ssd_engine.cuda.layer_ops import FusedOps
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.growth import Shape
+from ssd_engine.guessing import ranked_guesses
 from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, logprobs, perturbed_scores, sample
@@ -241,9 +242,11 @@ def assert_ranks_by_the_scores_that_are_drawn_from(
     runner.forward([case.chunk()])
     step, _ = run_step(runner, TREE, [case.rows(0)], draws or draws_of(rows))
     got = logits_of(step, 0, 5)[:, : step.head_rows]
-    best = perturbed_scores(got, rows).topk(5).indices
-    assert step.host_drawn.reshape(-1, 5)[:5].tolist() == best.tolist()
-    assert best.max() < runner.config.vocab_size
+    best = ranked_guesses(got, rows, 5)
+    lines = step.guesses_on(0)[:5]
+    assert lines[:, :5].tolist() == best
+    assert lines[:, 5].tolist() == [ranking[0] for ranking in best]
+    assert max(map(max, best)) < runner.config.vocab_size
     return step
 
 
@@ -309,6 +312,7 @@ def test_a_step_reports_the_models_own_probabilities(runner: ModelRunner) -> Non
     assert got == logprobs(step.logits[:4, : step.head_rows].cpu(), drawn, [5] * 4)
 
 
+@pytest.mark.full
 def test_a_step_ranks_what_filters_leave(runner: ModelRunner) -> None:
     """Where they leave as many as are ranked."""
     rows = sample_rows((0.0, 1.0, 0.5, 2.0, 1.0), seed=3)
@@ -343,7 +347,7 @@ def test_there_are_no_more_ranks_than_filters_leave(runner: ModelRunner) -> None
     step, _ = run_step(runner, TREE, [case.rows(0)], draws_of(rows))
     got = logits_of(step, 0, 5)[:, : step.head_rows]
     best = perturbed_scores(got, rows).topk(5).indices.tolist()
-    ranked = step.host_drawn.reshape(-1, 5)[:5].tolist()
+    ranked = step.guesses_on(0)[:5, :5].tolist()
     for i in range(5):
         assert ranked[i] == [*best[i][: i + 1], *[-1] * (4 - i)]
 
@@ -374,12 +378,13 @@ def test_a_step_draws_over_the_whole_head(grown: ModelRunner) -> None:
     assert step.drawn[1] == 1299
 
 
+@pytest.mark.full
 def test_a_step_ranks_over_the_whole_head(grown: ModelRunner) -> None:
     step = assert_ranks_by_the_scores_that_are_drawn_from(grown)
     assert step.logits is not None
     logits = step.logits.clone()
     logits[0, 1299] = 1e5
-    step._rank(logits)
+    step.draw(logits)
     assert step.drawn[0] == 1299
 
 
@@ -405,7 +410,7 @@ def test_a_step_follows_the_one_before_it(runner: ModelRunner, penalised: bool) 
             step.tell_histories(range(5), draws)
         with torch.inference_mode():
             step.run(drawing_of(draws))
-        best: list[int] = step.host_drawn.reshape(-1, 5)[:5, 0].tolist()
+        best: list[int] = step.guesses_on(0)[:5, 0].tolist()
         return best
 
     first = run(steps[0], case.rows(0))

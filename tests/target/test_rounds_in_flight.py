@@ -1,8 +1,10 @@
 """A device that computes by itself: a round is in flight while its sequences go on living."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from torch import Tensor
@@ -15,9 +17,11 @@ from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.scored import Scored
 from ssd_target.core import EngineCore
 from ssd_target.records import Cancel
-from ssd_target.speculation.options import Mode, SpeculationOptions
+from ssd_target.sequence import Sequence as TargetSequence
+from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.payoff import Payoff
 from ssd_target.speculation.speculator import Speculator
+from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
 from tests.scale import full_only
 from tests.synchronous import DrawsNothing
@@ -98,6 +102,11 @@ class FlyingAhead(Flying):
     ) -> None:
         super().__init__(device._runner, parts)
         self._device, self._draws, self._before = device, draws, before
+        # As it is known now: it grows.
+        self._histories = [
+            None if draw is None or draw.history is None else [*draw.history.output]
+            for draw in draws
+        ]
         self.drawn: list[int] = []
         self.rows = range(len(draws))
 
@@ -108,11 +117,13 @@ class FlyingAhead(Flying):
         parts = [_with_tokens(part, before) for part in self._parts]
         logits = self._runner.forward(parts)
         assert logits is not None
-        rows = [
-            SampleRow(SamplingParams(draw.seed, draw.temperature), (), range(draw.position))
-            for draw in self._draws
-            if draw is not None
+        runs = [
+            part.tokens[: len(part.tokens) - part.num_logits + i + 1]
+            for part in parts
+            for i in range(part.num_logits)
         ]
+        told = zip(self._draws, self._histories, runs, strict=True)
+        rows = [_sample_row(*each) for each in told if each[0] is not None]
         self.drawn, self._before = sample(logits, rows), None
 
     def result(self) -> Scored:
@@ -121,6 +132,15 @@ class FlyingAhead(Flying):
         self.compute()
         self._device.in_flight -= 1
         return Scored(lambda: None, drawn=self.drawn, broken=[0] * len(self.drawn))
+
+
+def _sample_row(draw: Draw, said: list[int] | None, run: Sequence[int]) -> SampleRow:
+    if draw.history is None or said is None:
+        return SampleRow(SamplingParams(draw.seed, draw.temperature), (), range(draw.position))
+    recent = run[len(run) - draw.recent :]
+    row = SampleRow(draw.history.params, draw.history.prompt, [*said, *recent])
+    assert row.position == draw.position
+    return row
 
 
 def _with_tokens(part: Part, before: Sequence[int]) -> Part:
@@ -184,15 +204,68 @@ def test_rounds_that_are_launched_ahead_change_no_text(runner: ModelRunner, stag
     core.check_integrity()
 
 
-def test_what_penalties_must_know_is_not_launched_ahead(runner: ModelRunner) -> None:
-    request = make_requests(1, seed=3)[0]
-    sampling = replace(request.sampling, repetition_penalty=1.3)
+class WrongDrafter:
+    """Its tokens are never right."""
+
+    def is_behind(self, sequence: TargetSequence) -> bool:
+        return False
+
+    def draft(self, rows: Sequence[DraftRow]) -> None:
+        for row in rows:
+            row.tokens = [4095] * row.depth
+
+    def end(self, sequence_id: int) -> None: ...
+
+    def check_integrity(self) -> None: ...
+
+
+def test_rounds_are_launched_ahead_for_as_long_as_plain_ones_are_chosen(
+    runner: ModelRunner,
+) -> None:
+    """Of sequences that may speculate; the ones ahead are evidence, too."""
+    requests = make_requests(2, seed=1)
+    expected = [one.tokens for one in run(make_core(runner), requests)]
+    size = runner.config.vocab_size
+    drafter = cast(SyncDrafter, WrongDrafter())
+    options = SpeculationOptions(depth=3, adapt_depth=False)
+    speculator = Speculator(options, size, drafter=drafter)
+    speculator._drafter_payoff = payoff = Alternating()
+    device = Chained(runner)
+    core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=ROWS)
+    for i, request in enumerate(requests):
+        core.handle(submit(i, replace(request, speculation=SpeculationRequest(Mode.AUTO, depth=3))))
+    tokens: list[list[int]] = [[], []]
+    in_flight: dict[bool, int] = {True: 0, False: 0}
+    for step in itertools.count():
+        if not core.has_work:
+            break
+        payoff.on = step % 8 > 4
+        for delta in core.step().deltas:
+            tokens[delta.sequence] += delta.tokens
+        in_flight[payoff.on] = max(in_flight[payoff.on], device.in_flight)
+        core.check_integrity()
+    assert tokens == expected
+    assert in_flight == {True: 1, False: 2}
+    rounds = speculator.totals.rounds
+    assert rounds == speculator.totals.sync_rounds + speculator.totals.plain_rounds
+    assert len(payoff.shown) == rounds
+    assert sum(on for on, _ in payoff.shown) == speculator.totals.rounds_in(Mode.SYNC)
+
+
+def test_penalties_see_the_token_that_only_the_device_knows(runner: ModelRunner) -> None:
+    requests = make_requests(3, seed=3)
+    penalised = [
+        replace(
+            each, sampling=replace(each.sampling, repetition_penalty=1.3, frequency_penalty=0.7)
+        )
+        for each in requests
+    ]
+    expected = [result.tokens for result in run(make_core(runner), penalised)]
+    assert expected != [result.tokens for result in run(make_core(runner), requests)]
     core, device = make_deferred(runner, kind=Chained)
-    core.handle(submit(0, replace(request, sampling=sampling)))
-    for _ in range(3):
-        core.step()
+    assert [result.tokens for result in run(core, penalised)] == expected
     assert isinstance(device, Chained)
-    assert device.most_in_flight == 1
+    assert device.most_in_flight == 2
 
 
 @pytest.mark.parametrize("kind", [Deferred, Chained])
@@ -268,7 +341,7 @@ def test_a_resumed_sequence_takes_nothing_from_the_cache_beyond_its_prompt(
 
 
 class Alternating(Payoff):
-    """On in every second round; keeps what it is shown."""
+    """Is turned on and off; keeps what it is shown."""
 
     def __init__(self) -> None:
         super().__init__(enabled=True)
@@ -298,12 +371,14 @@ def test_what_a_round_has_shown_counts_for_the_phase_it_was_launched_in(
     endpoint.payoff = payoff = Alternating()
     engines.submit(core, 0, prompt, 40, mode=Mode.SSD)
     tokens: list[int] = []
-    while core.has_work:
-        payoff.on = not payoff.on
+    for step in itertools.count():
+        if not core.has_work:
+            break
+        payoff.on = step % 4 > 1
         for delta in core.step().deltas:
             tokens += delta.tokens
     assert tokens == plain.tokens
     # A speculated round here gives four tokens, but for the last one, a plain one gives one.
     assert {count for on, count in payoff.shown if not on} == {1}
-    assert [count for on, count in payoff.shown if on][:-1].count(4) >= 4
+    assert [count for on, count in payoff.shown if on][:-1].count(4) >= 3
     assert all(count == 4 for on, count in [s for s in payoff.shown if s[0]][:-1])

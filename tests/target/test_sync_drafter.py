@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,7 +47,7 @@ class Device:
         return ()
 
     def result(self) -> Scored:
-        return Scored(lambda: None, drawn=self._drawn)
+        return Scored(lambda: None, following=np.array(self._drawn, dtype=np.int32))
 
 
 class Host:

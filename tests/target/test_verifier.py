@@ -18,9 +18,10 @@ from torch import Tensor
 from ssd_engine.batch import Chunk, Draw
 from ssd_engine.completion import StopRules
 from ssd_engine.guessing import drawn_guesses, sample_row
+from ssd_engine.rejection import Speculation
 from ssd_engine.sampling import SampleRow, logprobs, sample
 from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
-from ssd_engine.scored import Scored
+from ssd_engine.scored import Scored, Verdict
 from ssd_engine.token_ids import pack_tokens
 from ssd_target.core import EngineCore
 from ssd_target.records import Delta, Submit
@@ -362,6 +363,29 @@ def test_a_row_that_the_device_calls_broken_fails_its_round_if_it_counts() -> No
         outcomes = verify(works, drawn_on_device(works, logits, [row]))
         assert isinstance(outcomes[0], NonFiniteLogits)
         assert isinstance(outcomes[1], Outcome)
+
+
+def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
+    """Nobody looks at their logits. Broken rows count up to the last one that is emitted from."""
+    sequence = make_sequence(OPTIONS["plain"], num_logprobs=2)
+    work, logits = round_of(sequence, [6, 7, 8]), make_logits(4, seed=3)
+    wire, values = torch.ones(3, VOCAB), logprobs(logits[:2], [6, 9], [2, 2])
+
+    def end(verdict: Verdict, broken: Rows[int] = ()) -> Outcome | NonFiniteLogits:
+        def reject(rounds: Rows[tuple[int, Speculation]]) -> list[Verdict]:
+            assert rounds == [(0, Speculation(9, sequence.num_committed, [6, 7, 8], wire))]
+            return [verdict]
+
+        scored = drawn_on_device([work], logits, broken)
+        scored = replace(scored, make_logits=lambda: None, reject=reject)
+        (outcome,) = verify([work], scored, [Drawn(wire)])
+        return outcome
+
+    verdict = Verdict(1, 9, [each.chosen for each in values])
+    assert end(verdict) == end(verdict, [2, 3]) == Outcome(1, [6, 9], values)
+    for row in (0, 1):
+        assert isinstance(end(verdict, [row]), NonFiniteLogits)
+    assert isinstance(end(Verdict(1, -1, verdict.logprobs)), NonFiniteLogits)
 
 
 class BrokenForOne:

@@ -54,6 +54,7 @@ SECTIONS = {
     "exact-shares": lambda args: serving.exact_shares(args.prompts, args.tokens),
     "dense": lambda args: dense.dense(args.prompts, args.tokens),
     "options": lambda args: options.options(args.prompts),
+    "rejection": lambda args: options.rejection(args.prompts),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "shares": lambda args: serving.shares(args.prompts),
     "projection": lambda args: projection.project(args.prompts),

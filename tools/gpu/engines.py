@@ -20,6 +20,7 @@ from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.tensor_parallel import SingleRank
 from ssd_engine.token_ids import pack_tokens, unpack_tokens
+from ssd_target.config import TargetConfig
 from ssd_target.core import EngineCore
 from ssd_target.records import LinkFrames, LinkUp, Submit
 from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
@@ -28,6 +29,11 @@ from ssd_target.speculation.speculator import Speculator
 BLOCK = 16
 COPY_BANDWIDTH = 4.3e12  # bytes/s, read plus written, of a large copy on an H200
 PROMPT_TOKENS, NEW_TOKENS = 64, 256
+MAX_NUM_SEQS = TargetConfig.max_num_seqs  # as it comes
+# As requests come: nearly every chat model ships with such options.
+SAMPLING: dict[str, Any] = dict(temperature=0.7, top_p=0.9, top_k=20)
+GREEDY = SamplingParams(7, 0.0)
+SAMPLED = SamplingParams(7, **SAMPLING)
 
 
 def load_runner(model: str, shape: str, **options: Any) -> ModelRunner:
@@ -86,15 +92,15 @@ def submit(
     number: int,
     tokens: list[int],
     new: int,
-    temperature: float = 0.0,
     mode: Mode = Mode.OFF,
+    sampling: SamplingParams = GREEDY,
 ) -> None:
     core.handle(
         Submit(
             number,
             pack_tokens(tokens),
             b"",
-            SamplingParams(number, temperature),
+            sampling,
             StopRules(new),
             None,
             SpeculationRequest(mode, depth=7),
@@ -130,11 +136,14 @@ def run(core: EngineCore) -> Ran:
 
 
 def time_step(
-    runner: ModelRunner, parts: Sequence[Part], temperature: float = 0.0, repeats: int = 60
+    runner: ModelRunner,
+    parts: Sequence[Part],
+    sampling: SamplingParams = GREEDY,
+    repeats: int = 60,
 ) -> float:
     """Median milliseconds of a step, by the device's clock."""
     rows = sum(part.num_logits for part in parts)
-    draws = [Draw(7, temperature, 100)] * rows
+    draws = [Draw.of(sampling, 100)] * rows
     times = [runner.step(parts, draws).result().seconds for _ in range(repeats)]
     return 1e3 * statistics.median(times[5:])
 

@@ -1,13 +1,14 @@
-"""What each sampling option costs, and what speculation is worth with it."""
+"""What each sampling option costs, what speculation is worth with it, and with rejection."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ssd_client.local_mps import DRAFT_SHARE
 from tools.bench_kit import Client, Generated, story_prompts
 from tools.gpu.report import Rows
-from tools.gpu.serving import TIMED, Clock, Model, ModelPair, against, mps, pair
+from tools.gpu.serving import TIMED, Clock, Model, ModelPair, against, as_it_comes, mps
 
 PLAIN = "T = 0.7"
 _BIAS = {token: 1.5 if token % 2 else -1.5 for token in range(100, 200)}
@@ -28,18 +29,63 @@ OPTIONS["all"] = {
 STREAMS = (1, 8)
 TOKENS = 96
 REPEATS = 3
-DRAFT_SHARE = 15  # percent of the multiprocessors: the draft as it ships is small
+MODELS = ModelPair(Model("stories-target", "llama-3.1-8b"), Model("stories-draft"))
+# A target that waits for every branch: what a draft guesses is counted, not when.
+PATIENT = ("--no-auto-off", "--no-adapt-depth", "--backup", "jit", "--wait", "10000")
 
 
 def options(num_prompts: int) -> Rows:
-    """The 8B shape and the draft as it ships on one GPU: every option, in turns."""
-    models = ModelPair(Model("stories-target", "llama-3.1-8b"), Model("stories-draft"))
+    """The 8B shape and the draft as it ships on one GPU: every option, in turns. Then what a draft
+    guesses on the GPU and on the CPU, for a target that waits for it."""
     prompts = story_prompts(max(STREAMS) * max(1, min(num_prompts, 16) // 8), seed=3)
     rows: Rows = []
-    with mps(), pair(models, max(STREAMS), 5, *TIMED, draft_share=DRAFT_SHARE) as client:
+    with mps(), as_it_comes(MODELS, *TIMED, draft_share=DRAFT_SHARE) as client:
         for streams in STREAMS:
             few = prompts if streams > 1 else prompts[: len(prompts) // 2]
             rows += _with_streams(client, few, streams)
+    for device in ("cuda", "cpu"):
+        draft = Model("stories-draft", device=device, threads=4 if device == "cpu" else None)
+        models = ModelPair(MODELS.target, draft)
+        with mps(), as_it_comes(models, *PATIENT, draft_share=_part(device)) as client:
+            rows += [_guesses(client, prompts, device, name) for name in OPTIONS]
+    return rows
+
+
+def _part(device: str) -> int:
+    return DRAFT_SHARE if device == "cuda" else 100
+
+
+def _guesses(client: Client, prompts: Sequence[str], device: str, name: str) -> dict[str, Any]:
+    done = _generate(client, prompts, 1, "ssd", OPTIONS[name])
+    about = {"streams": 1, "options": name, "mode": f"ssd, waits for a draft on {device}"}
+    return {**about, **_guessed(done, "ssd")}
+
+
+def rejection(num_prompts: int) -> Rows:
+    """Rejection at C = 1 beside coupled verification, in turns."""
+    prompts = story_prompts(max(1, min(num_prompts, 16)), seed=3)
+    done: dict[tuple[str, str], list[Generated]] = {}
+    kinds: dict[str, Mapping[str, Any]] = {
+        PLAIN: {},
+        "top-k 20, top-p 0.9": {"top_k": 20, "top_p": 0.9},
+    }
+    flags = (*TIMED, "--no-auto-off")
+    with mps(), as_it_comes(MODELS, *flags, draft_share=DRAFT_SHARE, trusted=True) as client:
+        for i, prompt in enumerate([prompts[0], *prompts]):  # the first is to warm up
+            for name, chosen in kinds.items():
+                for how in ("coupled", "rejection"):
+                    one = client.generate(
+                        prompt, "ssd", TOKENS, temperature=0.7, seed=i, verification=how, **chosen
+                    )
+                    if i:
+                        done.setdefault((name, how), []).append(one)
+    rows: Rows = []
+    for (name, how), many in done.items():
+        rate, guessed = statistics.median(one.rate for one in many), _guessed(many, "ssd")
+        rows.append({"options": name, "verification": how, **guessed, "tokens/s": rate})
+        if how == "rejection":
+            for key in ("hit rate", "tokens/s"):
+                rows[-1][f"{key}, of coupled"] = rows[-1][key] / rows[-2][key]
     return rows
 
 
@@ -88,4 +134,14 @@ def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
     return {
         "hit rate": sum(one.stats.hits for one in done) / rounds,
         "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds,
+        "first token right": _first_right(done),
     }
+
+
+def _first_right(done: Sequence[Generated]) -> float:
+    """Of speculations, however long they were: what is guessed, whenever it came."""
+    right, drafted = (
+        sum(counts[0] for one in done if (counts := getattr(one.stats, name)))
+        for name in ("accepted_per_position", "drafted_per_position")
+    )
+    return right / max(1, drafted)

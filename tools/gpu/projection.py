@@ -11,18 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ssd_draft.config import DraftConfig
 from ssd_engine.batch import Chunk, Draw
 from ssd_engine.fan_out import theorem7
 from ssd_engine.runner import ModelRunner
-from tools.bench_kit import Client, story_prompts
+from tools.bench_kit import Client, Generated, story_prompts
 from tools.bench_overlap import DraftAlone, time_rounds
 from tools.gpu import engines
 from tools.gpu.report import Rows
 from tools.gpu.serving import PAIRS, grown, mode_row, mps, pair
 
-BUDGET = 24
+BUDGET = DraftConfig.budget
 CONTEXT = 300
-DEPTHS = (1, 2, 3, 4, 5, 6, 7)
+DEPTHS = (1, 2, 3, 4, 5)
+BATCHES = (1, 4, 8, 16)
 TOKENS = 128
 
 
@@ -36,61 +38,78 @@ class Rates:
     e_miss: float
 
 
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each side alone, at one batch: by depth, 0 for plain decoding."""
+
+    verify: dict[int, float]
+    step: float  # one token of a draft that takes turns with its target
+    trees: dict[int, tuple[float, float]]  # a tree after a hit, and the backup after a miss
+
+
 def project(num_prompts: int) -> Rows:
     rates = _rates(story_prompts(min(num_prompts, 6), seed=14))
-    return [_project(target, draft, rates) for target, draft in PAIRS]
+    rows: Rows = []
+    for target, draft in PAIRS:
+        times = _times(target, draft)
+        rows += [_project(target, draft, batch, rates, times[batch]) for batch in BATCHES]
+    return rows
 
 
 def _rates(prompts: Sequence[str]) -> dict[int, Rates]:
     models = grown(PAIRS[0][0], "")
-    with mps(), pair(models, 1, max(DEPTHS), "--backup", "jit") as client:
+    with mps(), pair(models, 1, max(DEPTHS), "--backup", "jit", budget=BUDGET) as client:
         for mode in ("sync", "ssd"):
             client.generate(prompts[0], mode, 32)
         return {depth: _count(client, prompts, depth) for depth in DEPTHS}
 
 
 def _count(client: Client, prompts: Sequence[str], depth: int) -> Rates:
-    rows = {
-        mode: mode_row([client.generate(p, mode, TOKENS, depth) for p in prompts], mode)
-        for mode in ("sync", "ssd")
-    }
+    def generate(mode: str) -> list[Generated]:
+        return [
+            client.generate(prompt, mode, TOKENS, depth, seed=seed, **engines.SAMPLING)
+            for seed, prompt in enumerate(prompts)
+        ]
+
+    rows = {mode: mode_row(generate(mode), mode) for mode in ("sync", "ssd")}
     ssd = rows["ssd"]
     hit, miss = ssd["E_hit"] or 1.0, ssd["E_miss"] or 1.0
     return Rates(rows["sync"]["tokens/round"], ssd["from the cache"], hit, miss)
 
 
-def _project(target: str, draft: str, rates: dict[int, Rates]) -> dict[str, Any]:
-    verify = _verify_ms(target)
-    step = _step_ms(draft)
-    plain = 1e3 / verify
+def _project(
+    target: str, draft: str, batch: int, rates: dict[int, Rates], times: Times
+) -> dict[str, Any]:
+    """Rates are those of all sequences together. Each has its own hits: none waits for another."""
 
     def in_turns(depth: int) -> float:
-        return rates[depth].e_sd / (1e-3 * (verify + depth * step))
+        return batch * rates[depth].e_sd / (1e-3 * (times.verify[depth] + depth * times.step))
 
     def at_once(depth: int) -> float:
-        tree, backup = trees[depth]
-        rate = rates[depth]
-        times = (1e-3 * verify, tree / verify, backup / verify)
-        return theorem7(rate.p, rate.e_hit, rate.e_miss, *times)
+        tree, backup = times.trees[depth]
+        rate, verify = rates[depth], times.verify[depth]
+        parts = (1e-3 * verify, tree / verify, backup / verify)
+        return batch * theorem7(rate.p, rate.e_hit, rate.e_miss, *parts)
 
-    trees = _trees_ms(draft)
     slow, fast = max(DEPTHS, key=in_turns), max(DEPTHS, key=at_once)
-    turns, rate = slow * step / verify, rates[fast]
+    verify, rate = times.verify[fast], rates[fast]
+    turns = slow * times.step / times.verify[slow]
     sync, ssd = in_turns(slow), at_once(fast)
-    ceiling = (1 + turns) * rate.e_hit / rates[slow].e_sd
+    ceiling = (1 + turns) * times.verify[slow] / verify * rate.e_hit / rates[slow].e_sd
     return {
         "projection": f"{target}, {draft} on GPUs of their own",
+        "batch": batch,
         "T_v, ms": verify,
         "K sync": slow,
         "T_SD": turns,
         "E_SD": rates[slow].e_sd,
         "K ssd": fast,
-        "T_p": trees[fast][0] / verify,
-        "T_b": trees[fast][1] / verify,
+        "T_p": times.trees[fast][0] / verify,
+        "T_b": times.trees[fast][1] / verify,
         "p": rate.p,
         "E_hit": rate.e_hit,
         "E_miss": rate.e_miss,
-        "off, tokens/s": plain,
+        "off, tokens/s": batch * 1e3 / times.verify[0],
         "sync, tokens/s": sync,
         "ssd, tokens/s": ssd,
         "ssd / sync": ssd / sync,
@@ -99,42 +118,67 @@ def _project(target: str, draft: str, rates: dict[int, Rates]) -> dict[str, Any]
     }
 
 
-def _verify_ms(shape: str) -> float:
-    runner = engines.load_runner("stories-target", shape)
-    blocks = list(range(32))
-    engines.fill_context(runner, CONTEXT, blocks)
-    ms = engines.time_step(runner, [Chunk([7] * 8, CONTEXT, blocks, 8)])
+def _times(target: str, draft: str) -> dict[int, Times]:
+    verify, step, trees = _verify_ms(target), _step_ms(draft), _trees_ms(draft)
+    return {batch: Times(verify[batch], step[batch], trees[batch]) for batch in BATCHES}
+
+
+def _verify_ms(shape: str) -> dict[int, dict[int, float]]:
+    runner = engines.load_runner(
+        "stories-target", shape, max_num_seqs=engines.MAX_NUM_SEQS, num_kv_blocks=512
+    )
+    tables = _tables(runner)
+    found = {
+        batch: {
+            depth: engines.time_step(
+                runner,
+                [Chunk([7] * (depth + 1), CONTEXT, t, depth + 1) for t in tables[:batch]],
+                engines.SAMPLED,
+                repeats=30,
+            )
+            for depth in (0, *DEPTHS)
+        }
+        for batch in BATCHES
+    }
     del runner
     engines.free_memory()
-    return ms
+    return found
 
 
-def _step_ms(shape: str) -> float:
+def _tables(runner: ModelRunner) -> list[list[int]]:
+    """Of as many sequences as the largest batch has, each with its context."""
+    width = CONTEXT // engines.BLOCK + 2
+    tables = [list(range(i * width, (i + 1) * width)) for i in range(max(BATCHES))]
+    for table in tables:
+        engines.fill_context(runner, CONTEXT, table)
+    return tables
+
+
+def _step_ms(shape: str) -> dict[int, float]:
     """One token of a draft that takes turns with its target, the host's part included."""
-    runner = engines.load_runner("stories-draft", shape, exact=False, step_rows=2)
-    blocks = list(range(32))
-    engines.fill_context(runner, CONTEXT, blocks)
-    times = []
-    for _ in range(60):
-        begin = time.perf_counter()
-        _next_token(runner, blocks)
-        times.append(time.perf_counter() - begin)
+    runner = engines.load_runner(
+        "stories-draft", shape, exact=False, step_rows=2, ranks=2, max_num_seqs=max(BATCHES)
+    )
+    tables = _tables(runner)
+    found = {}
+    for batch in BATCHES:
+        parts = [Chunk([7], CONTEXT, table, 1) for table in tables[:batch]]
+        draws = [Draw.of(engines.SAMPLED, CONTEXT + 1)] * batch
+        times = []
+        for _ in range(60):
+            begin = time.perf_counter()
+            if runner.step(parts, draws).result().following is None:
+                raise SystemExit("the device has chosen nothing")
+            times.append(time.perf_counter() - begin)
+        found[batch] = 1e3 * statistics.median(times[5:])
     del runner
     engines.free_memory()
-    return 1e3 * statistics.median(times[5:])
+    return found
 
 
-def _next_token(runner: ModelRunner, blocks: list[int]) -> int:
-    chunk = Chunk([7], CONTEXT, blocks, 1)
-    drawn = runner.step([chunk], [Draw(1, 0.0, CONTEXT + 1)]).result().drawn
-    if drawn is None:
-        raise SystemExit("the device has drawn nothing")
-    return drawn[0]
-
-
-def _trees_ms(shape: str) -> dict[int, tuple[float, float]]:
-    """For every depth: a tree after a hit, and the backup after a miss."""
-    deepest = max(DEPTHS)
+def _trees_ms(shape: str) -> dict[int, dict[int, tuple[float, float]]]:
+    """For every batch and depth: trees after hits, and backups after misses."""
+    deepest, most = max(DEPTHS), max(BATCHES)
     runner = engines.load_runner(
         "stories-draft",
         shape,
@@ -143,9 +187,17 @@ def _trees_ms(shape: str) -> dict[int, tuple[float, float]]:
         branches=BUDGET,
         ranks=17,
         max_tail=BUDGET * (deepest + 1) + deepest,
-        max_num_seqs=8,
+        max_num_seqs=most,
+        max_forward_tokens=max(512, 2 * most * (BUDGET + deepest + 1)),
     )
-    times = {depth: time_rounds(DraftAlone(runner, depth, BUDGET)) for depth in DEPTHS}
+
+    found = {
+        batch: {
+            depth: time_rounds(DraftAlone(runner, depth, BUDGET, batch, engines.SAMPLED))
+            for depth in DEPTHS
+        }
+        for batch in BATCHES
+    }
     del runner
     engines.free_memory()
-    return times
+    return found

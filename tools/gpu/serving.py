@@ -15,6 +15,7 @@ from typing import Any
 from ssd.v1 import target_pb2 as pb
 from ssd_client.local_mps import DRAFT_SHARE, SHARE, share_variables
 from tools.bench_kit import Client, Generated, service, story_prompts, wait_until_ready
+from tools.gpu.engines import SAMPLING
 from tools.gpu.report import FAILED, Rows
 
 PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
@@ -24,7 +25,6 @@ MODES = ("off", "sync", "ssd")
 SHARES = (100, 15, 22, 30, 40)  # percent of the draft; 100: neither has a part of its own
 EXACT_SHARES = (15, 30, 50)
 MOST_TOKENS = 192  # of a request whose speed is taken
-DEPTHS = {"sync": (3, 4, 5, 7), "ssd": (2, 3, 4, 5, 7)}
 
 
 @contextlib.contextmanager
@@ -89,16 +89,42 @@ def pair(
     """A target and its draft. On one GPU each may have a part to itself. ``more``: flags of the
     target; they come last, so that they win."""
     size = ["--max-num-seqs", str(seqs), "--max-model-len", "2048", "--depth", str(depth)]
-    drafting = [*models.draft.flags, *size, "--budget", str(budget)]
-    serving = [*models.target.flags, *size, "--no-auto-off", "--no-adapt-depth"]
-    serving += ["--draft-model", models.draft.name]  # of sync, always on the target's device
-    serving += ["--draft-expand-to", models.draft.shape] if models.draft.shape else []
+    drafting, serving = [*size, "--budget", str(budget)], [*size, "--no-auto-off"]
+    with _linked(models, drafting, [*serving, "--no-adapt-depth", *more], draft_share) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def as_it_comes(
+    models: ModelPair, *more: str, draft_share: int = 100, trusted: bool = False
+) -> Iterator[Client]:
+    """A target and its draft, with no flag that changes their speed. Both have to find room on one
+    device: so their contexts are bounded. ``more``: flags of the target."""
+    room = ["--max-model-len", "2048"]
+    with _linked(models, room, [*room, *more], draft_share, trusted) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _linked(
+    models: ModelPair,
+    drafting: Sequence[str],
+    serving: Sequence[str],
+    draft_share: int,
+    trusted: bool = False,
+) -> Iterator[Client]:
+    """A draft and a target with these flags, linked; both start at the same time."""
+    draft = models.draft
+    inside = ["--draft-model", draft.name]  # of sync, always on the target's device
+    inside += ["--draft-expand-to", draft.shape] if draft.shape else []
     with contextlib.ExitStack() as stack:
-        with share(draft_share):  # the target starts at the same time
-            address = stack.enter_context(service("ssd_draft", *drafting, ready=False))
+        with share(draft_share):
+            starting = service("ssd_draft", *draft.flags, *drafting, ready=False)
+            address = stack.enter_context(starting)
+        linked = ["--draft", address, *(["--trust-draft", address] if trusted else [])]
         with share(100 - draft_share or 100):
-            linked = service("ssd_target", *serving, "--draft", address, *more)
-            ready = stack.enter_context(linked)
+            target = service("ssd_target", *models.target.flags, *inside, *linked, *serving)
+            ready = stack.enter_context(target)
         wait_until_ready(address)
         client = Client(ready)
         client.wait_for_links(1)
@@ -257,15 +283,14 @@ class Checked:
 
 
 def modes(num_prompts: int, tokens: int, pairs: Sequence[tuple[str, str]] = PAIRS) -> Rows:
-    """One GPU under MPS: the draft with a part of its own, and, for the modes that need no draft
-    beside them, the target with all of it."""
+    """One GPU under MPS, flags as they come: the draft with a part of its own, and, for the modes
+    that need no draft beside them, the target with all of it."""
     found: Rows = []
     for target, draft in pairs:
         name, rows = f"{target}, {draft}", []
-        for part, kinds in ((DRAFT_SHARE, MODES), (100, MODES[:2])):
+        for part, kinds in ((DRAFT_SHARE, (*MODES, "not named")), (100, MODES[:2])):
             where = f"draft {part} %" if part < 100 else "no draft beside it"
-            models, flags = grown(target, draft), ("--backup", "jit", *TIMED)
-            with mps(), pair(models, 1, 7, *flags, draft_share=part) as client:
+            with mps(), as_it_comes(grown(target, draft), *TIMED, draft_share=part) as client:
                 rows += _modes(client, name, where, num_prompts, tokens, kinds)
         found += _with_theory(rows)
     return found
@@ -278,7 +303,7 @@ def modes_with_draft_on_cpu(num_prompts: int, tokens: int) -> Rows:
         name = f"{target}, draft ungrown"
         draft = Model("stories-draft", device="cpu", threads=4)
         models = ModelPair(Model("stories-target", target), draft)
-        with pair(models, 1, 7, "--backup", "jit", *TIMED) as client:
+        with as_it_comes(models, *TIMED) as client:
             rows = _modes(client, name, "draft on CPU", num_prompts, tokens, MODES)
         found += _with_theory(rows)
     return found
@@ -287,18 +312,19 @@ def modes_with_draft_on_cpu(num_prompts: int, tokens: int) -> Rows:
 def _modes(
     client: Client, name: str, where: str, num_prompts: int, tokens: int, kinds: Sequence[str]
 ) -> Rows:
-    other, timed = story_prompts(3, seed=11), story_prompts(min(num_prompts, 8), seed=12)
+    timed = story_prompts(min(num_prompts, 8), seed=12)
     tokens = min(tokens, MOST_TOKENS)
-    for mode in kinds:
-        client.generate(other[0], mode, 64)
-    best = {mode: _best_depth(client, mode, other) for mode in kinds if mode != "off"}
-    best["off"] = 0
     rows: Rows = []
     for mode in kinds:
+        for seed, prompt in enumerate(story_prompts(3, seed=11)):  # warm, and measured
+            client.generate(prompt, mode, tokens, seed=seed, **SAMPLING)
         before = Clock.read()
-        done = [client.generate(p, mode, tokens, best[mode]) for p in timed]
+        done = [
+            client.generate(prompt, mode, tokens, seed=seed, **SAMPLING)
+            for seed, prompt in enumerate(timed)
+        ]
         clock = Clock.read().since(before)
-        about = {"pair": name, "where": where, "mode": mode, "K": best[mode]}
+        about = {"pair": name, "where": where, "mode": mode}
         rows.append({**about, **mode_row(done, mode), **clock})
     return rows
 
@@ -336,13 +362,6 @@ def _with_theory(rows: Rows) -> Rows:
     ssd["against sync"] = ssd["tokens/s"] / sync["tokens/s"]
     ssd["lost to contention"] = 1 - plain["forward, ms"] / ssd["forward, ms"]
     return rows
-
-
-def _best_depth(client: Client, mode: str, prompts: Sequence[str]) -> int:
-    def rate(depth: int) -> float:
-        return statistics.mean(client.generate(p, mode, 96, depth).rate for p in prompts)
-
-    return max(DEPTHS[mode], key=rate)
 
 
 def mode_row(done: Sequence[Generated], mode: str) -> dict[str, Any]:

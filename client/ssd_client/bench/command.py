@@ -203,14 +203,18 @@ def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
 
 
 def _plan(flags: dict[str, Any], proxy: DelayProxy | None) -> LocalPlan:
-    """A draft beside the target for ssd, and its model inside the target, too, for sync."""
+    """A draft beside the target for ssd, and its model inside the target, too, for sync.
+
+    Where one GPU has no room for both, ssd is measured only if it was asked for.
+    """
     modes = flags["modes"] or MODES
     named = flags["local_draft"] or DEFAULT_DRAFTS.get(flags["local_model"] or DEFAULT_MODEL)
     model = None if named == NO_DRAFT else named
-    mode = None if "ssd" in modes else "off"
+    named_ssd = "ssd" in (flags["modes"] or ()) and model is not None
+    mode = "off" if "ssd" not in modes else "ssd" if named_ssd else None
     plan = plan_local(pick(LocalFlags, {**flags, "mode": mode, "draft": ()}))
     target, draft = ["--trace-events", TRACE_EVENTS], ["--trace-events", TRACE_EVENTS]
-    if "sync" in modes and model is not None:
+    if "sync" in modes and model is not None and "--draft-model" not in plan.target_flags:
         target += ["--draft-model", model]
         target += _grown("--draft-expand-to", flags["local_draft_expand_to"])
     target += _grown("--expand-to", flags["local_expand_to"])

@@ -34,6 +34,9 @@ class Draw(NamedTuple):
     recent: int = 0  # tokens of the row's run, up to its own, that come after history and path
     path: Sequence[int] = ()  # a draft's, after the history; only told where there is one
     reported: bool = False  # with log probabilities
+    # A draft's, for rejection: so many of the likeliest are down-weighted; -1: coupled.
+    width: int = -1
+    down_weight: float = 1.0
 
     @classmethod
     def of(

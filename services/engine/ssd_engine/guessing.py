@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from ssd_engine.noise import STREAM_DRAFT, gumbel, signed64
-from ssd_engine.rejection import draft_distribution, draw_from, sigma_of
+from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.sampling import SampleRow, adjust_logits, argmax, warp_logits
 from ssd_engine.sampling_params import SamplingParams
-
-NOISY_TOKENS = 64  # likeliest tokens that are given noise
 
 
 def sample_row(
@@ -41,11 +39,27 @@ def ranked_guesses(
         best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
         return best
     warped = warp_logits(logits, [row.params for row in rows])
-    values, tokens = warped.topk(min(max(count, NOISY_TOKENS), logits.shape[1]))
+    values, tokens = warped.topk(min(max(count, LIKELIEST), logits.shape[1]))
     scores = values.to(torch.float64) + _noise(tokens, rows)
     order = scores.topk(min(count, scores.shape[1])).indices
     guesses: list[list[int]] = tokens.gather(1, order).tolist()
     return guesses
+
+
+def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bool]) -> Tensor:
+    """What guesses are ranked by [n, vocab] float64; -inf for all but the likeliest tokens, and for
+    those that a row's filters leave out where it is coupled."""
+    adjusted = adjust_logits(logits, rows)
+    warped = warp_logits(adjusted, [row.params for row in rows])
+    drawn = torch.tensor(
+        [each and not row.params.greedy for each, row in zip(coupled, rows, strict=True)]
+    )
+    values = torch.where(drawn.to(logits.device)[:, None], warped, adjusted)
+    # Ties by the lower id, as the device has it.
+    tokens = adjusted.sort(dim=-1, descending=True, stable=True).indices[:, :LIKELIEST]
+    noise = _noise(tokens, rows).masked_fill_(~drawn.to(logits.device)[:, None], 0.0)
+    scores = values.gather(1, tokens).to(torch.float64) + noise
+    return torch.full_like(logits, float("-inf"), dtype=torch.float64).scatter(1, tokens, scores)
 
 
 def drawn_guesses(

@@ -18,10 +18,12 @@ sigma(x) min(1, p(x) / sigma(x)) + max(p(x) - sigma(x), 0) = p(x) likely (Leviat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.noise import (
@@ -33,6 +35,7 @@ from ssd_engine.noise import (
 from ssd_engine.sampling import SampleRow, target_distribution
 
 WIRE = torch.bfloat16
+LIKELIEST = 64  # tokens of a row that a draft looks at: the others hardly ever win
 
 
 # Drafting
@@ -47,10 +50,19 @@ def draft_distribution(
 ) -> Tensor:
     """The draft's distribution as it is shipped [n, vocab]; sigma is what ``sigma_of`` makes of it.
 
-    From logits [n, vocab] float32 with all sampling options, Saguaro down-weighted.
+    From logits [n, vocab] float32 with all sampling options: the likeliest tokens that these leave,
+    Saguaro down-weighted.
     """
-    q = target_distribution(logits, rows)
+    q = likeliest(target_distribution(logits, rows))
     return to_wire(saguaro(q, fan_out, down_weight), wire)
+
+
+def likeliest(q: Tensor) -> Tensor:
+    """q [n, vocab] without all but its likeliest tokens, renormalised."""
+    if q.shape[1] <= LIKELIEST:
+        return q
+    values, tokens = q.topk(LIKELIEST, dim=-1)
+    return torch.zeros_like(q).scatter(1, tokens, values / values.sum(dim=-1, keepdim=True))
 
 
 def saguaro(
@@ -79,14 +91,55 @@ def to_wire(q: Tensor, wire: torch.dtype = WIRE) -> Tensor:
     Every value is then a multiple of 2^-50, and float64 holds a sum of such values below 4
     exactly, in whatever order it adds them: all devices agree on sigma to the last bit.
     """
-    smallest = 2.0**-50 / torch.finfo(wire).eps
-    return torch.where(q < smallest, 0.0, q).to(wire)
+    return torch.where(q < smallest_weight(wire), 0.0, q).to(wire)
+
+
+def smallest_weight(wire: torch.dtype) -> float:
+    """That is shipped; with all of its digits it is a multiple of 2^-50."""
+    return 2.0**-50 / torch.finfo(wire).eps
 
 
 def sigma_of(wire: Tensor) -> Tensor:
     """The distribution that a shipped one stands for [n, vocab] float64."""
     values = wire.to(torch.float64)
     return values / values.sum(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FewWeights:
+    """Distributions as they are shipped, by few tokens [n, m] and their weights in float32. Others
+    have none; a token -1 is none."""
+
+    tokens: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    vocab_size: int
+    device: torch.device  # that they are wanted on
+
+    def __getitem__(self, rows: slice) -> "FewWeights":
+        return FewWeights(self.tokens[rows], self.weights[rows], self.vocab_size, self.device)
+
+    def wire(self) -> Tensor:
+        """[n, vocab_size]"""
+        there = self.tokens >= 0
+        tokens = torch.from_numpy(np.where(there, self.tokens, 0).astype(np.int64))
+        weights = torch.from_numpy(np.where(there, self.weights, np.float32(0.0)))
+        rows = torch.zeros(len(tokens), self.vocab_size, dtype=WIRE, device=self.device)
+        # Added: what stands for no token has no weight.
+        return rows.scatter_add_(1, tokens.to(self.device), weights.to(self.device, WIRE))
+
+
+Wire = Tensor | FewWeights  # of several rows
+
+
+def whole_wire(wires: Sequence[Wire]) -> Tensor:
+    """One after the other [rows, vocab]."""
+    few = [wire for wire in wires if isinstance(wire, FewWeights)]
+    if len(few) < len(wires):
+        return torch.cat([w.wire() if isinstance(w, FewWeights) else w for w in wires])
+    tokens, weights = (
+        np.concatenate(each) for each in zip(*((w.tokens, w.weights) for w in few), strict=True)
+    )
+    return replace(few[0], tokens=tokens, weights=weights).wire()
 
 
 def draw_from(weights: Tensor, seeds: Tensor, positions: Tensor, stream: int) -> Tensor:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.cuda.kernel_set import KernelSet
     from ssd_engine.cuda.layers import PromptLayers
     from ssd_engine.cuda.products import Product
+    from ssd_engine.cuda.rejecting import Rejector
     from ssd_engine.cuda.step_drawing import PromptDrawing
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,23 @@ class ModelRunner:
         buffers = StepBuffers(self.model, max(shapes, key=lambda shape: shape.rows))
         about = (ranks, self._kernels, last, 2, self._histories, largest, buffers)
         steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
-        return GraphRunner(steps, self.options.eager)
+        return GraphRunner(steps, self.options.eager, self._make_rejector())
+
+    def _make_rejector(self) -> "Rejector | None":
+        """A draft verifies nothing. Several ranks leave that to the host."""
+        from ssd_engine.cuda.rejecting import Rejector
+        from ssd_engine.cuda.shapes import step_shapes
+
+        if self.tp.size > 1 or not self.options.exact or self.options.ranks > 1:
+            return None
+        shapes = step_shapes(self.options)
+        return Rejector(
+            max(shape.runs for shape in shapes),
+            max(shape.rows for shape in shapes),
+            max(shape.rows_per_run for shape in shapes),
+            self.config.head_rows,
+            self.device,
+        )
 
     def _make_histories(self) -> "Histories | None":
         """The first rank draws, and keeps what penalties need to know of each sequence."""

@@ -9,7 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_engine.rejection import FewWeights, Speculation
 from ssd_engine.sampling_params import Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of a round that was verified by rejection where the logits are."""
+
+    accepted: int
+    token: int  # that follows; -1 where the logits there are no logits
+    logprobs: Sequence[float] = ()  # of all these, where rows were drawn with log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +28,14 @@ class Scored:
 
     make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
     best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
+    following: NDArray[np.int32] | None = None  # [rows]: the best, or what rejection draws
+    sigma: FewWeights | None = None  # that it was drawn from
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # of rows that were drawn: not 0 where logits have NaN or infinity
     # [rows, 1 + 2 * n] log probabilities: of what was drawn; n tokens, the likeliest, and theirs
     reported: NDArray[np.int32] | None = None
+    # Rejection where the logits are: of rounds, each with its first row and what it verifies.
+    reject: Callable[[Sequence[tuple[int, Speculation]]], list[Verdict]] | None = None
     clock: Callable[[], float] = lambda: 0.0
 
     @property

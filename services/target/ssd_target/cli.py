@@ -32,7 +32,12 @@ def main() -> None:
     "Memory for tokens and logprobs that wait for a slow client; beyond, it is left.",
     type=int,
 )
-@option("--mode", "How requests are sped up that name no mode.", type=click.Choice(MODES))
+@option(
+    "--mode",
+    "How requests are sped up that name no mode. auto: by the mode that measures fastest here at "
+    "the time, among those that --draft and --draft-model make possible.",
+    type=click.Choice(MODES),
+)
 @option(
     "--draft",
     "Speculation endpoint, HOST:PORT; all behind a name, dns:///NAME:PORT; or all that a file "
@@ -63,7 +68,12 @@ def main() -> None:
 )
 @option("--wait", "For a missing branch: auto, or milliseconds at most.", metavar="auto|MS")
 @option("--backup", "What a row does that missed.", type=click.Choice(tuple(BACKUPS)))
-@option("--auto-off/--no-auto-off", "Leave an endpoint that does not pay, and try it later.")
+@option(
+    "--auto-off/--no-auto-off",
+    "Leave a way to speculate that does not pay, and try it later: an endpoint for --draft-model "
+    "where that is faster, else for plain decoding. Without, a mode is kept whatever it is worth; "
+    "--mode auto is ssd with --draft, else sync with --draft-model, else off.",
+)
 @option("--link-timeout", "Seconds after which a silent endpoint is given up.", type=float)
 @option(
     "--synthetic-acceptance",

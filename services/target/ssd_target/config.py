@@ -137,7 +137,7 @@ def _check_cluster(config: TargetConfig) -> None:
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:
-    """What requests may ask for, the default first."""
+    """What requests may name; first the one that a server begins with that chooses itself."""
     possible = [Mode.OFF]
     if config.draft_model is not None:
         possible.insert(0, Mode.SYNC)
@@ -153,9 +153,17 @@ def modes(config: TargetConfig) -> tuple[Mode, ...]:
     return (chosen, *(mode for mode in possible if mode is not chosen))
 
 
+def default_mode(config: TargetConfig) -> Mode:
+    """Of requests that name none: whatever measures fastest, unless the operator says otherwise."""
+    first = modes(config)[0]
+    chooses = config.mode == "auto" and config.auto_off and first is not Mode.OFF
+    return Mode.AUTO if chooses else first
+
+
 def speculation_options(config: TargetConfig) -> SpeculationOptions:
     return SpeculationOptions(
-        mode=modes(config)[0],
+        mode=default_mode(config),
+        endpoints=bool(config.draft or config.allow_draft),
         depth=config.depth,
         adapt_depth=config.adapt_depth,
         backup=BACKUPS[config.backup],

@@ -9,7 +9,7 @@ the device finds them itself, and never waits. A sequence that has ended meanwhi
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -72,7 +72,7 @@ class Flight:
     """A round that was launched."""
 
     works: list[Work]
-    rows: list[Taken]  # of works that are not replayed, and were not launched ahead
+    rows: list[Taken]  # of works that are not replayed; of those launched ahead, once they begin
     pending: Pending
     ahead: bool = False
 
@@ -85,7 +85,7 @@ class Ended:
     scored: Scored
     measured: Measured
     at: float  # of the trace's clock
-    committed: list[int] = field(default_factory=list)
+    committed: dict[int, int] = field(default_factory=dict)  # tokens, by sequence
 
 
 class EngineCore:
@@ -264,8 +264,9 @@ class EngineCore:
     def _begin_ahead(self, ahead: Flight) -> None:
         """What was launched ahead is the round in flight now."""
         alive = [work.sequence for work in ahead.works if not work.sequence.ended]
-        self.speculator.launch(self.speculator.take(alive))
-        self._flight, self._ahead = ahead, None
+        rows = self.speculator.take_nothing(alive)
+        self.speculator.launch(rows)
+        self._flight, self._ahead = replace(ahead, rows=rows), None
 
     def _launch_ahead(self, decode: list[Work]) -> None:
         """The round after the one in flight. ``decode``: of all sequences, as they stand."""
@@ -292,7 +293,7 @@ class EngineCore:
         sequence, chunk = work.sequence, work.chunk
         if not chunk.num_logits == len(chunk.tokens) == 1:
             return False
-        return sequence.ended or (sequence.history is None and self.speculator.is_plain(sequence))
+        return sequence.ended or self.speculator.is_plain(sequence)
 
     def _end_flight(self) -> list[Delta]:
         """Verify and commit what was launched; hear what links say as long as it takes."""
@@ -314,8 +315,9 @@ class EngineCore:
         drawn = self.speculator.drawn(flight.rows)
         drawn += [None] * (len(rounds) - len(drawn))
         deltas = self._end_rounds(rounds, scored, drawn)
-        self._ended.committed += [len(delta.tokens) if delta else 0 for delta in deltas]
-        return [delta for delta in deltas if delta is not None]
+        said = [delta for delta in deltas if delta is not None]
+        self._ended.committed.update((delta.sequence, len(delta.tokens)) for delta in said)
+        return said
 
     def _account(self) -> None:
         """What the round that has ended took: read while the next one is computed."""
@@ -329,8 +331,12 @@ class EngineCore:
         width = sum(len(work.chunk.tokens) for work in ended.flight.works)
         self._trace.span(Kind.FORWARD, ended.at - seconds, ended.at, rows=width)
         if rows or (ended.flight.ahead and ended.measured.width):
-            committed = ended.committed[: len(rows)]
-            self.speculator.stepped(rows, seconds, committed, ended.measured)
+            committed = [ended.committed.get(row.speculated.sequence.id, 0) for row in rows]
+            measured = ended.measured
+            if ended.flight.ahead and rows:  # a prefill may have waited for it before it "began"
+                least = max(measured.row_seconds, seconds / len(rows))
+                measured = measured._replace(row_seconds=least)
+            self.speculator.stepped(rows, seconds, committed, measured)
 
     def _end_rounds(
         self, works: list[Work], scored: Scored, drawn: list[Drawn | None] | None = None

@@ -11,6 +11,7 @@ from ssd_engine.serving.metrics import ServiceMetrics, histogram_family
 from ssd_target.link_state import LinkState
 from ssd_target.links import Links
 from ssd_target.records import Stats
+from ssd_target.speculation.options import Mode
 from ssd_target.speculation.stats import FALLBACKS, LOOK_UPS, SpeculationStats, per_position
 
 OUTCOMES = ("stop", "length", "cancelled", "refused", "handed_over", "error")
@@ -160,6 +161,12 @@ class SpeculationCollector:
         for source in ("cache", "just_in_time", "ngram", "sync", "plain"):
             rounds.add_metric([source], getattr(totals, f"{source}_rounds"))
         yield rounds
+        modes = CounterMetricFamily(
+            "ssd_mode_rounds", "Rounds, by the mode that they went by.", labels=["mode"]
+        )
+        for mode in (Mode.OFF, Mode.SYNC, Mode.SSD):
+            modes.add_metric([mode.name.lower()], totals.rounds_in(mode))
+        yield modes
         fallbacks = CounterMetricFamily(
             "ssd_fallback_rounds",
             "Rounds without the speculation that was asked for.",

@@ -25,6 +25,7 @@ from ssd_target.config import (
     EngineOptions,
     TargetConfig,
     check_config,
+    default_mode,
     modes,
     speculation_options,
 )
@@ -75,7 +76,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
         return TargetPlan(target, None)
     own = replace(config, name=None, tp=1, num_kv_blocks=None, expand_to=config.draft_expand_to)
     # A drafted token that was right is not in the draft's cache yet when the next one is drafted.
-    sizes = StepSizes(rows, exact=False, step_rows=2, max_path=config.depth)
+    sizes = StepSizes(rows, exact=False, step_rows=2, ranks=2, max_path=config.depth)
     draft = plan_model(config.draft_model, own, sizes)
     if draft.model.vocab_size != target.model.vocab_size:
         raise ConfigError(
@@ -156,7 +157,12 @@ class TargetServer(ServiceServer):
                 synthetic=self._config.synthetic_acceptance is not None,
             ),
             info=_model_info(self._config, plan, self._tokenizer, ready),
-            terms=Terms(modes(self._config), self._config.depth, self._links.number_of),
+            terms=Terms(
+                modes(self._config),
+                self._config.depth,
+                self._links.number_of,
+                default_mode(self._config),
+            ),
             links=self._links,
             max_live=self._max_live,
             max_num_seqs=self._config.max_num_seqs,

@@ -1,7 +1,7 @@
 """The outcome of a round: what the target itself says after each token of a speculation."""
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
 import torch
@@ -11,7 +11,7 @@ from ssd_engine.batch import Draw
 from ssd_engine.rejection import Speculation, verify_rejection
 from ssd_engine.sampling import SampleRow, logprobs, sample, target_distribution
 from ssd_engine.sampling_params import Logprobs
-from ssd_engine.scored import Scored
+from ssd_engine.scored import Scored, Verdict
 from ssd_target.scheduler import Work
 from ssd_target.sequence import State
 
@@ -62,8 +62,9 @@ def draws(work: Work) -> list[Draw]:
     """How a round's tokens are drawn where the logits are."""
     sequence, count = work.sequence, work.chunk.num_logits
     first, reported = work.chunk.end - count + 1, sequence.num_logprobs is not None
+    unknown = work.chunk.tokens[0] < 0  # to all but the device: it is in no history yet
     return [
-        Draw.of(sequence.sampling, first + i, sequence.history, i, reported=reported)
+        Draw.of(sequence.sampling, first + i, sequence.history, i + unknown, reported=reported)
         for i in range(count)
     ]
 
@@ -86,6 +87,7 @@ def verify(
             for i, work in enumerate(works)
             if drawn[i] is None
         }
+    outcomes |= _rejecting_by_device(works, scored, spans, drawn)
     others = [i for i in range(len(works)) if i not in outcomes]
     if others:
         logits = _rows_of(scored.logits, spans, others)
@@ -105,6 +107,41 @@ def _drawn_by_device(
     if wanted is None:
         return Outcome(accepted, tokens, None)
     values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
+    return Outcome(accepted, tokens, values)
+
+
+def _rejecting_by_device(
+    works: Rows[Work], scored: Scored, spans: Rows[slice], drawn: Rows[Drawn | None]
+) -> dict[int, Outcome | NonFiniteLogits]:
+    """Of rounds that are Drawn, where the device can tell."""
+    rounds = {
+        i: (spans[i].start, _drawn_speculation(works[i], each.wire))
+        for i, each in enumerate(drawn)
+        if each is not None
+    }
+    if scored.reject is None or not rounds:
+        return {}
+    verdicts = scored.reject(list(rounds.values()))
+    return {
+        i: _rejected_outcome(works[i], scored, verdict, spans[i])
+        for i, verdict in zip(rounds, verdicts, strict=True)
+    }
+
+
+def _rejected_outcome(
+    work: Work, scored: Scored, verdict: Verdict, span: slice
+) -> Outcome | NonFiniteLogits:
+    accepted, wanted = verdict.accepted, work.sequence.num_logprobs
+    tokens = [*speculation(work)[:accepted], verdict.token]
+    if verdict.token < 0 or any(scored.broken[span][: len(tokens)]):
+        return NonFiniteLogits()
+    if wanted is None:
+        return Outcome(accepted, tokens, None)
+    # The likeliest tokens are the row's; the device has reported them with what it drew itself.
+    values = [
+        replace(scored.logprobs(span.start + i, wanted), chosen=chosen)
+        for i, chosen in enumerate(verdict.logprobs)
+    ]
     return Outcome(accepted, tokens, values)
 
 
@@ -164,16 +201,19 @@ def _rejecting(
     # has a probability.
     width = min([logits.shape[1], *(wire.shape[1] for wire in wires.values() if wire is not None)])
     p = target_distribution(logits, rows)[:, :width]
-    rounds = []
-    for i in chosen:
-        sequence, shipped = works[i].sequence, wires[i]
-        wire = None if shipped is None else shipped[:, :width]
-        tokens = list(speculation(works[i]))
-        rounds.append(Speculation(sequence.sampling.seed, sequence.num_committed, tokens, wire))
+    rounds = [
+        _drawn_speculation(works[i], None if wire is None else wire[:, :width])
+        for i, wire in wires.items()
+    ]
     verdicts = {}
     for i, s, (accepted, token) in zip(chosen, rounds, verify_rejection(p, rounds), strict=True):
         verdicts[i] = (accepted, [*s.tokens[:accepted], token])
     return verdicts
+
+
+def _drawn_speculation(work: Work, wire: Tensor | None) -> Speculation:
+    sequence, tokens = work.sequence, list(speculation(work))
+    return Speculation(sequence.sampling.seed, sequence.num_committed, tokens, wire)
 
 
 def _outcome(

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_draft.plan import RANKS, RoundPlan
@@ -27,6 +29,7 @@ from ssd_engine.block_pool import BlockLease, BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.frames import Verification
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.rejection import FewWeights, Wire, whole_wire
 from ssd_engine.sampling import SampleRow
 from ssd_engine.scored import Pending, Scored
 
@@ -54,8 +57,8 @@ class _State:
     drafted_in: list[int] = field(default_factory=list)  # slots of that branch
     foreseen: list[list[int]] | None = None  # the rankings of a chain that was drafted here
     # Rejection: what the tokens of each depth were drawn from, one row for each branch of the
-    # tree, or one for the branch that the outcome named. [branches, vocab]
-    wires: list[Tensor] = field(default_factory=list)
+    # tree, or one for the branch that the outcome named. [branches, vocab], or few weights of it
+    wires: list[Wire] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +191,10 @@ class ModelSpeculator:
 
     def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
         """What the first tokens of the decided branch were drawn from [count, vocab]."""
-        wires = sequence.state.wires
+        wires = sequence.state.wires[:count]
         if not count or len(wires) < count:
             return None
-        return torch.cat(wires[:count])[:, : self._vocab_size].contiguous()
+        return whole_wire(wires)[:, : self._vocab_size].contiguous()
 
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         """Where the token stood among the guesses after ``accepted``, and how many these were."""
@@ -350,7 +353,9 @@ class ModelSpeculator:
     def _draw(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
-        # A token at depth d is verified at that place: there so many outcomes are prepared for.
+        if scored.following is not None and scored.sigma is not None:
+            self._take_drawn(others, scored, scored.following, scored.sigma)
+            return
         widths = [w.plan.width(w.depth) for w in others for _ in range(w.part.num_logits)]
         weights = [w.sequence.down_weight for w in others for _ in range(w.part.num_logits)]
         tokens, wire = drawn_guesses(
@@ -362,6 +367,22 @@ class ModelSpeculator:
             w.sequence.state.wires.append(wire[at:end])
             self._extend(w, tokens[at:end])
             at = end
+
+    def _take_drawn(
+        self,
+        others: list[_Wanted],
+        scored: Scored,
+        following: NDArray[np.int32],
+        sigma: FewWeights,
+    ) -> None:
+        """What the device has drawn, and the guesses that it has ranked on the way."""
+        for w in others:
+            rows = slice(w.begin, w.begin + w.part.num_logits)
+            if scored.best is not None:
+                for offer, ranking in zip(w.offers, scored.best[rows].tolist(), strict=True):
+                    offer.rankings.append([token for token in ranking if token >= 0])
+            w.sequence.state.wires.append(sigma[rows])
+            self._extend(w, following[rows].tolist())
 
     def _extend(self, w: _Wanted, tokens: list[int]) -> None:
         if w.sequence.phase is Phase.DECIDED:
@@ -402,7 +423,8 @@ class ModelSpeculator:
         else:
             depth, has_room = 0, False
         sequence.ready = depth >= plan.depth or not has_room
-        beyond = LOOK_AHEAD if sequence.verification is Verification.COUPLED else 0
+        ranks_ahead = sequence.verification is Verification.COUPLED or self._runner.chains
+        beyond = LOOK_AHEAD if ranks_ahead and plan.depth else 0
         sequence.complete = depth >= plan.depth + beyond or not has_room
 
     def close(self, sequence: DraftSequence) -> None:
@@ -435,9 +457,8 @@ def _slots(lease: BlockLease, block_size: int) -> list[int]:
 
 
 def _can_chain(w: _Wanted) -> bool:
-    """Whether the tokens after its rows are those that the device finds best."""
-    is_tree = isinstance(w.part, TreeRows)
-    return is_tree and w.coupled and w.plan.ranks <= RANKS + 1
+    """Whether the tokens after its rows are those that the device chooses."""
+    return isinstance(w.part, TreeRows) and w.plan.ranks <= RANKS + 1
 
 
 def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
@@ -445,26 +466,31 @@ def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
     sequence, n = w.sequence, w.sequence.num_committed
     if sequence.phase is Phase.DECIDED:
         tokens = _decided(sequence).tokens
-        return [_draw(w, n + len(tokens), 0, tokens)]
+        return [_draw(w, n + len(tokens), 0, tokens, len(tokens))]
     if isinstance(w.part, Chunk):
         return [_draw(w, n + i, i) for i in range(w.part.num_logits)]
+    depth = w.depth + ahead
     if sequence.history is None:
-        return [_draw(w, n + o.accepted + 1 + len(o.tokens) + ahead, 1) for o in w.offers]
+        return [_draw(w, n + o.accepted + 1 + depth, 1, (), depth) for o in w.offers]
     chain, draws = sequence.speculation, []
     for o in w.offers:
         path = [*chain[: o.accepted], o.token, *o.tokens]
         # The row's own token is the last one, or the one after that, which is not known here.
-        draws.append(_draw(w, n + len(path) + ahead, 1, path if ahead else path[:-1]))
+        draws.append(_draw(w, n + len(path) + ahead, 1, path if ahead else path[:-1], depth))
     return draws
 
 
-def _draw(w: _Wanted, position: int, recent: int, path: Sequence[int] = ()) -> Draw | None:
+def _draw(
+    w: _Wanted, position: int, recent: int, path: Sequence[int] = (), place: int | None = None
+) -> Draw | None:
+    """``place``: of the token in its speculation; None: it is ranked, and not drawn."""
     params, history = w.sequence.sampling, w.sequence.history
     draw = Draw.of(params, position, history, recent, () if history is None else tuple(path))
     if w.coupled:
         return draw
-    # The target's noise is its own: the likeliest tokens are the best guesses.
-    return draw._replace(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    # The token is verified at that place: there so many outcomes are prepared for.
+    width = 0 if place is None else w.plan.width(place)
+    return draw._replace(width=width, down_weight=w.sequence.down_weight)
 
 
 def _ranked(scored: Scored, group: list[_Wanted], coupled: bool) -> list[list[int]]:

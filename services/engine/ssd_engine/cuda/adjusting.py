@@ -198,7 +198,7 @@ class Histories:
     def adjust(self, logits: Tensor, tokens: Tensor, inputs: HistoryInputs) -> Tensor:
         """Logits of a step whose rows were given these tokens: [rows, vocab], until the next."""
         rows, vocab = inputs.shape.rows, self._vocab
-        out = self._adjusted[:rows]
+        out = self.adjusted(rows)
         inputs.copy()
         add_kernel[(1,)](
             self._table,
@@ -218,6 +218,10 @@ class Histories:
             *shared, self._biased, self._biases, ENTRIES=MAX_LOGIT_BIAS_ENTRIES, **options
         )
         return out
+
+    def adjusted(self, rows: int) -> Tensor:
+        """Logits of the last step that has adjusted any: [rows, vocab]."""
+        return self._adjusted[:rows]
 
     def _new_place(self) -> int:
         if self._free:

@@ -14,18 +14,10 @@ MOST_RANKS = 32
 
 
 @triton.jit
-def _gumbel(word, PRECISE: tl.constexpr):
+def gumbel(word):
     """Of the uniform u = (word + 1/2) / 2^32."""
-    if PRECISE:
-        u = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-        noise = -tl.log(-tl.log(u))
-    else:
-        # In float32 u rounds to 1 where 1 - u is tiny; there -log(u) is a short series of it.
-        rest = ((~word).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-        u = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-        series = rest * (1.0 + rest * (0.5 + rest * 0.33333333))
-        noise = -tl.log(tl.where(rest < 0.004, series, -tl.log(u)))
-    return noise
+    u = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+    return -tl.log(-tl.log(u))
 
 
 @triton.jit
@@ -41,17 +33,16 @@ def _scores(
     positions,
     cuts,
     ties,
-    PRECISE: tl.constexpr,
     FILTERED: tl.constexpr,
     CUT: tl.constexpr,
     CUT_PIECES: tl.constexpr,
 ):
-    """Perturbed scores, in float64 where PRECISE; -inf beyond the vocabulary, and for tokens that
-    the row's filters leave out. A piece is as long as one of the filters'."""
+    """Perturbed scores, in float64; -inf beyond the vocabulary, and for tokens that the row's
+    filters leave out. A piece is as long as one of the filters'."""
     inside = token < vocab
     x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=float("-inf"))
     temperature = tl.load(temperatures + row)
-    score = x.to(tl.float64 if PRECISE else tl.float32)
+    score = x.to(tl.float64)
     kept = inside
     if temperature > 0:
         position = tl.load(positions + row).to(tl.uint32)
@@ -59,7 +50,7 @@ def _scores(
         seed = tl.load(seeds + row)
         word, _, _, _ = tl.philox(seed, token.to(tl.uint32), zero + position, zero, zero, 10)
         value = tl.div_rn(x, tl.where(temperature > 0, temperature, 1.0))
-        score = value.to(score.dtype) + _gumbel(word, PRECISE)
+        score = value.to(tl.float64) + gumbel(word)
         if FILTERED:
             pieces = tl.cdiv(vocab, token.shape[0])
             kept = survives(value, inside, row, piece, pieces, cuts, ties, CUT, CUT_PIECES)
@@ -93,7 +84,7 @@ def best_of_piece_kernel(
     token = piece * PIECE + tl.arange(0, PIECE)
     score, bad = _scores(
         logits, stride, row, token, piece, vocab, seeds, temperatures, positions, cuts, ties,
-        True, FILTERED, CUT, CUT_PIECES,
+        FILTERED, CUT, CUT_PIECES,
     )  # fmt: skip
     highest, at = tl.max(score, 0, return_indices=True)
     here = row * pieces + piece
@@ -138,41 +129,6 @@ def verdict_kernel(
     tl.store(here + 1 + i, token, mask=real)
     tl.store(here + 1 + ROWS + i, bad, mask=real)
     tl.store(last + begin + i, tl.minimum(tl.maximum(token, 0), vocab - 1), mask=real)
-
-
-@triton.jit
-def leaf_kernel(
-    logits,
-    seeds,
-    temperatures,
-    positions,
-    scores,  # out [rows, leaves * LEAF] float32
-    best,  # out [rows, leaves] float32
-    stride,  # of a row of logits
-    vocab,
-    leaves,
-    cuts,
-    ties,
-    LEAF: tl.constexpr,
-    LEAVES: tl.constexpr,  # of one program
-    FILTERED: tl.constexpr,
-    CUT: tl.constexpr,
-    CUT_PIECES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    row = tl.program_id(1)
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0) * LEAF * LEAVES + tl.arange(0, LEAF * LEAVES)
-    score, _ = _scores(
-        logits, stride, row, token, tl.program_id(0), vocab, seeds, temperatures, positions,
-        cuts, ties, False, FILTERED, CUT, CUT_PIECES,
-    )  # fmt: skip
-    tl.store(scores + row.to(tl.int64) * leaves * LEAF + token, score, mask=token < leaves * LEAF)
-    highest = tl.max(tl.reshape(score, (LEAVES, LEAF)), 1)
-    leaf = tl.program_id(0) * LEAVES + tl.arange(0, LEAVES)
-    tl.store(best + row * leaves + leaf, highest, mask=leaf < leaves)
 
 
 @triton.jit

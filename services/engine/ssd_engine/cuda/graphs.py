@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw, Drawing, Moved, Part, TreeRows, drawing_of
+from ssd_engine.cuda.rejecting import Rejector
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepRun, StepShape
-from ssd_engine.scored import Scored
+from ssd_engine.rejection import Speculation
+from ssd_engine.scored import Scored, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +72,12 @@ class _Expected:
 
 
 class GraphRunner:
-    def __init__(self, steps: Sequence[Step], eager: bool) -> None:
-        """``steps`` in the order in which they are tried: the first that fits is taken."""
-        self._steps = steps
+    def __init__(
+        self, steps: Sequence[Step], eager: bool, rejector: Rejector | None = None
+    ) -> None:
+        """``steps`` in the order in which they are tried: the first that fits is taken.
+        ``rejector``: for a target whose device verifies by rejection."""
+        self._steps, self._rejector = steps, rejector
         self._eager = eager
         self._captured: dict[tuple[StepShape, int], _Captured] = {}
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
@@ -95,6 +100,8 @@ class GraphRunner:
             step.inputs.clear(dummy_slot)
             for drawing in step.drawings:
                 step.run(drawing)  # what is compiled on first use is compiled now
+                if self._rejector is not None and step.logits is not None:
+                    self._rejector.warm_up(step.scores(step.logits, drawing))
             torch.cuda.synchronize()
             for side in range(0 if self._eager else step.num_sides):
                 step.use(side)
@@ -147,7 +154,8 @@ class GraphRunner:
             if (before := self._using.get((step.shape, side))) is not None:
                 before.synchronize()
             step.use(side)
-            begins, drawing = step.inputs.fill(runs, dummy_slot, moves), drawing_of(draws)
+            begins = step.inputs.fill(runs, dummy_slot, moves)
+            drawing = step.least(drawing_of(draws))
         turn = self._launches % STARTS
         self._launches += 1
         if drawing >= Drawing.ADJUSTED:
@@ -164,7 +172,9 @@ class GraphRunner:
         end.record(self._stream)
         self._using[step.shape, side] = end
         look_ahead = partial(self._expect, parts, draws, dummy_slot)
-        return InFlight(self, step, side, parts, begins, drawing, start, end, look_ahead)
+        return InFlight(
+            self, step, side, parts, begins, drawing, start, end, look_ahead, self._rejector
+        )
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight. Where the round after them has been launched, too, the side is
@@ -221,11 +231,13 @@ class InFlight:
         start: torch.cuda.Event,
         end: torch.cuda.Event,
         look_ahead: Callable[[], None],
+        rejector: Rejector | None = None,
     ) -> None:
         """``look_ahead`` is for a caller who asks whether it is done while it is not."""
         self._runner, self._step, self._side, self._parts = runner, step, side, parts
         self._start, self._end, self._drawing = start, end, drawing
         self._look_ahead: Callable[[], None] | None = look_ahead
+        self._rejector = rejector
         self._done = False
         self.rows: Sequence[int] = _logit_rows(parts, begins)
 
@@ -240,11 +252,9 @@ class InFlight:
         if not self._done:
             self._end.synchronize()
         rows = self.rows
-        drawn = self._step.drawn_on(self._side)
         if self._step.ranks > 1:
-            best = drawn.reshape(-1, self._step.ranks)[rows]
-            return Scored(lambda: self._logits(rows), best=best, clock=self._seconds)
-        tokens, broken = self._verdicts(drawn)
+            return self._guessed(rows)
+        tokens, broken = self._verdicts(self._step.drawn_on(self._side))
         reported = None
         if self._drawing >= Drawing.REPORTED:
             reported = self._step.reported_on(self._side)[rows]
@@ -253,8 +263,28 @@ class InFlight:
             drawn=tokens,
             broken=broken,
             reported=reported,
+            reject=None if self._rejector is None else partial(self._reject, self._rejector),
             clock=self._seconds,
         )
+
+    def _guessed(self, rows: Sequence[int]) -> Scored:
+        ranks, lines = self._step.ranks, self._step.guesses_on(self._side)[rows]
+        return Scored(
+            lambda: self._logits(rows),
+            best=lines[:, :ranks],
+            following=lines[:, ranks],
+            sigma=self._step.sigma_of(lines),
+            clock=self._seconds,
+        )
+
+    def _reject(
+        self, rejector: Rejector, rounds: Sequence[tuple[int, Speculation]]
+    ) -> list[Verdict]:
+        """Of rounds whose first rows are these of the rows that ask for logits."""
+        if self._step.logits is None:
+            raise RuntimeError("a step without logits verifies nothing")
+        scores = self._step.scores(self._step.logits, self._drawing)
+        return rejector.judge(scores, [(self.rows[first], about) for first, about in rounds])
 
     def _seconds(self) -> float:
         return self._runner.ended(self._start, self._end)

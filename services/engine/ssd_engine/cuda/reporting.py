@@ -75,8 +75,9 @@ def total_kernel(
 
 
 @triton.jit
-def _bits(x, highest, log_total):
-    """The bits of a log probability in float32."""
+def logprob_bits(x, highest, mass):
+    """The bits of a log probability in float32; ``mass``: of all tokens of the row."""
+    log_total = tl.log(mass.to(tl.float64) / MASS_UNIT)
     value = (x.to(tl.float64) - highest.to(tl.float64)) - log_total
     return value.to(tl.float32).to(tl.int32, bitcast=True)
 
@@ -104,18 +105,17 @@ def report_kernel(
     there = piece < pieces
     highest = highest_of(maxima, row, pieces, PIECES)
     total = tl.sum(tl.load(totals + row * pieces + piece, mask=there, other=0), 0)
-    log_total = tl.log(total.to(tl.float64) / MASS_UNIT)
     score = tl.load(best + row * pieces + piece, mask=there, other=float("-inf"))
     _, chosen = tl.max(score, 0, return_indices=True)
     token = tl.load(best_token + row * pieces + chosen)
     line, here = logits + row.to(tl.int64) * stride, out + row * (1 + 2 * RANKS)
     x = tl.load(line + token, mask=token < vocab, other=0.0)
-    tl.store(here, _bits(x, highest, log_total))
+    tl.store(here, logprob_bits(x, highest, total))
     rank = tl.arange(0, WIDTH)
     likeliest = tl.load(ranked + row * RANKS + rank, mask=rank < RANKS, other=-1)
     x = tl.load(line + likeliest, mask=likeliest >= 0, other=0.0)
     tl.store(here + 1 + rank, likeliest, mask=rank < RANKS)
-    tl.store(here + 1 + RANKS + rank, _bits(x, highest, log_total), mask=rank < RANKS)
+    tl.store(here + 1 + RANKS + rank, logprob_bits(x, highest, total), mask=rank < RANKS)
 
 
 class Reports:
@@ -130,8 +130,8 @@ class Reports:
             return torch.zeros(rows, *sizes, dtype=kind, device=device)
 
         self._leaf_best = empty(self._leaves, kind=torch.float32)
-        self._maxima = empty(self._pieces, kind=torch.float32)
-        self._totals = empty(self._pieces, kind=torch.int64)
+        self.maxima = empty(self._pieces, kind=torch.float32)
+        self.totals = empty(self._pieces, kind=torch.int64)
         self._ranked, self._likeliest = empty(MAX_TOP_LOGPROBS), empty()
         self.reported = empty(REPORT_WIDTH)  # log probabilities as the bits of float32
 
@@ -157,8 +157,8 @@ class Reports:
             logits,
             best,
             best_token,
-            self._maxima,
-            self._totals,
+            self.maxima,
+            self.totals,
             self._ranked,
             self.reported,
             logits.stride(0),
@@ -175,7 +175,7 @@ class Reports:
         survey_kernel[grid](
             logits,
             self._leaf_best,
-            self._maxima,
+            self.maxima,
             logits.stride(0),
             self._vocab,
             self._leaves,
@@ -186,8 +186,8 @@ class Reports:
         )
         total_kernel[grid](
             logits,
-            self._maxima,
-            self._totals,
+            self.maxima,
+            self.totals,
             logits.stride(0),
             self._vocab,
             self._pieces,

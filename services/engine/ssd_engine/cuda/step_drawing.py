@@ -12,25 +12,23 @@ from torch import Tensor
 from ssd_engine.batch import Draw, Drawing, drawing_of
 from ssd_engine.cuda.adjusting import Histories
 from ssd_engine.cuda.drawing import (
-    LEAF,
     best_of_piece_kernel,
-    leaf_kernel,
-    rank_kernel,
     verdict_kernel,
 )
 from ssd_engine.cuda.elementwise import overlapping
 from ssd_engine.cuda.filtering import CUT, PIECE, Filters
+from ssd_engine.cuda.guessing import Guesses
+from ssd_engine.cuda.rejecting import StepScores
 from ssd_engine.cuda.reporting import Reports
 from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepRun, StepShape
+from ssd_engine.rejection import FewWeights
 from ssd_engine.scored import Scored
-
-LEAVES_AT_ONCE = PIECE // LEAF
 
 
 class StepDrawing:
     """``ranks`` 1: what the rows draw, and how much of what they verify is right.
 
-    More: the best ``ranks`` tokens of every row, for a draft's guesses.
+    More: a draft's guesses, the best ``ranks`` tokens of every row, and what follows it.
     """
 
     def __init__(
@@ -48,25 +46,26 @@ class StepDrawing:
         self.inputs = StepInputs(shape, device, num_sides)
         self._histories, self._overlap = histories, overlap
         self._history_inputs = HistoryInputs(shape, device, num_sides)
-        # What it may be asked to do; the same on every rank.
-        self.drawings = [each for each in Drawing if each < Drawing.REPORTED or ranks == 1]
+        # What it may be asked to do; the same on every rank. A draft's guesses need no more for
+        # filters than without.
+        self.drawings = list(Drawing) if ranks == 1 else [Drawing.PLAIN, Drawing.ADJUSTED]
         self.head_rows, rows = vocab, shape.rows
         self.run_width = triton.next_power_of_2(shape.rows_per_run)
-        self._pieces, self._leaves = -(-vocab // PIECE), -(-vocab // LEAF)
-        self._filters = Filters(rows, vocab, device, overlap)
-        width = shape.runs * (1 + 2 * self.run_width) if ranks == 1 else rows * ranks
-        self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
-        self._host_drawn = _host_sides(self.drawn, num_sides)
         self._side = 0
         if ranks == 1:
+            self._pieces = -(-vocab // PIECE)
+            self._filters = Filters(rows, vocab, device, overlap)
             self._best = torch.empty(rows, self._pieces, dtype=torch.float64, device=device)
             self._best_token = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
             self._broken = torch.empty(rows, self._pieces, dtype=torch.int32, device=device)
             self._reports = Reports(rows, vocab, device, overlap)
             self._host_reported = _host_sides(self._reports.reported, num_sides)
+            width = shape.runs * (1 + 2 * self.run_width)
         else:
-            self._scores = torch.empty(rows, self._leaves * LEAF, device=device)
-            self._bests = torch.empty(rows, self._leaves, device=device)
+            self._guesses = Guesses(rows, vocab, ranks, device, overlap)
+            width = rows * self._guesses.width
+        self.drawn = torch.zeros(width, dtype=torch.int32, device=device)
+        self._host_drawn = _host_sides(self.drawn, num_sides)
         if last is None:
             last = torch.zeros(rows, dtype=torch.int32, device=device)
         self._best_of_row = last
@@ -89,6 +88,20 @@ class StepDrawing:
     def reported(self) -> Tensor:
         return self._reports.reported
 
+    def least(self, drawing: Drawing) -> Drawing:
+        """What it does to do as much as this."""
+        return max(each for each in self.drawings if each <= drawing)
+
+    def guesses_on(self, side: int) -> NDArray[np.int32]:
+        """[rows, width] of a draft's step: see ``Guesses``."""
+        return self.drawn_on(side).reshape(-1, self._guesses.width)
+
+    def sigma_of(self, lines: NDArray[np.int32]) -> FewWeights:
+        """That tokens were drawn from, by lines of guesses."""
+        tokens, weights = np.split(lines[:, self.ranks + 1 :], 2, axis=1)
+        device = self.drawn.device
+        return FewWeights(tokens, weights.view(np.float32), self.head_rows, device)
+
     def use(self, side: int) -> None:
         self._side = side
         self.inputs.use(side)
@@ -106,13 +119,32 @@ class StepDrawing:
         if drawing >= Drawing.ADJUSTED and self._histories is not None:
             tokens = self.inputs["tokens"]
             adjusted = self._histories.adjust(logits, tokens, self._history_inputs)
+        if self.ranks > 1:
+            self._guesses.make(adjusted, self.inputs, self.drawn, self._best_of_row)
+            return
         filtered = drawing >= Drawing.FILTERED
         if filtered:
             names = ("temperatures", "top_k", "top_p", "log_min_p")
             self._filters.find(adjusted, *(self.inputs[name] for name in names))
-        (self._draw if self.ranks == 1 else self._rank)(adjusted, filtered)
+        self._draw(adjusted, filtered)
         if drawing >= Drawing.REPORTED:
             self._reports.make(logits, self._best, self._best_token)
+
+    def scores(self, logits: Tensor, drawing: Drawing) -> StepScores:
+        """What is left of a step of one rank that has drawn from these logits."""
+        adjusted = logits
+        if drawing >= Drawing.ADJUSTED and self._histories is not None:
+            adjusted = self._histories.adjusted(self.shape.rows)
+        return StepScores(
+            logits=logits,
+            adjusted=adjusted,
+            temperatures=self.inputs["temperatures"],
+            drawn=self._best_of_row,
+            filters=self._filters,
+            is_filtered=drawing >= Drawing.FILTERED,
+            reports=self._reports,
+            is_reported=drawing >= Drawing.REPORTED,
+        )
 
     def fetch(self, drawing: Drawing) -> None:
         """Copies what was drawn to the host, which has it when the device is done."""
@@ -158,36 +190,6 @@ class StepDrawing:
             self._pieces,
             ROWS=self.run_width,
             PIECES=triton.next_power_of_2(self._pieces),
-            **overlapping(self._overlap),
-        )
-
-    def _rank(self, logits: Tensor, filtered: bool = False) -> None:
-        leaf_kernel[(-(-self._leaves // LEAVES_AT_ONCE), self.shape.rows)](
-            logits,
-            *self._noise(),
-            self._scores,
-            self._bests,
-            logits.stride(0),
-            self.head_rows,
-            self._leaves,
-            LEAF=LEAF,
-            LEAVES=LEAVES_AT_ONCE,
-            **self._cuts(filtered),
-            **overlapping(self._overlap),
-        )
-        rank_kernel[(self.shape.rows,)](
-            self._scores,
-            self._bests,
-            self.drawn,
-            self._best_of_row,
-            self._scores.stride(0),
-            self.head_rows,
-            self._leaves,
-            RANKS=self.ranks,
-            WIDTH=triton.next_power_of_2(self.ranks),
-            LEAF=LEAF,
-            LEAVES=triton.next_power_of_2(self._leaves),
-            num_warps=8,
             **overlapping(self._overlap),
         )
 

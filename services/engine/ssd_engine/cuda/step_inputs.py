@@ -64,6 +64,7 @@ KINDS = {
     "temperatures": torch.float32,
     "top_p": torch.float64,
     "log_min_p": torch.float32,
+    "down_weights": torch.float32,
 }
 
 
@@ -79,7 +80,9 @@ class _Host:
         self.temperatures = arrays["temperatures"].view(np.float32)
         self.top_p = arrays["top_p"].view(np.float64)
         self.log_min_p = arrays["log_min_p"].view(np.float32)
+        self.down_weights = arrays["down_weights"].view(np.float32)
         self.filtered = 0  # rows, from the first, of which some may be filtered
+        self.weighted = 0  # likewise, of which some may be drawn for rejection
         self.tables = arrays["tables"].reshape(runs, -1)
         self.scratch = arrays["scratch"].reshape(runs, -1)
         self.written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
@@ -103,6 +106,8 @@ class StepInputs:
             "temperatures": rows,
             "top_k": rows,
             "log_min_p": rows,
+            "widths": rows,
+            "down_weights": rows,
             "run_begin": runs,
             "run_rows": runs,
             "run_end": runs,
@@ -137,6 +142,7 @@ class StepInputs:
         for host in self.sides:
             host.block.zero_()
             host.top_p[:], host.log_min_p[:], host.filtered = 1.0, -np.inf, 0
+            host.part["widths"][:], host.weighted = _ints([-1] * self.shape.rows), 0
             host.part["slots"][:] = _ints([dummy_slot] * self.shape.rows)
             host.written = [((), 0)] * self.shape.runs
             host.live_rows = host.live_runs = 0
@@ -154,7 +160,9 @@ class StepInputs:
             begins.append(row)
             self._fill_run(i, run, row)
             row += len(run.tokens)
-        self._fill_filters([draw for run in runs for draw in run.draws])
+        draws = [draw for run in runs for draw in run.draws]
+        self._fill_filters(draws)
+        self._fill_weights(draws)
         count = len(runs)
         # One assignment for all runs: each of them costs about as much as a row of Python.
         host["tokens"][:row] = _ints([token for run in runs for token in run.tokens])
@@ -215,6 +223,20 @@ class StepInputs:
         host.top_p[: len(told)] = [draw.top_p for draw in told]
         host.log_min_p[: len(told)] = [_log(draw.min_p) for draw in told]
         host.filtered = count
+
+    def _fill_weights(self, draws: Sequence[Draw | None]) -> None:
+        """Of rows that are drawn for rejection; all others are coupled."""
+        host = self._host
+        if not any(draw is not None and draw.width >= 0 for draw in draws):
+            draws = ()
+        count = len(draws)
+        if not max(count, host.weighted):
+            return
+        told = [draw or _NO_DRAW for draw in draws]
+        told += [_NO_DRAW] * (host.weighted - count)
+        host.part["widths"][: len(told)] = _ints([draw.width for draw in told])
+        host.down_weights[: len(told)] = [draw.down_weight for draw in told]
+        host.weighted = count
 
     def _fill_table(self, i: int, blocks: Sequence[int]) -> None:
         """A sequence's list of blocks only ever grows."""

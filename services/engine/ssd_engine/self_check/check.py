@@ -11,9 +11,12 @@ from torch import Tensor
 
 from ssd_engine.batch import Draw, Drawing, Part, TreeRows
 from ssd_engine.few_rows import MOST_ROWS
+from ssd_engine.guessing import guess_scores
 from ssd_engine.history import History
+from ssd_engine.noise import STREAM_DRAFT
+from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, logprobs, perturbed_scores
+from ssd_engine.sampling import SampleRow, adjust_logits, logprobs, perturbed_scores
 from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from ssd_engine.self_check.expected import TOLERANCE
 from ssd_engine.self_check.findings import Findings, Place
@@ -38,11 +41,13 @@ log = logging.getLogger(__name__)
 PREFILL, FORWARD, STEP, TREE = "prefill", "forward", "step", "tree step"
 SHORT_PREFILL = 17  # rows
 CAPTURED, DRAWN, MOVE = "captured graph", "drawing of tokens", "move of keys and values"
-REPORTED = "log probabilities"
+REPORTED, SIGMA = "log probabilities", "drawing for rejection"
 USE_TORCH = "--kernels torch computes it by torch's own operations"
 EAGER = "--eager launches it kernel by kernel"
 DRAWN_ROWS = 16  # whose tokens are drawn again
 NEARLY_EQUAL = 1e-5  # of two scores
+SIGMA_ROUNDING, SIGMA_LEAST = 2.0**-7, 1e-6  # of a weight
+WIDTH, DOWN_WEIGHT = 3, 0.5
 NO_REMEDY = "torch itself computes something else here: check the device and its libraries"
 
 
@@ -143,9 +148,13 @@ class StepCheck:
             for i in range(part.num_logits):
                 recent = 1 if is_tree else i
                 later = [*path, *part.tokens[i + 1 - recent : i + 1]]
-                samples.append(_sample_row(len(samples), drawing, history, later))
+                filtered = drawing >= Drawing.FILTERED or self._step.ranks > 1
+                samples.append(_sample_row(len(samples), filtered, history, later))
                 params, position = samples[-1].params, samples[-1].position
-                draws.append(Draw.of(params, position, history, recent, path))
+                draw = Draw.of(params, position, history, recent, path)
+                if self._step.ranks > 1 and len(draws) % 3 == 2:
+                    draw = draw._replace(width=WIDTH, down_weight=DOWN_WEIGHT)
+                draws.append(draw)
         return samples, draws
 
     def run(self, graphs: "GraphRunner") -> None:
@@ -199,14 +208,14 @@ class StepCheck:
         step = self._step
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
-            for operation in (DRAWN, REPORTED) if drawing >= Drawing.REPORTED else (DRAWN,):
+            for operation in self._drawn_operations(drawing):
                 none = torch.zeros((), device=self._runner.device)
                 self._findings.note(self._place(operation), none)
             return
         step.draw(logits, drawing)
         rows = min(self._num_rows, DRAWN_ROWS)
-        samples = self._samples[drawing][:rows]
-        scores = perturbed_scores(logits[:rows, : step.head_rows], samples).double()
+        logits = logits[:rows, : step.head_rows]
+        scores = self._scores(logits, drawing)
         best = scores.topk(step.ranks).values
         # From logits that are no numbers anything may be drawn.
         drawn = scores.gather(1, self._drawn_tokens(rows).clamp(0, step.head_rows - 1))
@@ -215,7 +224,43 @@ class StepCheck:
         error = torch.where(best == -torch.inf, 0.0, error)  # filters leave fewer than are ranked
         self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
         if drawing >= Drawing.REPORTED:
-            self._check_reports(logits[:rows, : step.head_rows])
+            self._check_reports(logits)
+        if step.ranks > 1:
+            self._check_sigma(logits, drawing)
+
+    def _drawn_operations(self, drawing: Drawing) -> list[str]:
+        if self._step.ranks > 1:
+            return [DRAWN, SIGMA]
+        return [DRAWN, REPORTED] if drawing >= Drawing.REPORTED else [DRAWN]
+
+    def _scores(self, logits: Tensor, drawing: Drawing) -> Tensor:
+        samples = self._samples[drawing][: len(logits)]
+        if self._step.ranks == 1:
+            return perturbed_scores(logits, samples).double()
+        draws = self._draws[drawing][: len(logits)]
+        return guess_scores(logits, samples, [draw is None or draw.width < 0 for draw in draws])
+
+    def _check_sigma(self, logits: Tensor, drawing: Drawing) -> None:
+        """Of rows that are drawn for rejection: weights, and whether what they draw follows."""
+        samples, draws = self._samples[drawing], self._draws[drawing]
+        chosen = [i for i in range(len(logits)) if (d := draws[i]) is not None and d.width >= 0]
+        rows = [samples[i] for i in chosen]
+        expected = draft_distribution(logits[chosen], rows, WIDTH, DOWN_WEIGHT).double()
+        lines = self._step.drawn.view(self._step.shape.rows, -1)[chosen]
+        following = lines[:, self._step.ranks]
+        wire = self._step.sigma_of(lines.cpu().numpy()).wire()
+        error = (wire.double() - expected).abs() / (SIGMA_ROUNDING * expected + SIGMA_LEAST)
+        # Of tokens that are as good as the last of the likeliest, any may be among these.
+        adjusted = adjust_logits(logits[chosen], rows)
+        last = adjusted.topk(min(LIKELIEST, adjusted.shape[1])).values[:, -1:]
+        error = torch.where((adjusted - last).abs() <= NEARLY_EQUAL * (1 + last.abs()), 0.0, error)
+        about = [(row.params.seed, row.position) for row in rows]
+        told = torch.tensor(about, dtype=torch.int64, device=logits.device).view(-1, 2)
+        seeds, positions = told.unbind(1)
+        drawn = draw_from(sigma_of(wire), seeds, positions, STREAM_DRAFT)
+        wrong = torch.where(drawn == following, 0.0, torch.inf)
+        worst = torch.cat((error.flatten(), wrong)).max() if chosen else error.new_zeros(())
+        self._findings.note(self._place(SIGMA), worst * TOLERANCE / 2)
 
     def _check_reports(self, logits: Tensor) -> None:
         step, rows, most = self._step, len(logits), MAX_TOP_LOGPROBS
@@ -231,7 +276,7 @@ class StepCheck:
         """[rows, ranks], of the first rows."""
         step, drawn = self._step, self._step.drawn.long()
         if step.ranks > 1:
-            return drawn.view(-1, step.ranks)[:rows]
+            return drawn.view(step.shape.rows, -1)[:rows, : step.ranks]
         table = drawn.view(step.shape.runs, -1)  # how many are right, then the tokens
         lengths = [len(run.tokens) for run in self._runs[step.drawings[0]]]
         tokens = torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])
@@ -265,7 +310,7 @@ class StepCheck:
         """What was drawn, and reported, for rows that do not pad."""
         step, rows, runs = self._step, self._num_rows, len(self._runs[drawing])
         if step.ranks > 1:
-            return step.drawn[: rows * step.ranks].clone()
+            return step.drawn.view(step.shape.rows, -1)[:rows].clone()
         used = step.drawn.view(step.shape.runs, -1)[:runs].flatten()
         if drawing < Drawing.REPORTED:
             return used.clone()
@@ -276,11 +321,9 @@ _FILTERS: list[dict[str, Any]] = [{"top_k": 40, "top_p": 0.9}, {"top_p": 0.8}, {
 _MOST_HISTORIES = 4  # parts take turns
 
 
-def _sample_row(
-    i: int, drawing: Drawing, history: History | None, later: Sequence[int]
-) -> SampleRow:
+def _sample_row(i: int, filtered: bool, history: History | None, later: Sequence[int]) -> SampleRow:
     """Greedy and not, in turns. ``later``: tokens after the history."""
-    filters = _FILTERS[i // 2 % len(_FILTERS)] if drawing >= Drawing.FILTERED else {}
+    filters = _FILTERS[i // 2 % len(_FILTERS)] if filtered else {}
     how: dict[str, Any] = dict(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2], **filters)
     if history is None:
         return SampleRow(SamplingParams(**how), (), range(i))

@@ -16,6 +16,7 @@ from ssd_target.speculation.endpoints import Endpoints
 from ssd_target.speculation.speculated import Speculated, Taken
 from ssd_target.verifier import Drawn
 
+DRAWN_THERE = (Source.CACHE, Source.JUST_IN_TIME)  # by the endpoint, which says from what
 ROWS_SECONDS = 0.05  # that distributions may come later than the end of their forward
 
 
@@ -36,7 +37,7 @@ class Distributions:
         endpoint = self._endpoints.of(speculated)
         if endpoint is None or endpoint.receiver is None:
             return
-        if speculated.rejecting and row.tokens:
+        if speculated.rejecting and row.tokens and row.source in DRAWN_THERE:
             endpoint.receiver.expect(_key(speculated), len(row.tokens))
 
     def of(self, rows: Sequence[Taken]) -> list[Drawn | None]:
@@ -50,7 +51,7 @@ class Distributions:
         if row.source is not Source.SYNC and not speculated.rejecting:
             speculated.stats.fell_back("coupled: the endpoint is not trusted")
             return None
-        if row.source in (Source.CACHE, Source.JUST_IN_TIME):
+        if row.source in DRAWN_THERE:
             row.wire = self._receive(row, max(0.0, deadline - self._now()))
             speculated.judged = min(len(row.tokens), len(row.wire))
         speculated.stats.rejection_rounds += 1

@@ -7,6 +7,9 @@ from ssd_engine.verification import Verification
 
 
 class Mode(IntEnum):
+    """The numbers are those of the wire."""
+
+    AUTO = 0  # of those below, the one that measures fastest at the time
     OFF = 1  # plain decoding
     SYNC = 2  # draft and target take turns, the draft model inside the target's engine
     SSD = 3  # endpoints prepare while the target verifies
@@ -26,6 +29,7 @@ class SpeculationOptions:
     """An operator's."""
 
     mode: Mode = Mode.OFF  # of requests that do not name one
+    endpoints: bool = True  # the operator has named some, or allows requests to
     depth: int = 5  # longest speculation
     adapt_depth: bool = True  # shorter where measured acceptance and times say so
     backup: Backup = Backup.AUTO

@@ -12,15 +12,16 @@ from ssd_target.speculation.stats import SpeculationStats, per_position
 
 MAX_ENDPOINTS = 16
 MAX_ADDRESS = 300  # characters
-MODES, VERIFICATIONS = frozenset(Mode), frozenset(Verification)
+MODES, VERIFICATIONS = frozenset(Mode) - {Mode.AUTO}, frozenset(Verification)
 ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True)
 class Terms:
-    modes: tuple[Mode, ...]  # the default first
+    modes: tuple[Mode, ...]  # that a request may name
     depth: int
     link_of: Callable[[str], int]  # dials what is allowed; InputError for what is not
+    default: Mode | None = None  # of requests that name none; None: the first of modes
 
     def settle(self, options: pb.SpeculationOptions, trace_context: str = "") -> SpeculationRequest:
         """Raises InputError; what it names is dialled from here on."""
@@ -44,7 +45,7 @@ class Terms:
     def _mode(self, options: pb.SpeculationOptions) -> Mode:
         known = options.mode in MODES
         if not known and not options.endpoints:
-            return self.modes[0]
+            return self.modes[0] if self.default is None else self.default
         if not known:
             if Mode.SSD not in self.modes:
                 raise InputError("speculation.endpoints", "none is allowed here")
@@ -85,8 +86,10 @@ def unknown_values(options: pb.SpeculationOptions) -> list[str]:
 
 
 def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> pb.SpeculationStats:
+    """A request that named no mode is told the one that served most of its rounds."""
     message = speculation_message(stats)
-    message.mode = int(request.mode)  # type: ignore[assignment]
+    mode = stats.usual_mode if request.mode is Mode.AUTO else request.mode
+    message.mode = int(mode)  # type: ignore[assignment]
     message.verification = (
         pb.VERIFICATION_MODE_REJECTION if stats.rejection_rounds else pb.VERIFICATION_MODE_COUPLED
     )
@@ -94,7 +97,9 @@ def speculation_stats(request: SpeculationRequest, stats: SpeculationStats) -> p
 
 
 def speculation_message(stats: SpeculationStats) -> pb.SpeculationStats:
-    counts = {name: getattr(stats, name) for name in stats.__struct_fields__ if name != "waits"}
+    unsaid = ("waits", "mode_rounds")
+    names = [name for name in stats.__struct_fields__ if name not in unsaid]
+    counts = {name: getattr(stats, name) for name in names}
     return pb.SpeculationStats(
         drafted_per_position=per_position(counts.pop("drafted_lengths")),
         accepted_per_position=per_position(counts.pop("accepted_lengths")),

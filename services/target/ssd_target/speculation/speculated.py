@@ -7,7 +7,7 @@ from torch import Tensor
 from ssd_engine.frames import Source, Verification
 from ssd_engine.ngram import NgramIndex
 from ssd_target.sequence import Sequence
-from ssd_target.speculation.options import SpeculationRequest
+from ssd_target.speculation.options import Mode, SpeculationRequest
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.stats import LookUp, SpeculationStats
 
@@ -18,7 +18,8 @@ class Speculated:
     request: SpeculationRequest
     rounds: Rounds
     stats: SpeculationStats = field(default_factory=SpeculationStats)
-    source: Source = Source.NONE  # of the round in flight
+    mode: Mode = Mode.OFF  # that the round in flight went by
+    source: Source = Source.NONE  # of its speculation
     found: LookUp | None = None  # when that round was looked up
     drafted: int = 0
     judged: int = 0  # of these, the tokens before a cut
@@ -32,6 +33,10 @@ class Speculated:
     rejecting: bool = False  # the endpoint draws, and sends what it draws from
     refused_by: set[int] = field(default_factory=set)
     why_detached: str = "disconnected"
+
+    @property
+    def may_use_endpoints(self) -> bool:
+        return self.request.mode in (Mode.SSD, Mode.AUTO)
 
     def room(self) -> int:
         """Tokens of the next round that can be right: the last of a request is never guessed."""
@@ -53,12 +58,14 @@ class Taken:
 
     speculated: Speculated
     wanted: int
+    mode: Mode = Mode.OFF  # how this round goes: never AUTO
     tokens: list[int] = field(default_factory=list)
     source: Source = Source.NONE
     missed: bool = False  # an endpoint follows, and its branch is not here
     wire: Tensor | None = None  # what the tokens were drawn from, in rejection
-    attached_before: bool = False  # the endpoint followed before this round
     under_speculation: bool = False  # it was launched while its endpoint was on
+    shows_payoff: bool = False  # and tells what that endpoint is worth, or what rounds without are
+    catches_up: bool = False  # the draft model inside reads text first: takes longer than usual
 
     @property
     def down_weight(self) -> float | None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
-import torch
-
 from ssd_engine.frames import Launch, Open, Outcome, Source, Verification
+from ssd_engine.rejection import whole_wire
 from ssd_engine.token_ids import pack_tokens
 from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.sequence import Sequence
@@ -21,6 +20,7 @@ from ssd_target.speculation.endpoint import Endpoint
 from ssd_target.speculation.endpoints import Endpoints, OpenPlane, Send, Stalled
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.pacing import Pacing
+from ssd_target.speculation.payoff import STEADY_STEPS, Payoff
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.speculated import Speculated, Taken
 from ssd_target.speculation.stats import DOWN, LookUp, SpeculationStats
@@ -64,7 +64,10 @@ class Speculator:
         )
         self._distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
+        # Whether rounds without an endpoint go by the draft model inside. None: they go plain.
+        self._drafter_payoff = Payoff() if drafter is not None and options.auto_off else None
         self._step_begin = 0.0
+        self._held_up = 0  # steps, one after the other, in which the draft model inside caught up
         self._width = 1  # tokens of the forward in flight
         self.totals = SpeculationStats()
 
@@ -82,9 +85,24 @@ class Speculator:
         return sequence.id in self._sequences
 
     def is_plain(self, sequence: Sequence) -> bool:
-        """Whether nothing is ever speculated for it."""
+        """Whether nothing will be speculated for its next round, whatever the one before gives."""
         speculated = self._sequences.get(sequence.id)
-        return speculated is not None and speculated.request.mode is Mode.OFF
+        if speculated is None:
+            return False
+        if speculated.request.mode is Mode.OFF:
+            return True
+        return (
+            speculated.may_use_endpoints
+            and not speculated.rounds.attached
+            and self._mode_without_endpoint is Mode.OFF
+            and not any(endpoint.up and endpoint.payoff.attaches for endpoint in self.endpoints)
+        )
+
+    @property
+    def _mode_without_endpoint(self) -> Mode:
+        """Of rounds that may use an endpoint and do not."""
+        payoff = self._drafter_payoff
+        return Mode.SYNC if payoff is not None and payoff.speculates else Mode.OFF
 
     def end(self, sequence_id: int) -> SpeculationStats | None:
         """The sequence is finished or cancelled; returns what speculation did for it."""
@@ -102,13 +120,27 @@ class Speculator:
 
     def take(self, sequences: Rows[Sequence]) -> list[Taken]:
         """The speculations of the next forward, row by row."""
-        self._step_begin = self._now()
-        self.endpoints.check_stalls()
+        self._begin_step(len(sequences))
         rows = [self._look_up(self._sequences[s.id], len(sequences)) for s in sequences]
         self._wait(rows)
         self._back_up(rows)
-        self._draft([row for row in rows if row.speculated.request.mode is Mode.SYNC])
+        self._draft([row for row in rows if row.mode is Mode.SYNC])
         return rows
+
+    def take_nothing(self, sequences: Rows[Sequence]) -> list[Taken]:
+        """The rows of a forward that was launched before its speculations could be looked up."""
+        self._begin_step(len(sequences))
+        return [Taken(self._sequences[sequence.id], 0) for sequence in sequences]
+
+    def _begin_step(self, num_rows: int) -> None:
+        self._step_begin = self._now()
+        self.endpoints.check_stalls()
+        if not num_rows:
+            return
+        for endpoint in self.endpoints:
+            endpoint.payoff.about_to_run(num_rows)
+        if self._drafter_payoff is not None:
+            self._drafter_payoff.about_to_run(num_rows)
 
     def launch(self, rows: Rows[Taken]) -> None:
         """The next forward begins; what endpoints must know of it goes out with ``flush``."""
@@ -141,7 +173,9 @@ class Speculator:
         rounds = speculated.rounds
         if rounds.round > 0:
             right, seconds = min(accepted, committed), now - speculated.ended_at
-            speculated.stats.ended(speculated.source, speculated.drafted, right, seconds)
+            speculated.stats.ended(
+                speculated.mode, speculated.source, speculated.drafted, right, seconds
+            )
             if speculated.waited:
                 speculated.stats.waited(speculated.waited)
                 speculated.waited = 0.0
@@ -171,13 +205,31 @@ class Speculator:
     ) -> None:
         """A decode forward took ``seconds``, its rows committed so many tokens."""
         self._pacing.verified(measured.width, seconds)
-        row_seconds = measured.row_seconds
+        if not self._is_evidence(rows):
+            return
         for row, tokens in zip(rows, committed, strict=True):
-            speculated = row.speculated
-            endpoint = self.endpoints.home_of(speculated)
-            if endpoint is None or (endpoint.payoff.attaches and not row.attached_before):
-                continue  # while its endpoint learns of the sequence, a round proves nothing
+            if row.speculated.may_use_endpoints:
+                self._observe(row, tokens, measured.row_seconds)
+
+    def _is_evidence(self, rows: Rows[Taken]) -> bool:
+        """A row that catches up has held up all of them. Where that is the rule, as where requests
+        are short and many, it is a part of the price."""
+        catches_up = any(row.catches_up for row in rows)
+        self._held_up = self._held_up + 1 if catches_up else 0
+        return not catches_up or self._held_up > STEADY_STEPS
+
+    def _observe(self, row: Taken, tokens: int, row_seconds: float) -> None:
+        """What the round tells of the endpoint and of the draft model inside."""
+        endpoint, drafter = self.endpoints.home_of(row.speculated), self._drafter_payoff
+        if endpoint is not None and row.shows_payoff:
             endpoint.payoff.observe(row.under_speculation, tokens, row_seconds)
+        if drafter is None or row.mode is Mode.SSD:
+            return
+        before = drafter.verdict
+        drafter.observe(row.mode is Mode.SYNC, tokens, row_seconds)
+        if drafter.verdict != before:
+            for each in self.endpoints:
+                each.payoff.forget_without()
 
     def check_integrity(self) -> None:
         self.endpoints.check_integrity()
@@ -192,25 +244,46 @@ class Speculator:
         if speculated.request.mode is Mode.OFF:
             return Taken(speculated, 0)
         if speculated.request.mode is Mode.SYNC:
-            return Taken(speculated, self._pacing.sync_depth(speculated, num_rows))
-        endpoint = self.endpoints.of(speculated)
-        taken = Taken(speculated, self._pacing.depth(speculated, num_rows, endpoint))
+            return Taken(speculated, self._pacing.sync_depth(speculated, num_rows), Mode.SYNC)
         speculated.found = None
-        if not taken.wanted or speculated.request.mode is not Mode.SSD:
+        endpoint = self.endpoints.of(speculated)
+        if endpoint is None or not endpoint.payoff.speculates:
+            return self._go_without(speculated, num_rows, endpoint)
+        wanted = self._pacing.depth(speculated, num_rows, endpoint)
+        taken = Taken(speculated, wanted, Mode.SSD)
+        rounds = speculated.rounds
+        if not wanted or rounds.decided is None:
             return taken
-        rounds, stats = speculated.rounds, speculated.stats
-        if endpoint is None:
-            stats.fell_back(speculated.why_detached)
-            if speculated.why_detached in DOWN:
-                stats.looked_up(LookUp.DISCONNECTED)
-            return taken
-        if rounds.decided is None or not endpoint.payoff.speculates:
-            return taken
-        speculated.found = rounds.look_up(*rounds.decided, taken.wanted)
-        stats.looked_up(speculated.found)
+        speculated.found = rounds.look_up(*rounds.decided, wanted)
+        speculated.stats.looked_up(speculated.found)
         taken.fill(Source.CACHE)
         taken.missed = not taken.tokens
         return taken
+
+    def _go_without(
+        self, speculated: Speculated, num_rows: int, endpoint: Endpoint | None
+    ) -> Taken:
+        """No endpoint holds the sequence, or it does and these rounds are to compare it with."""
+        stats = speculated.stats
+        if self._misses_endpoint(speculated, endpoint) and self._pacing.depth(
+            speculated, num_rows, None
+        ):
+            stats.fell_back(speculated.why_detached)
+            if speculated.why_detached in DOWN:
+                stats.looked_up(LookUp.DISCONNECTED)
+        if self._mode_without_endpoint is Mode.OFF:
+            return Taken(speculated, 0)
+        wanted = self._pacing.sync_depth(speculated, num_rows)
+        if endpoint is not None:
+            wanted = min(wanted, endpoint.max_depth)  # a longer one it could not follow
+        return Taken(speculated, wanted, Mode.SYNC)
+
+    def _misses_endpoint(self, speculated: Speculated, endpoint: Endpoint | None) -> bool:
+        """Whether it goes without one that was asked for. Who names no mode asks for none by name,
+        and where none pays, none is missed."""
+        if endpoint is not None or speculated.request.mode is Mode.SSD:
+            return endpoint is None
+        return self._options.endpoints and speculated.why_detached != "does not pay"
 
     # Rows that have missed
 
@@ -266,15 +339,18 @@ class Speculator:
         if self._drafter is None:
             raise RuntimeError("synchronous speculation without a draft model")
         begin = self._now()
+        behind = [self._drafter.is_behind(row.speculated.sequence) for row in rows]
         drafts = [DraftRow(r.speculated.sequence, r.wanted, r.down_weight) for r in rows]
         self._drafter.draft(drafts)
         end, longest = self._now(), max(len(draft.tokens) for draft in drafts)
-        self._pacing.drafted(longest, end - begin)
+        if not any(behind):
+            self._pacing.drafted(longest, end - begin)
         self._trace.span(Kind.DRAFT, begin, end, tokens=longest)
-        for row, draft in zip(rows, drafts, strict=True):
+        for row, draft, was_behind in zip(rows, drafts, behind, strict=True):
+            row.catches_up = was_behind and bool(draft.tokens)
             if draft.tokens:
                 row.tokens, row.source = draft.tokens, Source.SYNC
-                row.wire = torch.stack(draft.wires) if draft.wires else None
+                row.wire = whole_wire(draft.wires) if draft.wires else None
             elif row.wanted:
                 row.speculated.stats.fell_back("no room")
 
@@ -282,12 +358,13 @@ class Speculator:
 
     def _launch(self, row: Taken) -> None:
         speculated, rounds = row.speculated, row.speculated.rounds
+        speculated.mode = row.mode
         if speculated.request.mode is Mode.OFF:
             rounds.launch(0)
             return
         speculated.source, speculated.drafted = row.source, len(row.tokens)
         speculated.judged = speculated.drafted
-        row.attached_before = rounds.attached
+        followed, prepared = rounds.attached, speculated.told_depth > 0
         endpoint = self.endpoints.of(speculated)
         if endpoint is not None and not endpoint.payoff.attaches:
             self.endpoints.leave(speculated, "does not pay")
@@ -298,10 +375,22 @@ class Speculator:
         else:
             rounds.launch(len(row.tokens))
         home = self.endpoints.home_of(speculated)
-        row.under_speculation = home is not None and home.payoff.speculates
+        if home is not None:
+            row.under_speculation = home.payoff.speculates
+            row.shows_payoff = self._shows_payoff(home.payoff, followed, prepared)
+
+    def _shows_payoff(self, payoff: Payoff, followed: bool, prepared: bool) -> bool:
+        """Whether a round is evidence. ``followed``: its endpoint had the sequence before;
+        ``prepared``: and branches were asked of it."""
+        if payoff.speculates:
+            return followed and prepared
+        # Until it is known how rounds without an endpoint go best, they say nothing of one.
+        drafter = self._drafter_payoff
+        settled = drafter is None or drafter.follows_verdict
+        return settled and (followed or not payoff.attaches)
 
     def _choose_endpoint(self, row: Taken) -> Endpoint | None:
-        if row.speculated.request.mode is not Mode.SSD:
+        if not row.speculated.may_use_endpoints:
             return None
         return self.endpoints.choose(row.speculated, len(row.tokens))
 
@@ -318,18 +407,23 @@ class Speculator:
         endpoint.outbox.append(Outcome(speculated.sequence.id, rounds.round, *rounds.decided))
         speculated.outcome_sent = True
 
+    def _depth_to_prepare(self, row: Taken, endpoint: Endpoint) -> int:
+        """Nothing in rounds that an endpoint is compared with: on the target's device, its trees
+        would slow them down."""
+        return self._pacing.next_depth(row, endpoint) if endpoint.payoff.speculates else 0
+
     def _send_launch(self, row: Taken) -> None:
         rounds, endpoint = row.speculated.rounds, self._endpoint_of(row)
         self._send_outcome(row.speculated)
         rounds.launch(len(row.tokens))
-        row.speculated.told_depth = self._pacing.next_depth(row, endpoint)
+        row.speculated.told_depth = self._depth_to_prepare(row, endpoint)
         self._distributions.expect(row)
         endpoint.say(
             Launch(
                 row.speculated.sequence.id,
                 rounds.round,
                 row.tokens,
-                row.source,
+                Source.NGRAM if row.source is Source.SYNC else row.source,  # the target's own
                 row.speculated.told_depth,
                 self._pacing.verify_micros(self._width),
             ),
@@ -341,7 +435,7 @@ class Speculator:
         if endpoint.epoch is None:
             raise RuntimeError("an endpoint that is not connected was chosen")
         speculated.rounds.launch_open(len(row.tokens), endpoint.link, endpoint.epoch)
-        speculated.told_depth = self._pacing.next_depth(row, endpoint)
+        speculated.told_depth = self._depth_to_prepare(row, endpoint)
         rejection = speculated.request.verification is Verification.REJECTION
         speculated.rejecting = rejection and endpoint.receiver is not None
         endpoint.sequences.add(sequence.id)

@@ -7,6 +7,7 @@ import msgspec
 
 from ssd_engine.frames import Source
 from ssd_engine.histogram import count_seconds, new_counts
+from ssd_target.speculation.options import Mode
 
 
 class LookUp(Enum):
@@ -61,6 +62,7 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     accepted_lengths: list[int] = []
     # Rounds that waited, by how long: a count for each of histogram.EDGES, and one beyond.
     waits: list[int] = []
+    mode_rounds: list[int] = []  # rounds by the mode that they went by, at the mode's number
     fallbacks: dict[str, int] = {}
 
     def looked_up(self, result: LookUp) -> None:
@@ -76,10 +78,13 @@ class SpeculationStats(msgspec.Struct, array_like=True):
         self.waits = self.waits or new_counts()
         count_seconds(self.waits, seconds)
 
-    def ended(self, source: Source, drafted: int, accepted: int, seconds: float) -> None:
+    def ended(
+        self, mode: Mode, source: Source, drafted: int, accepted: int, seconds: float
+    ) -> None:
         """A round is over; it has taken so long."""
         name = _ROUNDS[source]
         setattr(self, name, getattr(self, name) + 1)
+        _count(self.mode_rounds, mode)
         self.rounds += 1
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
@@ -93,6 +98,14 @@ class SpeculationStats(msgspec.Struct, array_like=True):
         if drafted:
             self.full_rounds += accepted == drafted
             self.rejected_rounds += accepted < drafted
+
+    def rounds_in(self, mode: Mode) -> int:
+        return self.mode_rounds[mode] if mode < len(self.mode_rounds) else 0
+
+    @property
+    def usual_mode(self) -> Mode:
+        """The one that most rounds went by."""
+        return max((Mode.OFF, Mode.SYNC, Mode.SSD), key=self.rounds_in)
 
     def add(self, other: "SpeculationStats") -> None:
         for name in _COUNTERS:
@@ -115,7 +128,7 @@ def per_position(lengths: list[int]) -> list[int]:
     return list(accumulate(reversed(lengths[1:])))[::-1]
 
 
-_LISTS = ("drafted_lengths", "accepted_lengths", "waits")
+_LISTS = ("drafted_lengths", "accepted_lengths", "waits", "mode_rounds")
 _COUNTERS = tuple(
     name for name in SpeculationStats.__struct_fields__ if name not in (*_LISTS, "fallbacks")
 )

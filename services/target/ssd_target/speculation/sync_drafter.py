@@ -8,12 +8,11 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
-
 from ssd_engine.batch import Draw, Part
 from ssd_engine.block_pool import BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.rejection import Wire
 from ssd_engine.sampling import SampleRow
 from ssd_engine.scored import Pending, Scored
 from ssd_target.sequence import Sequence
@@ -34,7 +33,7 @@ class DraftRow:
     depth: int
     down_weight: float | None  # of rejection verification; None: coupled
     tokens: list[int] = field(default_factory=list)
-    wires: list[Tensor] = field(default_factory=list)  # [vocab] each: what tokens were drawn from
+    wires: list[Wire] = field(default_factory=list)  # a row each: what tokens were drawn from
 
 
 class SyncDrafter:
@@ -53,6 +52,11 @@ class SyncDrafter:
         served = [row for row in rows if self._follow(row.sequence)]
         while unfinished := [row for row in served if len(row.tokens) < row.depth]:
             self._extend(unfinished)
+
+    def is_behind(self, sequence: Sequence) -> bool:
+        """Whether it must read more of the text first than a round of its own adds."""
+        path = self._paths.get(sequence.id)
+        return path is None or sequence.num_committed - path.num_known > self._depth + 1
 
     def end(self, sequence_id: int) -> None:
         path = self._paths.pop(sequence_id, None)
@@ -105,20 +109,23 @@ class SyncDrafter:
             pending = left
 
 
-def _draw(row: DraftRow) -> Draw | None:
-    """How the device draws a row's next token; None where rejection shapes its distribution."""
-    if row.down_weight is not None:
-        return None
+def _draw(row: DraftRow) -> Draw:
+    """How the device chooses a row's next token."""
     sequence = row.sequence
     position = sequence.num_committed + len(row.tokens)
-    return Draw.of(sequence.sampling, position, sequence.history, path=tuple(row.tokens))
+    draw = Draw.of(sequence.sampling, position, sequence.history, path=tuple(row.tokens))
+    if row.down_weight is None:
+        return draw
+    return draw._replace(width=FAN_OUT, down_weight=row.down_weight)
 
 
 def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
     """The next token of each row."""
-    if scored.drawn is not None and all(_draw(row) is not None for row in rows):
-        for row, token in zip(rows, scored.drawn, strict=True):
+    if scored.following is not None:
+        for i, (row, token) in enumerate(zip(rows, scored.following.tolist(), strict=True)):
             row.tokens.append(token)
+            if row.down_weight is not None and scored.sigma is not None:
+                row.wires.append(scored.sigma[i : i + 1])
         return
     logits = scored.logits
     coupled = [i for i, row in enumerate(rows) if row.down_weight is None]
@@ -133,7 +140,7 @@ def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
         tokens, wire = drawn_guesses(logits[drawing], samples, [FAN_OUT] * len(drawing), weights)
         for j, i in enumerate(drawing):
             rows[i].tokens.append(tokens[j])
-            rows[i].wires.append(wire[j])
+            rows[i].wires.append(wire[j : j + 1])
 
 
 def _sample_row(row: DraftRow) -> SampleRow:

@@ -1,0 +1,119 @@
+"""A draft's guesses on the device are those of ``guessing.py``, and rejection's sigma, too."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd_engine.batch import Draw
+from ssd_engine.cuda.guessing import Guesses
+from ssd_engine.cuda.step_drawing import StepDrawing
+from ssd_engine.cuda.step_inputs import StepRun, StepShape
+from ssd_engine.guessing import ranked_guesses
+from ssd_engine.noise import STREAM_DRAFT, signed64
+from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
+from ssd_engine.sampling import SampleRow, warp_logits
+from ssd_engine.sampling_params import SamplingParams
+from tests.scale import full_only
+
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCAB = 128_256 if DEVICE.type == "cuda" else 2500
+RANKS = 17
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.3, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 1.0, "top_k": 3},
+]
+
+
+def sample_rows(seed: int) -> list[SampleRow]:
+    return [
+        SampleRow(SamplingParams(seed=2**63 + 1000 * seed + i, **each), (), range(i + seed))
+        for i, each in enumerate(OPTIONS)
+    ]
+
+
+def random_logits(seed: int) -> Tensor:
+    return 3 * torch.randn(len(OPTIONS), VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def guess(logits: Tensor, draws: Sequence[Draw]) -> tuple[StepDrawing, Tensor]:
+    """The step, and its lines: what is best in each row, what follows it, and sigma."""
+    shape = StepShape(len(draws), len(draws), 1, max_positions=1, block_size=1)
+    step = StepDrawing(shape, VOCAB, DEVICE, RANKS, overlap=False)
+    step.inputs.clear(0)
+    step.inputs.fill([StepRun([0], [0], [0], [0], [0], draws=[draw]) for draw in draws], 0)
+    step.inputs.copy()
+    with torch.inference_mode():
+        step.draw(logits.to(DEVICE))
+    return step, step.drawn.view(len(draws), -1).cpu()
+
+
+@pytest.mark.parametrize("seed", [full_only(0), 1])
+def test_guesses_are_ranked_by_the_targets_noise_after_all_filters(seed: int) -> None:
+    logits, rows = random_logits(seed), sample_rows(seed)
+    _, lines = guess(logits, [Draw.of(row.params, row.position) for row in rows])
+    left = warp_logits(logits, [row.params for row in rows]).isfinite().sum(dim=1).tolist()
+    for i, row in enumerate(rows):
+        expected = ranked_guesses(logits[i : i + 1], [row], RANKS)[0]
+        count = RANKS if row.params.greedy else min(RANKS, left[i])
+        assert lines[i, :RANKS].tolist() == [*expected[:count], *[-1] * (RANKS - count)]
+        assert lines[i, RANKS] == expected[0]
+    assert min(left) < RANKS
+
+
+@pytest.mark.parametrize("down_weight", [full_only(1.0), 0.5, full_only(0.0)])
+def test_rejection_draws_from_the_sigma_that_it_tells(down_weight: float) -> None:
+    logits, rows, width = random_logits(7), sample_rows(7), 3
+    draws = [
+        Draw.of(row.params, row.position)._replace(width=width, down_weight=down_weight)
+        for row in rows
+    ]
+    step, lines = guess(logits, draws)
+    wire = step.sigma_of(lines.numpy()).wire().cpu()
+    expected = draft_distribution(logits, rows, width, down_weight).double()
+    torch.testing.assert_close(wire.double(), expected, rtol=2**-7, atol=1e-7)
+    seeds = torch.tensor([signed64(row.params.seed) for row in rows])
+    positions = torch.tensor([row.position for row in rows])
+    drawn = draw_from(sigma_of(wire), seeds, positions, STREAM_DRAFT)
+    assert lines[:, RANKS].tolist() == drawn.tolist()
+    # The target's noise is its own: the likeliest are the best guesses, whatever filters say.
+    assert lines[:, :RANKS].tolist() == logits.topk(RANKS).indices.tolist()
+
+
+def test_of_equals_the_lower_ids_are_the_likeliest() -> None:
+    logits = torch.full((1, VOCAB), -5.0)
+    logits[0, 1500 : 1500 + 40] = 2.0
+    _, lines = guess(logits, [Draw(1, 0.0, 0)])
+    assert lines[0, :RANKS].tolist() == list(range(1500, 1500 + RANKS))
+    likeliest = sorted([*range(LIKELIEST - 40), *range(1500, 1540)])
+    assert lines[0, RANKS + 1 : RANKS + 1 + LIKELIEST].tolist() == likeliest
+
+
+def test_there_may_be_fewer_tokens_than_are_looked_at() -> None:
+    logits = torch.full((2, VOCAB), -torch.inf)
+    logits[0, [7, 900]] = torch.tensor([1.0, 2.0])
+    logits[1] = torch.nan  # anything may follow, but a token
+    step, lines = guess(logits, [Draw(1, 1.0, 0), Draw(1, 1.0, 0)])
+    assert sorted(lines[0, :2].tolist()) == [7, 900]
+    assert lines[0, 2:RANKS].tolist() == [-1] * (RANKS - 2)
+    assert 0 <= int(step._best_of_row[1]) < VOCAB
+
+
+def test_a_small_vocabulary_is_looked_at_as_a_whole() -> None:
+    guesses = Guesses(1, 40, 5, DEVICE, overlap=False)
+    shape = StepShape(1, 1, 1, max_positions=1, block_size=1)
+    step = StepDrawing(shape, 40, DEVICE, 5, overlap=False)
+    step.inputs.clear(0)
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    out = torch.zeros(guesses.width, dtype=torch.int32, device=DEVICE)
+    guesses.make(logits, step.inputs, out, step._best_of_row)
+    assert out[:5].tolist() == logits[0].topk(5).indices.tolist()
+    assert out[6 : 6 + LIKELIEST].tolist() == [*range(40), *[-1] * (LIKELIEST - 40)]
