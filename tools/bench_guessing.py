@@ -9,8 +9,9 @@ are measured while running (theorem 12) against a uniform one of the same budget
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,6 +24,7 @@ from ssd_engine.fan_out import uniform
 from ssd_engine.frames import Source, Verification
 from ssd_engine.model_store import resolve_model
 from ssd_engine.pace import StepClock
+from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
@@ -51,6 +53,7 @@ class Way:
     temperature: float
     verification: Verification = Verification.COUPLED
     down_weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)  # further sampling options
 
     @property
     def name(self) -> str:
@@ -88,12 +91,20 @@ class LookUps:
 
 
 class Bench:
-    def __init__(self, prompts: int, seeds: int, tokens: int, depth: int) -> None:
+    def __init__(
+        self,
+        prompts: int,
+        seeds: int,
+        tokens: int,
+        depth: int,
+        draft: ModelRunner | None = None,
+    ) -> None:
+        """``draft``: None takes the shipped one, on the CPU."""
         torch.set_num_threads(1)
         directory = resolve_model(TARGET)
         self._depth, self._tokens = depth, tokens
         self._target = make_runner(directory, 2048, max_num_seqs=256)
-        self._draft = make_runner(resolve_model(DRAFT), 4096, max_num_seqs=256)
+        self._draft = draft or make_runner(resolve_model(DRAFT), 4096, max_num_seqs=256)
         tokenizer = Tokenizer(directory, self._target.config)
         self._ends = frozenset(self._target.config.eos_token_ids)
         texts = story_prompts(prompts, seed=0)
@@ -129,7 +140,7 @@ class Bench:
     def _request(self, way: Way, prompt: list[int], seed: int) -> Request:
         return Request(
             prompt,
-            SamplingParams(seed, way.temperature),
+            SamplingParams(seed, way.temperature, **way.options),
             self._tokens,
             self._ends,
             speculation=SpeculationRequest(

@@ -4,13 +4,18 @@ import contextlib
 import zlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ssd.v1 import target_pb2 as pb
+from ssd_engine.model_store import resolve_model
+from tests.harness import make_runner
+from tools.bench_guessing import COLUMNS, DRAFT, FULL, FULL_HITS, ROUNDS, TOKENS
 from tools.bench_kit import Generated
 from tools.gpu import dense as section
-from tools.gpu import report
+from tools.gpu import guesses, report
 from tools.gpu.dense import KINDS, Setting, dense, summaries
+from tools.gpu.options import OPTIONS, PLAIN
 from tools.gpu.serving import MODES, against
 
 TINY: dict[str, Any] = dict(
@@ -92,3 +97,20 @@ def test_a_text_that_differs_fails_the_section() -> None:
         "tokens equal": "3 of 3",
         report.FAILED: "1 texts differ",
     }
+
+
+@pytest.mark.full  # ways are counted one after the other, and in processes
+def test_a_draft_is_held_against_one_on_the_cpu() -> None:
+    draft = make_runner(resolve_model(DRAFT), 4096, max_num_seqs=256)
+    few = {name: OPTIONS[name] for name in (PLAIN, "all")}
+    rows = guesses.compare(2, 12, draft, few)
+    assert [row["options"] for row in rows] == [*few, "rejection", "rejection, all"]
+    assert not any(report.FAILED in row for row in rows)
+
+
+@pytest.mark.parametrize(("hits", "tokens", "fails"), [(8, 30, 0), (7, 30, 1), (8, 28, 1)])
+def test_other_guesses_than_the_cpus_fail(hits: int, tokens: int, fails: int) -> None:
+    on_cpu, counted = np.zeros((1, len(COLUMNS))), np.zeros((1, len(COLUMNS)))
+    on_cpu[0, [ROUNDS, TOKENS, FULL, FULL_HITS]] = 10, 30, 10, 8
+    counted[0, [ROUNDS, TOKENS, FULL, FULL_HITS]] = 10, tokens, 10, hits
+    assert (report.FAILED in guesses._compared(counted, on_cpu)) == fails

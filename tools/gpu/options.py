@@ -30,35 +30,17 @@ STREAMS = (1, 8)
 TOKENS = 96
 REPEATS = 3
 MODELS = ModelPair(Model("stories-target", "llama-3.1-8b"), Model("stories-draft"))
-# A target that waits for every branch: what a draft guesses is counted, not when.
-PATIENT = ("--no-auto-off", "--no-adapt-depth", "--backup", "jit", "--wait", "10000")
 
 
 def options(num_prompts: int) -> Rows:
-    """The 8B shape and the draft as it ships on one GPU: every option, in turns. Then what a draft
-    guesses on the GPU and on the CPU, for a target that waits for it."""
+    """The 8B shape and the draft as it ships on one GPU: every option, in turns."""
     prompts = story_prompts(max(STREAMS) * max(1, min(num_prompts, 16) // 8), seed=3)
     rows: Rows = []
     with mps(), as_it_comes(MODELS, *TIMED, draft_share=DRAFT_SHARE) as client:
         for streams in STREAMS:
             few = prompts if streams > 1 else prompts[: len(prompts) // 2]
             rows += _with_streams(client, few, streams)
-    for device in ("cuda", "cpu"):
-        draft = Model("stories-draft", device=device, threads=4 if device == "cpu" else None)
-        models = ModelPair(MODELS.target, draft)
-        with mps(), as_it_comes(models, *PATIENT, draft_share=_part(device)) as client:
-            rows += [_guesses(client, prompts, device, name) for name in OPTIONS]
     return rows
-
-
-def _part(device: str) -> int:
-    return DRAFT_SHARE if device == "cuda" else 100
-
-
-def _guesses(client: Client, prompts: Sequence[str], device: str, name: str) -> dict[str, Any]:
-    done = _generate(client, prompts, 1, "ssd", OPTIONS[name])
-    about = {"streams": 1, "options": name, "mode": f"ssd, waits for a draft on {device}"}
-    return {**about, **_guessed(done, "ssd")}
 
 
 def rejection(num_prompts: int) -> Rows:
@@ -134,14 +116,4 @@ def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
     return {
         "hit rate": sum(one.stats.hits for one in done) / rounds,
         "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds,
-        "first token right": _first_right(done),
     }
-
-
-def _first_right(done: Sequence[Generated]) -> float:
-    """Of speculations, however long they were: what is guessed, whenever it came."""
-    right, drafted = (
-        sum(counts[0] for one in done if (counts := getattr(one.stats, name)))
-        for name in ("accepted_per_position", "drafted_per_position")
-    )
-    return right / max(1, drafted)
