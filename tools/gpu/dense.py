@@ -20,8 +20,11 @@ from tools.gpu import engines
 from tools.gpu.dense_checkpoint import write_dense, write_noisy
 from tools.gpu.report import FAILED, Rows
 from tools.gpu.serving import MODES, Model, ModelPair, against, mps, pair
+from tools.gpu.shapes import SHAPES
 
 TARGET, RANDOM_DRAFT = "qwen2.5-1.5b", "qwen2.5-0.5b"  # of one vocabulary
+# Rows of the draft's head that are no token's, and how many more the target has: as published.
+PADDING, MORE_PADDING = 271, 128
 MOST_PROMPTS, MOST_TOKENS = 8, 96
 TOGETHER = 8
 SEED = 5
@@ -77,7 +80,7 @@ def dense(
     tokens = min(tokens, MOST_TOKENS)
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
-        target = write_dense(TARGET, Path(folder) / "target", changes=changes)
+        target = _write_target(Path(folder) / "target", changes)
         for setting in settings:
             path = Path(folder) / setting.draft.replace(" ", "-")
             draft = _write_draft(setting.draft, target, path, changes)
@@ -88,10 +91,21 @@ def dense(
     return [*rows, *summaries(rows)]
 
 
+def _write_target(folder: Path, changes: Mapping[str, Any] | None) -> Path:
+    rows = _head_rows(changes) + MORE_PADDING
+    more = {**(changes or {}), "vocab_size": rows}
+    return write_dense(TARGET, folder, changes=more, padding=PADDING + MORE_PADDING)
+
+
+def _head_rows(changes: Mapping[str, Any] | None) -> int:
+    rows: int = {**SHAPES[RANDOM_DRAFT], **(changes or {})}["vocab_size"]
+    return rows
+
+
 def _write_draft(name: str, target: Path, folder: Path, changes: Mapping[str, Any] | None) -> Path:
     if name == "random":
-        return write_dense(RANDOM_DRAFT, folder, seed=1, changes=changes)
-    return write_noisy(target, folder)
+        return write_dense(RANDOM_DRAFT, folder, seed=1, changes=changes, padding=PADDING)
+    return write_noisy(target, folder, rows=_head_rows(changes))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ssd_engine.checkpoint import expected_shapes, open_checkpoint
-from ssd_engine.config import ModelConfig, load_model_config, parse_model_config
+from ssd_engine.config import ModelConfig, count_tokens, load_model_config, parse_model_config
 from ssd_engine.model_store import resolve_model
 from tools.gpu.checkpoint_files import write_weights
 from tools.gpu.shapes import SHAPES
@@ -41,23 +41,31 @@ def write_dense(
     layers: int | None = None,
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
+    padding: int = 0,
 ) -> Path:
     """A model directory. ``layers``, and ``changes`` of other values of config.json, make it
-    smaller than the shape's."""
+    smaller than the shape's. ``padding``: rows of the head that are no token's; below 0, tokens
+    that have no row."""
     description = {**SHAPES[shape], **(changes or {})}
     if layers is not None:
         description["num_hidden_layers"] = layers
     config = parse_model_config(description)
-    _write_description(folder, description)
+    _write_description(folder, description, padding)
     generator = torch.Generator(_device()).manual_seed(seed)
     shapes = expected_shapes(config)
     write_weights(folder, shapes, lambda name: _random(name, shapes[name], config, generator))
     return folder
 
 
-def write_noisy(source: Path, folder: Path, noise: float = NOISE, seed: int = 1) -> Path:
-    """The same model, each of whose matrices has noise of so much of its own spread."""
-    _write_description(folder, json.loads((source / "config.json").read_text()))
+def write_noisy(
+    source: Path, folder: Path, noise: float = NOISE, seed: int = 1, rows: int | None = None
+) -> Path:
+    """The same model, each of whose matrices has noise of so much of its own spread. ``rows``: of
+    its head; what is more than the source's only pads it."""
+    description = json.loads((source / "config.json").read_text())
+    tokens = count_tokens(source) or description["vocab_size"]
+    description["vocab_size"] = rows = rows or description["vocab_size"]
+    _write_description(folder, description, rows - tokens)
     entries = open_checkpoint(source, load_model_config(source)).entries
     generator = torch.Generator(_device()).manual_seed(seed)
 
@@ -66,6 +74,9 @@ def write_noisy(source: Path, folder: Path, noise: float = NOISE, seed: int = 1)
             weight = file.get_tensor(name).to(generator.device).float()
         if weight.dim() > 1:
             weight += noise * weight.std() * _normal(weight.shape, generator)
+        if name.split(".")[-2] in ("embed_tokens", "lm_head"):
+            more = (max(0, rows - len(weight)), weight.shape[1])
+            weight = torch.cat((weight[:rows], weight.std() * _normal(more, generator)))
         return weight
 
     write_weights(folder, entries, with_noise)
@@ -76,11 +87,21 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _write_description(folder: Path, description: Mapping[str, Any]) -> None:
+def _write_description(folder: Path, description: Mapping[str, Any], padding: int) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(description, indent=1))
     for name in TOKENIZER_FILES:
         shutil.copy(resolve_model(TOKENIZER) / name, folder)
+    _add_tokens(folder, description["vocab_size"] - padding)
+
+
+def _add_tokens(folder: Path, number: int) -> None:
+    """So many tokens has the tokenizer then. Those that are new are in no text, but may be drawn:
+    a whole head is sampled over."""
+    file = folder / "tokenizer.json"
+    content, known = json.loads(file.read_text()), count_tokens(folder) or 0
+    content["model"]["vocab"] |= {f"new{i}": i for i in range(known, number)}
+    file.write_text(json.dumps(content))
 
 
 def _random(

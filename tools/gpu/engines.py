@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ssd_engine.batch import Chunk, Draw, Part, TreeRows
+from ssd_engine.checkpoint import expected_shapes
 from ssd_engine.completion import StopRules
 from ssd_engine.config import load_model_config
 from ssd_engine.frames import Branch, Branches, Close, Launch, Open, TargetFrame
-from ssd_engine.growth import grow_config, parse_shape, weight_shapes
+from ssd_engine.growth import grow_config, parse_shape
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
@@ -61,7 +62,7 @@ def free_memory() -> None:
 def step_bytes(model: str, shape: str) -> int:
     """Weights that one step reads: all but the rows of the embedding that it does not look up."""
     config = grow_config(load_model_config(resolve_model(model)), parse_shape(shape))
-    sizes = weight_shapes(config)
+    sizes = expected_shapes(config)
     total = sum(torch.Size(size).numel() for size in sizes.values())
     if not config.tie_word_embeddings:
         total -= torch.Size(sizes["model.embed_tokens.weight"]).numel()

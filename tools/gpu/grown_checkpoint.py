@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from ssd_engine.checkpoint import open_checkpoint
+from ssd_engine.checkpoint import expected_shapes, open_checkpoint
 from ssd_engine.config import load_model_config
 from ssd_engine.grown_weights import GrowingReader
-from ssd_engine.growth import grow_config, parse_shape, weight_shapes
+from ssd_engine.growth import grow_config, parse_shape
 from ssd_engine.loader import CheckpointReader
 from ssd_engine.model_store import resolve_model
 from tools.gpu.checkpoint_files import write_weights
@@ -23,7 +23,7 @@ def write_grown(model: str, shape: str, folder: Path) -> Path:
     inner = CheckpointReader(open_checkpoint(directory, config), dtype, device)
     reader = GrowingReader(inner, config, grown, 0, dtype, device)
     folder.mkdir(parents=True)
-    write_weights(folder, weight_shapes(grown), reader.read)
+    write_weights(folder, expected_shapes(grown), reader.read)
     description = json.loads((directory / "config.json").read_text())
     description |= {
         "hidden_size": grown.hidden_size,

@@ -65,7 +65,7 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every weight that a checkpoint of this config holds."""
-    d, v = config.hidden_size, config.vocab_size
+    d, v = config.hidden_size, config.embedding_rows
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (v, d),
         "model.norm.weight": (d,),

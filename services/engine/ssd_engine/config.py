@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class RopeConfig:
 class ModelConfig:
     architecture: str
     vocab_size: int  # the tokens there are
-    head_rows: int  # of the embedding and the head, all sampled over; see grown_weights.py
+    head_rows: int  # of the head, all sampled over: tokens, and those that growth adds
+    embedding_rows: int  # of the embedding and the head, rows that only pad them included
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -79,7 +80,30 @@ def load_model_config(directory: Path) -> ModelConfig:
     eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
     if eos is not None:
         raw["eos_token_id"] = eos
-    return parse_model_config(raw)
+    config = parse_model_config(raw)
+    tokens = count_tokens(directory)
+    if tokens is None or tokens >= config.vocab_size:
+        return config
+    tokens = max(tokens, *(token + 1 for token in config.eos_token_ids), 0)
+    return replace(config, vocab_size=tokens, head_rows=tokens)
+
+
+def count_tokens(directory: Path) -> int | None:
+    """One more than the highest token id of the tokenizer; None where its files do not say.
+
+    Published models pad the rows of their head, each size of a family in its own way.
+    """
+    try:
+        content = _read_json(directory / "tokenizer.json")
+        settings_file = directory / "tokenizer_config.json"
+        settings = _read_json(settings_file) if settings_file.is_file() else {}
+        vocabulary = content["model"]["vocab"]
+        ids = [len(vocabulary) - 1] if isinstance(vocabulary, list) else [*vocabulary.values()]
+        ids += [token["id"] for token in content.get("added_tokens") or ()]
+        ids += [int(token) for token in settings.get("added_tokens_decoder") or ()]
+        return max(ids) + 1
+    except (ModelError, KeyError, TypeError, ValueError, AttributeError):
+        return None  # whoever loads the tokenizer says what is wrong with it
 
 
 def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
@@ -128,6 +152,7 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         architecture=architecture,
         vocab_size=vocab,
         head_rows=vocab,
+        embedding_rows=vocab,
         hidden_size=hidden,
         intermediate_size=_positive(raw, "intermediate_size"),
         num_layers=_positive(raw, "num_hidden_layers"),

@@ -5,9 +5,9 @@ import math
 
 import torch
 
+from ssd_engine.checkpoint import expected_shapes
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
-from ssd_engine.growth import weight_shapes
 from ssd_engine.runner_options import RunnerOptions
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ GRAPH_BYTES = 512 << 20  # that captured steps and their modules may still take
 
 def weight_bytes(config: ModelConfig, ranks: int, dtype: torch.dtype) -> int:
     """Of one rank, about: norms are whole on each, and so is the embedding."""
-    shapes = weight_shapes(config)
+    shapes = expected_shapes(config)
     whole = sum(math.prod(s) for name, s in shapes.items() if "embed_tokens" in name)
     split = sum(math.prod(s) for name, s in shapes.items() if "embed_tokens" not in name)
     return (whole + split // ranks) * dtype.itemsize

@@ -19,8 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ssd_engine.checkpoint import expected_shapes
 from ssd_engine.config import ModelConfig
-from ssd_engine.growth import weight_shapes
 
 SEED = 0
 # That of freshly initialised models: activations stay near 1, far from the end of any dtype.
@@ -79,8 +79,8 @@ class GrowingReader:
         device: torch.device,
     ) -> None:
         self._inner = inner
-        self._held = weight_shapes(config)
-        self._shapes = weight_shapes(grown)
+        self._held = expected_shapes(config)
+        self._shapes = expected_shapes(grown)
         self._hidden = config.hidden_size
         self._num_tokens = config.vocab_size
         self._constant_weights = constant_weights(config, grown)
@@ -152,7 +152,7 @@ def places(config: ModelConfig, grown: ModelConfig) -> dict[str, Tensor]:
         return (heads[:, None] * grown.head_dim + dims).flatten()
 
     return {
-        "vocab": torch.arange(config.vocab_size),
+        "vocab": torch.arange(config.embedding_rows),
         "hidden": torch.arange(config.hidden_size),
         "ff": torch.arange(config.intermediate_size),
         "head_dim": dims,
@@ -183,7 +183,7 @@ def constant_weights(config: ModelConfig, grown: ModelConfig) -> dict[str, tuple
     With tied embeddings the constant is also the head's weight for real tokens: their logits all
     grow by CONSTANT / rms, which changes no probability.
     """
-    if grown.head_rows == config.head_rows:
+    if grown.embedding_rows == config.embedding_rows:
         return {}
     gain = CONSTANT_GAIN * scales(config, grown)["norm"]
     tied = config.tie_word_embeddings

@@ -44,7 +44,7 @@ FIELDS = {
     "kv_heads": "num_kv_heads",
     "head_dim": "head_dim",
     "ff": "intermediate_size",
-    "vocab": "head_rows",
+    "vocab": "embedding_rows",
 }
 
 
@@ -84,6 +84,8 @@ def grow_config(config: ModelConfig, shape: Shape) -> ModelConfig:
     sizes = {key: getattr(shape, key) or getattr(config, FIELDS[key]) for key in FIELDS}
     _check_growth(config, sizes)
     changes: dict[str, Any] = {FIELDS[key]: size for key, size in sizes.items()}
+    if sizes["vocab"] > config.embedding_rows:  # else there is padding still, which is not drawn
+        changes["head_rows"] = sizes["vocab"]
     return replace(
         config,
         **changes,
@@ -100,7 +102,7 @@ def _check_growth(config: ModelConfig, sizes: Mapping[str, int]) -> None:
                 f"--expand-to: {key}={size} is less than the checkpoint's {least}: "
                 "a model can only grow"
             )
-    if sizes["vocab"] > config.head_rows and sizes["hidden"] == config.hidden_size:
+    if sizes["vocab"] > config.embedding_rows and sizes["hidden"] == config.hidden_size:
         raise ConfigError(
             f"--expand-to: vocab={sizes['vocab']} needs a larger hidden, too, as a new entry of "
             "the hidden state keeps the new tokens from being drawn: add "
@@ -125,10 +127,5 @@ def _check_growth(config: ModelConfig, sizes: Mapping[str, int]) -> None:
         )
 
 
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight of a model, grown or not."""
-    return expected_shapes(replace(config, vocab_size=config.head_rows))
-
-
 def count_parameters(config: ModelConfig) -> int:
-    return sum(math.prod(shape) for shape in weight_shapes(config).values())
+    return sum(math.prod(shape) for shape in expected_shapes(config).values())

@@ -57,7 +57,7 @@ class _RankLoader:
 
     def _head(self, embedding: Tensor) -> Tensor:
         """Rows are dealt out evenly; the last rank pads with zeros, which are cut off later."""
-        per_rank = -(-self.config.head_rows // self.tp.size)
+        per_rank = -(-self.config.embedding_rows // self.tp.size)
         begin, end = self.tp.rank * per_rank, (self.tp.rank + 1) * per_rank
         if self.config.tie_word_embeddings:
             head = embedding[begin:end]

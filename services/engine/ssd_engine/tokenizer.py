@@ -41,11 +41,15 @@ class Tokenizer:
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self._inner = _load(directory, config.architecture)
         vocabulary = self._inner.vocabulary()
-        highest = max(vocabulary.values())
-        if highest >= config.vocab_size:
-            raise ModelError(
-                f"{directory}: tokenizer and model do not fit: token id {highest} is outside "
-                f"config.json's vocab_size {config.vocab_size}"
+        beyond = {name: token for name, token in vocabulary.items() if token >= config.vocab_size}
+        self._beyond = {token: name for name, token in beyond.items()}
+        if beyond:
+            log.warning(
+                "%s: the tokenizer knows %d tokens that the model has no row for, %s and up: "
+                "prompts with them are refused",
+                directory,
+                len(beyond),
+                min(beyond.values()),
             )
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
         self._longest_token = max(len(token.encode()) for token in vocabulary)
@@ -63,7 +67,19 @@ class Tokenizer:
         return num_bytes // (4 * self._longest_token)
 
     def encode(self, text: str) -> list[int]:
-        return self._inner.encode(text)
+        return self._known("text", self._inner.encode(text))
+
+    def _known(self, field: str, tokens: list[int]) -> list[int]:
+        """``tokens``, all of which the model has a row for."""
+        if self._beyond:
+            for token in tokens:
+                if token in self._beyond:
+                    raise InputError(
+                        field,
+                        f"contains {self._beyond[token]!r}, token {token}, which the tokenizer "
+                        f"knows and the model does not: it has {len(self.token_bytes)} tokens",
+                    )
+        return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """For people: what is no UTF-8 is replaced."""
@@ -77,11 +93,13 @@ class Tokenizer:
             text = self._inner.render([dict(m) for m in messages], add_generation_prompt=True)
         except Exception as error:  # a template may raise anything for messages it cannot render
             raise InputError("chat.messages", f"the chat template refused: {error}") from error
-        return self._inner.encode(text, add_special_tokens=False)
+        return self._known("chat.messages", self._inner.encode(text, add_special_tokens=False))
 
     def _check_bytes(self, directory: Path) -> None:
         """The bytes of tokens must spell what the tokenizer itself decodes."""
         ids = self._inner.encode(PROBE, add_special_tokens=False)
+        if any(token in self._beyond for token in ids):
+            return
         spelled = b"".join(self.token_bytes[i] for i in ids).decode("utf-8", "replace")
         decoded = self._inner.decode(ids)
         # SentencePiece puts a space before the first word and takes it away when decoding.
@@ -181,6 +199,8 @@ def token_bytes(tokenizer: Backend, vocab_size: int) -> list[bytes]:
     spell = _spell_byte_level if _is_byte_level(tokenizer) else _spell_sentencepiece
     table = [b""] * vocab_size
     for token, index in tokenizer.vocabulary().items():
+        if index >= vocab_size:
+            continue
         if index in added:
             table[index] = b"" if added[index].special else str(added[index].content).encode()
         else:
