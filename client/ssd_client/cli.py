@@ -20,6 +20,7 @@ from ssd_client.failover import RetryPolicy
 from ssd_client.local import LocalFlags, plan_local
 from ssd_client.options import (
     bias_of,
+    chat_options,
     local_options,
     output_options,
     prompt_options,
@@ -122,6 +123,7 @@ def cli(context: click.Context) -> None:
 
 @cli.command()
 @prompt_options
+@chat_options
 @sampling_options
 @stop_options
 @speculation_options

@@ -43,6 +43,14 @@ prompt_options = options(
     click.option("--system", type=params.Utf8(), help="System message, with --chat."),
 )
 
+chat_options = options(
+    click.option(
+        "--chat-template-kwargs",
+        type=params.JsonObject(),
+        help="Names for the chat template: '{\"enable_thinking\": false}'.",
+    ),
+)
+
 sampling_options = options(
     click.option("--temperature", type=params.Number(), help="0 takes the most likely token."),
     click.option("--top-k", type=params.Uint(), help="Keep the k most likely tokens; 0: all."),

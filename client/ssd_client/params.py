@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
@@ -151,6 +152,19 @@ class LogitBias(_Type):
         if not separator:
             raise ValueError(f"{value!r} is not TOKEN=VALUE")
         return parse_token_id(token_id), parse_number(bias)
+
+
+class JsonObject(_Type):
+    name = "json"
+
+    def parse(self, value: str) -> dict[str, Any]:
+        try:
+            content = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{value!r} is no JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise ValueError(f'{value!r} is no JSON object such as {{"enable_thinking": false}}')
+        return content
 
 
 class Seconds(_Type):

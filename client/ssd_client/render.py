@@ -238,10 +238,16 @@ def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
     return {
         **values,
         "load": _load_json(info.load),
+        "sampling_defaults": _sampling_json(info.sampling_defaults),
         "eos_token_ids": list(info.eos_token_ids),
         "speculation_modes": [mode_name(each) for each in info.speculation_modes],
         "speculation_endpoints": [_endpoint_json(each) for each in info.speculation_endpoints],
     }
+
+
+def _sampling_json(options: target_pb2.SamplingOptions) -> dict[str, float]:
+    """Those that are set, as they were written: they travel as float32."""
+    return {each.name: float(f"{value:.7g}") for each, value in options.ListFields()}
 
 
 def _load_json(load: target_pb2.TargetLoad) -> dict[str, Any]:

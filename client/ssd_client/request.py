@@ -8,8 +8,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ssd.v1 import target_pb2
+from ssd_client.errors import BadInputError
 from ssd_client.speculation import MODES, VERIFICATIONS
 
 _SAMPLING = (
@@ -69,11 +71,16 @@ class GenerateOptions:
     depth: int | None = None
     verification: str | None = None
     down_weight: float | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
     request = target_pb2.GenerateRequest(request_id=options.request_id or "")
     _set_prompt(request, prompt)
+    if options.chat_template_kwargs is not None:
+        if not isinstance(prompt, ChatPrompt):
+            raise BadInputError("--chat-template-kwargs needs --chat")
+        request.chat.template_kwargs.update(options.chat_template_kwargs)
     _set_sampling(request, options)
     _set_stop(request, options)
     _set_speculation(request, options)

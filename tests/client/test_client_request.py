@@ -32,6 +32,15 @@ def test_values_equal_to_the_servers_defaults_are_sent_when_they_were_set():
     assert request.stop.HasField("max_tokens")
 
 
+def test_names_for_the_chat_template_go_with_the_messages():
+    names = {"enable_thinking": False, "budget": 5, "words": ["a", None]}
+    chat, options = ChatPrompt((("user", "hi"),)), GenerateOptions(chat_template_kwargs=names)
+    sent = build_request(chat, options).chat.template_kwargs
+    assert dict(sent.items())["enable_thinking"] is False
+    assert [*sent["words"]] == ["a", None]
+    assert sent["budget"] == 5
+
+
 def test_every_option_has_its_field():
     options = GenerateOptions(
         request_id="r1",

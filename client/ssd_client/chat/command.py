@@ -20,7 +20,13 @@ from ssd_client.events import Moved, Tokens
 from ssd_client.failover import RetryPolicy
 from ssd_client.local import LocalFlags, plan_local
 from ssd_client.openai import OpenAIServer, check_baseline
-from ssd_client.options import bias_of, local_options, sampling_options, speculation_options
+from ssd_client.options import (
+    bias_of,
+    chat_options,
+    local_options,
+    sampling_options,
+    speculation_options,
+)
 from ssd_client.prompt import decode
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult, Timing
@@ -42,6 +48,7 @@ _HISTORY = 1000  # lines that can be called back
 )
 @click.option("--system", type=params.Utf8(), help="System message.")
 @click.option("--max-tokens", type=params.Uint(), help="Tokens of a reply at most.")
+@chat_options
 @sampling_options
 @speculation_options
 @click.option("--metrics", is_flag=True, help="Statistics after each reply.")
@@ -79,7 +86,7 @@ def chat(**flags: Any) -> None:
 _OPTION_NAMES = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "seed", "max_tokens", "mode", "draft", "depth",
-    "verification", "down_weight",
+    "verification", "down_weight", "chat_template_kwargs",
 )  # fmt: skip
 
 

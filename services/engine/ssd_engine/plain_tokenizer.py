@@ -68,13 +68,19 @@ class PlainTokenizer:
         text: str = self._inner.to_str()
         return text
 
-    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def use_template(self, template: str) -> None:
+        self.chat_template = template
+
+    def render(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool, **names: Any
+    ) -> str:
         return self._template.render(
             messages=messages,
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._named,
+            **names,
         )
 
     @cached_property

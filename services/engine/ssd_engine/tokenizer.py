@@ -4,18 +4,37 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2 import TemplateSyntaxError
 
 from ssd_engine.config import ModelConfig
-from ssd_engine.errors import InputError, ModelError
+from ssd_engine.errors import ConfigError, InputError, ModelError
 from ssd_engine.plain_tokenizer import is_generic, load_plain
 
 log = logging.getLogger(__name__)
 
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """One of the operator's own."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"--chat-template {self.path}"
+
+
+def read_chat_template(path: Path) -> ChatTemplate:
+    try:
+        return ChatTemplate(path, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template: {path} cannot be read: {error}") from None
 
 
 class Backend(Protocol):
@@ -34,12 +53,30 @@ class Backend(Protocol):
 
     def serialized(self) -> str: ...
 
-    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str: ...
+    def use_template(self, template: str) -> None: ...
+
+    def render(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool, **names: Any
+    ) -> str: ...
+
+
+# Names that a chat template is given anyway, or that the libraries take as options of theirs.
+RESERVED_NAMES = {
+    *("messages", "conversation", "chat_template", "tools", "documents", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    *(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")),
+}
 
 
 class Tokenizer:
-    def __init__(self, directory: Path, config: ModelConfig) -> None:
+    def __init__(
+        self, directory: Path, config: ModelConfig, chat_template: ChatTemplate | None = None
+    ) -> None:
+        """``chat_template``: in place of the model's own."""
         self._inner = _load(directory, config.architecture)
+        if chat_template is not None:
+            self._inner.use_template(chat_template.text)
         vocabulary = self._inner.vocabulary()
         beyond = {name: token for name, token in vocabulary.items() if token >= config.vocab_size}
         self._beyond = {token: name for name, token in beyond.items()}
@@ -54,7 +91,7 @@ class Tokenizer:
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
         self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._check_bytes(directory)
-        self._check_template(directory)
+        self._check_template(directory if chat_template is None else chat_template)
         self.fingerprint = self._fingerprint()
         self.text_fingerprint = self._text_fingerprint()
 
@@ -85,12 +122,19 @@ class Tokenizer:
         """For people: what is no UTF-8 is replaced."""
         return b"".join(self.token_bytes[token] for token in tokens).decode(errors="replace")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Messages through the model's chat template, ready for the assistant's turn."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], names: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Messages through the model's chat template, ready for the assistant's turn. ``names``:
+        further ones that the template may know."""
         if not self.has_chat_template:
             raise InputError("chat", "the model has no chat template; send text instead")
+        for name in names or ():
+            if name in RESERVED_NAMES or not name.isidentifier() or name.startswith("_"):
+                raise InputError("chat.template_kwargs", f"{name!r} is no name that can be given")
+        given = [dict(message) for message in messages]
         try:
-            text = self._inner.render([dict(m) for m in messages], add_generation_prompt=True)
+            text = self._inner.render(given, add_generation_prompt=True, **(names or {}))
         except Exception as error:  # a template may raise anything for messages it cannot render
             raise InputError("chat.messages", f"the chat template refused: {error}") from error
         return self._known("chat.messages", self._inner.encode(text, add_special_tokens=False))
@@ -106,14 +150,14 @@ class Tokenizer:
         if spelled != decoded and spelled.removeprefix(" ") != decoded:
             raise ModelError(f"{directory}: this kind of tokenizer is not supported")
 
-    def _check_template(self, directory: Path) -> None:
+    def _check_template(self, source: object) -> None:
         """A template may refuse a message; one that cannot be compiled refuses all of them."""
         if not self.has_chat_template:
             return
         try:
             self._inner.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
         except TemplateSyntaxError as error:
-            raise ModelError(f"{directory}: the chat template is broken: {error}") from None
+            raise ModelError(f"{source}: the chat template is broken: {error}") from None
         except Exception:
             log.debug("the chat template refuses a lone user message", exc_info=True)
 
@@ -186,9 +230,14 @@ class TransformersTokenizer:
         text: str = self._inner.backend_tokenizer.to_str()
         return text
 
-    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def use_template(self, template: str) -> None:
+        self.chat_template = self._inner.chat_template = template
+
+    def render(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool, **names: Any
+    ) -> str:
         text: str = self._inner.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **names
         )
         return text
 

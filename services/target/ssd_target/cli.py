@@ -10,7 +10,7 @@ from ssd_engine.log import FORMATS, setup_logging
 from ssd_engine.serving.command_line import Options, exit_codes, serving_extra
 from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 from ssd_target import __version__
-from ssd_target.config import BACKUPS, MODES, JoinConfig, TargetConfig
+from ssd_target.config import BACKUPS, GENERATION_CONFIGS, MODES, JoinConfig, TargetConfig
 
 option = Options(TargetConfig, "SSD_TARGET")
 join_option = Options(JoinConfig, "SSD_TARGET")
@@ -25,6 +25,13 @@ def main() -> None:
 @main.command()
 @click.argument("model", envvar=option.variable("model"))
 @option.model()
+@option(
+    "--generation-config",
+    "Sampling options that requests do not name: those of the model's generation_config.json, or "
+    "neutral ones (temperature 1, nothing filtered).",
+    type=click.Choice(GENERATION_CONFIGS),
+)
+@option("--chat-template", "Jinja file in place of the model's chat template.", type=Path)
 @option("--max-waiting", "Requests that may wait; one more is refused.", type=int)
 @option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
 @option(

@@ -18,6 +18,7 @@ BACKUPS = {
     "ngram": Backup.NGRAM,
     "none": Backup.NONE,
 }
+GENERATION_CONFIGS = ("model", "none")
 MAX_WAIT_MS = 10_000
 BOUNDS = {
     "max_waiting": (0, 1_000_000),
@@ -43,6 +44,8 @@ class TargetConfig(ServiceConfig):
     max_waiting: int = 256
     write_timeout: float = 60.0
     max_backlog_kib: int = 16_384
+    generation_config: str = "model"
+    chat_template: Path | None = None
     mode: str = "auto"
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()

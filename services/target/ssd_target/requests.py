@@ -3,10 +3,14 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import struct_pb2
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.completion import Completion, StopRules
 from ssd_engine.errors import InputError
+from ssd_engine.generation_config import NEUTRAL, SamplingDefaults
 from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams, check_sampling
 from ssd_engine.serving.messages import check_tokens, decode_message, parse_sampling
 from ssd_engine.token_ids import pack_tokens, unpack_tokens
@@ -22,6 +26,7 @@ MAX_STOP_BYTES = 8192  # of all stop strings together
 MAX_ROLE_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_CHAT_MESSAGES = 4096
+MAX_TEMPLATE_KWARGS_BYTES = 16384
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Limits:
     kv_tokens: int  # room for one sequence
     eos_token_ids: tuple[int, ...]
     synthetic: bool = False  # acceptance is made up
+    sampling: SamplingDefaults = NEUTRAL
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def parse_request(
 ) -> ParsedRequest:
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InputError("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
-    sampling = parse_sampling(message.sampling)
+    sampling = parse_sampling(message.sampling, limits.sampling.options())
     check_sampling(sampling, limits.vocab_size)
     prompt = parse_prompt(message, tokenizer, limits)
     generated = _token_list("generated_token_ids", message.generated_token_ids, limits)
@@ -91,7 +97,7 @@ def parse_prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limi
         _check_not_hopeless("text", len(message.text.encode()), tokenizer, limits)
         prompt = tokenizer.encode(message.text) if message.text else []
     elif kind == "chat":
-        prompt = _chat_prompt(message.chat.messages, tokenizer, limits)
+        prompt = _chat_prompt(message.chat, tokenizer, limits)
     elif kind == "token_ids":
         prompt = _token_list("token_ids", message.token_ids, limits)
     else:
@@ -107,9 +113,8 @@ def parse_prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limi
     return prompt
 
 
-def _chat_prompt(
-    messages: Sequence[pb.ChatMessage], tokenizer: Tokenizer, limits: Limits
-) -> list[int]:
+def _chat_prompt(chat: pb.ChatPrompt, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+    messages = chat.messages
     if not messages:
         raise InputError("chat.messages", "is empty: at least one message is needed")
     if len(messages) > MAX_CHAT_MESSAGES:
@@ -122,7 +127,31 @@ def _chat_prompt(
             )
     size = sum(len(message.content.encode()) for message in messages)
     _check_not_hopeless("chat.messages", size, tokenizer, limits)
-    return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages])
+    kwargs = _template_kwargs(chat.template_kwargs)
+    return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages], kwargs)
+
+
+def _template_kwargs(given: struct_pb2.Struct) -> dict[str, Any]:
+    if given.ByteSize() > MAX_TEMPLATE_KWARGS_BYTES:
+        raise InputError("chat.template_kwargs", f"at most {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+    return {name: _plain(value) for name, value in given.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> Any:
+    """Whole numbers come as such: JSON tells them from others, the message does not."""
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return {name: _plain(each) for name, each in value.struct_value.fields.items()}
+        case "list_value":
+            return [_plain(each) for each in value.list_value.values]
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+    return None
 
 
 def _check_not_hopeless(field: str, size: int, tokenizer: Tokenizer, limits: Limits) -> None:

@@ -9,6 +9,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd.v1 import trace_pb2
 from ssd_engine.cluster.options import ClusterOptions
 from ssd_engine.errors import ConfigError
+from ssd_engine.generation_config import load_sampling_defaults
 from ssd_engine.serving.allowances import Accounts, Allowance
 from ssd_engine.serving.config import StepSizes
 from ssd_engine.serving.plan import ModelPlan, plan_model
@@ -18,7 +19,7 @@ from ssd_engine.serving.server import ServiceServer
 from ssd_engine.serving.status import HandedOver
 from ssd_engine.serving.telemetry import make_spans
 from ssd_engine.serving.trace_service import TraceServicer
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.tokenizer import Tokenizer, read_chat_template
 from ssd_engine.tracing import TraceRing
 from ssd_target import __version__
 from ssd_target.config import (
@@ -71,7 +72,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     _check_draft_credentials(config)
     rows = config.max_num_seqs * (config.depth + 1)
     sizes = StepSizes(rows, step_rows=config.depth + 1)
-    target = plan_model(config.model, config, sizes)
+    target = _with_defaults(config, plan_model(config.model, config, sizes))
     if config.draft_model is None:
         return TargetPlan(target, None)
     own = replace(config, name=None, tp=1, num_kv_blocks=None, expand_to=config.draft_expand_to)
@@ -84,6 +85,15 @@ def plan_target(config: TargetConfig) -> TargetPlan:
             f"the target has {target.model.vocab_size}"
         )
     return TargetPlan(target, draft)
+
+
+def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
+    if config.chat_template is not None:
+        plan = replace(plan, chat_template=read_chat_template(config.chat_template))
+    if config.generation_config == "none":
+        return plan
+    directory, vocab_size = plan.runner.directory, plan.model.vocab_size
+    return replace(plan, sampling=load_sampling_defaults(directory, vocab_size))
 
 
 class TargetServer(ServiceServer):
@@ -155,6 +165,7 @@ class TargetServer(ServiceServer):
                 kv_tokens=ready.num_blocks * plan.runner.block_size,
                 eos_token_ids=plan.model.eos_token_ids,
                 synthetic=self._config.synthetic_acceptance is not None,
+                sampling=plan.sampling,
             ),
             info=_model_info(self._config, plan, self._tokenizer, ready),
             terms=Terms(
@@ -167,7 +178,7 @@ class TargetServer(ServiceServer):
             max_live=self._max_live,
             max_num_seqs=self._config.max_num_seqs,
         )
-        return plan.describe(ready.num_blocks)
+        return f"{plan.describe(ready.num_blocks)}; sampling defaults: {plan.sampling}"
 
     def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
         return TraceServicer(trace_pb2, "target", self._plan.name, ring)
@@ -255,4 +266,5 @@ def _model_info(
         version=__version__,
         speculation_modes=[int(mode) for mode in modes(config)],  # type: ignore[misc]
         max_speculation_depth=config.depth,
+        sampling_defaults=pb.SamplingOptions(**plan.sampling.options()),
     )

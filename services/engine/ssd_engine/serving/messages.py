@@ -4,6 +4,7 @@ Messages are taken as they come; the engine knows none of their types.
 """
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,10 +43,12 @@ def is_newer(message: Message) -> bool:
     return any(field.wire_type == LENGTH for field in fields)
 
 
-def parse_sampling(options: Any) -> SamplingParams:
-    """SamplingOptions. What is absent takes the default; no seed: 64 bits from the system."""
+def parse_sampling(options: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    """SamplingOptions. What is absent takes the default, neutral where there is none; no seed: 64
+    bits from the system."""
     check_bias_size(len(options.logit_bias))
-    given = {name: getattr(options, name) for name in OPTION_NAMES if options.HasField(name)}
+    given = dict(defaults or {})
+    given |= {name: getattr(options, name) for name in OPTION_NAMES if options.HasField(name)}
     return SamplingParams(
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         logit_bias=tuple(sorted(options.logit_bias.items())),

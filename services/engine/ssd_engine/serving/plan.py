@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from ssd_engine.checkpoint import Checkpoint, open_checkpoint
 from ssd_engine.config import ModelConfig, load_model_config
+from ssd_engine.generation_config import NEUTRAL, SamplingDefaults
 from ssd_engine.growth import count_parameters, grow_config
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.serving.config import ServiceConfig, StepSizes, runner_options
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.tokenizer import ChatTemplate, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class ModelPlan:
     model: ModelConfig  # the checkpoint's own shape
     checkpoint: Checkpoint
     runner: RunnerOptions
+    sampling: SamplingDefaults = NEUTRAL  # of a target
+    chat_template: ChatTemplate | None = None  # likewise; None: the model's own
 
     @property
     def num_parameters(self) -> int:
@@ -27,7 +30,7 @@ class ModelPlan:
         return count_parameters(grow_config(self.model, shape))
 
     def load_tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.runner.directory, self.model)
+        return Tokenizer(self.runner.directory, self.model, self.chat_template)
 
     def fingerprint(self, tokenizer: Tokenizer) -> str:
         """Equal for servers on which one request has one text, up to the order of additions."""
@@ -35,6 +38,7 @@ class ModelPlan:
             self.checkpoint.fingerprint,
             tokenizer.text_fingerprint,
             self.model,
+            self.sampling,
             self.runner.dtype,
             self.runner.expand_to,
             *self._shapes(),
