@@ -107,16 +107,21 @@ class FlyingAhead(Flying):
             None if draw is None or draw.history is None else [*draw.history.output]
             for draw in draws
         ]
+        self._computed = False
         self.drawn: list[int] = []
         self.rows = range(len(draws))
 
     def compute(self) -> None:
-        if self.drawn or not self._draws:
+        if self._computed:
             return
+        self._computed = True
+        if self._before is not None:
+            self._before.compute()
         before = [] if self._before is None else self._before.drawn
         parts = [_with_tokens(part, before) for part in self._parts]
         logits = self._runner.forward(parts)
-        assert logits is not None
+        if logits is None:
+            return
         runs = [
             part.tokens[: len(part.tokens) - part.num_logits + i + 1]
             for part in parts
@@ -202,6 +207,35 @@ def test_rounds_that_are_launched_ahead_change_no_text(runner: ModelRunner, stag
     assert not core.has_work
     assert core.stats().used_blocks == 0
     core.check_integrity()
+
+
+class InOrder(Chained):
+    """What was launched first is computed first, prefills included."""
+
+    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
+        if self.last is not None:
+            self.last.compute()
+        return super().forward(parts, launched)
+
+
+@pytest.mark.parametrize("replay_rows", [ROWS, full_only(0)])
+def test_those_that_are_set_aside_in_flight_have_their_text(
+    runner: ModelRunner, replay_rows: int
+) -> None:
+    """A round that was launched ahead is in vain for them; what it wrote is nobody's."""
+    requests = make_requests(5, seed=4, max_tokens=40)
+    requests = [replace(request, prompt=request.prompt[:20]) for request in requests]
+    expected = [one.tokens for one in run(make_core(runner), requests)]
+    device = InOrder(runner)
+    device.num_blocks = 9
+    size = runner.config.vocab_size
+    speculator = Speculator(SpeculationOptions(depth=1), size)
+    core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=replay_rows)
+    got = run(core, requests)
+    assert [one.tokens for one in got] == expected
+    assert core.stats().set_aside >= 3
+    assert device.most_in_flight == 2
+    assert core.stats().used_blocks == 0
 
 
 class WrongDrafter:

@@ -6,7 +6,7 @@ them: reading a wrong, stale or unwritten place is noticed.
 
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
@@ -52,11 +52,15 @@ def prompt_with_text_of(length: int, max_tokens: int, length_of_prompt: int = 3)
 
 
 def make_sequence(
-    sequence_id: int, prompt: list[int], max_tokens: int, generated: list[int] | None = None
+    sequence_id: int,
+    prompt: list[int],
+    max_tokens: int,
+    generated: list[int] | None = None,
+    owner: str = "",
 ) -> Sequence:
     rules = StopRules(max_tokens, ENDS)
     sampling = SamplingParams(seed=0)
-    return Sequence(sequence_id, prompt, generated or [], sampling, rules, None, TOKEN_BYTES)
+    return Sequence(sequence_id, prompt, generated or [], sampling, rules, None, TOKEN_BYTES, owner)
 
 
 @dataclass
@@ -67,12 +71,15 @@ class Engine:
     max_num_seqs: int = 4
     guesses: int = 0  # right ones in each round, as far as there is room
     wrong: int = 0  # and wrong ones after them
+    ahead: int | None = None  # None: what these need
     memory: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     pieces: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     met: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(BlockPool(self.num_blocks, BLOCK), self.max_num_seqs, CHUNK)
+        pool, rows = BlockPool(self.num_blocks, BLOCK), 1 + self.guesses + self.wrong
+        ahead = self.ahead or 2 * rows
+        self.scheduler = Scheduler(pool, self.max_num_seqs, CHUNK, ahead=ahead)
 
     def step(self) -> StepPlan:
         plan = self.scheduler.plan()
@@ -109,7 +116,8 @@ class Engine:
             chain.append((next_token(chain) + 1) % VOCAB)
         tokens = chain[work.chunk.start :]
         lease.grow(work.chunk.start + len(tokens))
-        return Work(sequence, Chunk(tokens, work.chunk.start, lease.blocks, len(tokens)))
+        chunk = Chunk(tokens, work.chunk.start, lease.blocks, len(tokens))
+        return replace(work, chunk=chunk)
 
     def write(self, work: Work) -> None:
         chunk = work.chunk
@@ -151,6 +159,8 @@ class Engine:
 LEGAL = {
     (State.WAITING, Event.ADMIT): State.PREFILL,
     (State.PREFILL, Event.PREFILLED): State.DECODE,
+    (State.PREFILL, Event.SET_ASIDE): State.WAITING,
+    (State.DECODE, Event.SET_ASIDE): State.WAITING,
     (State.WAITING, Event.END): State.FINISHED,
     (State.PREFILL, Event.END): State.FINISHED,
     (State.DECODE, Event.END): State.FINISHED,
@@ -308,6 +318,105 @@ def test_a_request_that_fills_the_whole_cache_can_run() -> None:
     assert sequence.output == text_alone(prompt, 6)
 
 
+# Setting aside
+
+
+def long_prompt(number: int, length: int = 6) -> list[int]:
+    """One of many prompts with a text of 14 tokens at least."""
+    prompts = ([i, j] + [2] * (length - 2) for i in range(VOCAB) for j in range(VOCAB))
+    return [p for p in prompts if len(text_alone(p, 14)) == 14][number]
+
+
+def run_watched(engine: Engine, *sequences: Sequence) -> list[int]:
+    """Ids of those that were set aside, in turn."""
+    seen: list[int] = []
+    for sequence in sequences:
+        engine.scheduler.add(sequence)
+    while engine.scheduler.has_work:
+        plan = engine.step()
+        seen += [sequence.id for sequence in plan.set_aside]
+        assert plan.prefill or plan.decode, "nothing moves"
+        engine.scheduler.check_integrity()
+    return seen
+
+
+@pytest.mark.parametrize("guesses", [0, 2])
+def test_those_that_are_set_aside_end_with_the_text_they_have_alone(guesses: int) -> None:
+    engine = Engine(num_blocks=14, max_num_seqs=6, guesses=guesses)
+    sequences = [make_sequence(i, long_prompt(i), 14) for i in range(6)]
+    aside = run_watched(engine, *sequences)
+    assert [sequence.output for sequence in sequences] == [
+        text_alone(sequence.prompt, 14) for sequence in sequences
+    ]
+    assert len(aside) > 3
+    assert 0 not in aside  # the oldest never
+    counters = engine.scheduler.counters
+    assert counters.set_aside == len(aside)
+    assert counters.prompt_tokens == 6 * 6  # each is counted once
+
+
+def test_one_may_be_set_aside_twice_and_what_it_costs_is_counted() -> None:
+    engine = Engine(num_blocks=14, max_num_seqs=6)
+    aside = run_watched(engine, *(make_sequence(i, long_prompt(i), 14) for i in range(6)))
+    assert max(Counter(aside).values()) > 1
+    assert engine.scheduler.counters.replayed_tokens > 0
+
+
+def test_they_come_back_in_the_order_in_which_they_came() -> None:
+    engine = Engine(num_blocks=14, max_num_seqs=6)
+    sequences = [make_sequence(i, long_prompt(i), 14) for i in range(6)]
+    for sequence in sequences:
+        engine.scheduler.add(sequence)
+    ended: list[int] = []
+    while engine.scheduler.has_work:
+        engine.step()
+        ended += [s.id for s in sequences if s.finished and s.id not in ended]
+    assert ended == sorted(ended)
+
+
+def test_the_youngest_of_the_identity_that_holds_most_goes_first() -> None:
+    engine = Engine(num_blocks=17, max_num_seqs=4)
+    owners = ["many", "many", "many", "few"]
+    sequences = [make_sequence(i, long_prompt(i), 14, owner=o) for i, o in enumerate(owners)]
+    aside = run_watched(engine, *sequences)
+    assert aside[:2] == [2, 1]
+
+
+def test_cached_prefixes_go_before_anybody_is_set_aside() -> None:
+    engine = Engine(num_blocks=11)
+    engine.run(make_sequence(1, long_prompt(1), 14))
+    assert engine.scheduler.pool.num_cached > 5
+    assert run_watched(engine, make_sequence(2, long_prompt(2), 14)) == []
+    assert engine.scheduler.counters.set_aside == 0
+
+
+def test_what_was_planned_before_it_was_set_aside_is_over() -> None:
+    engine = Engine(num_blocks=12, max_num_seqs=2)
+    first, second = (make_sequence(i, long_prompt(i), 14) for i in range(2))
+    engine.scheduler.add(first)
+    engine.scheduler.add(second)
+    works: list[Work] = []
+    while second.state is not State.WAITING or not second.stays:
+        works = engine.step().decode or works
+    assert [work.is_over for work in works] == [work.sequence is second for work in works]
+    while second.stays < 2:
+        works += engine.step().decode
+    assert works[0].sequence is first
+    assert all(work.is_over for work in works if work.sequence is second and work.stay == 1)
+
+
+def test_a_server_that_drains_gives_back_only_what_has_not_begun() -> None:
+    engine = Engine(num_blocks=12, max_num_seqs=2)
+    sequences = [make_sequence(i, long_prompt(i), 14) for i in range(3)]
+    for sequence in sequences:
+        engine.scheduler.add(sequence)
+    while not engine.scheduler.counters.set_aside:
+        engine.step()
+    assert engine.scheduler.give_back() == [sequences[2]]
+    engine.run()
+    assert sequences[1].output == text_alone(sequences[1].prompt, 14)
+
+
 # Cancelling
 
 
@@ -378,7 +487,7 @@ class Schedules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(num_blocks=16, max_num_seqs=3)
+        self.engine = Engine(num_blocks=16, max_num_seqs=5, ahead=4)
         self.scheduler = self.engine.scheduler
         self.sequences: list[Sequence] = []
         self.limits: list[int] = []
@@ -387,15 +496,19 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(
         prompt=st.sampled_from(PROMPTS),
-        length=st.integers(1, 20),
-        max_tokens=st.integers(1, 10),
+        length=st.integers(1, 12),
+        max_tokens=st.integers(1, 18),
         done=st.integers(0, 3),
+        owner=st.sampled_from("ab"),
     )
-    def submit(self, prompt: list[int], length: int, max_tokens: int, done: int) -> None:
+    def submit(
+        self, prompt: list[int], length: int, max_tokens: int, done: int, owner: str = "a"
+    ) -> None:
         """New, or resumed after some of its tokens (never after all)."""
         whole = text_alone(prompt[:length], max_tokens)
         generated = whole[: min(done, len(whole) - 1)]
-        sequence = make_sequence(len(self.sequences), prompt[:length], max_tokens, generated)
+        number = len(self.sequences)
+        sequence = make_sequence(number, prompt[:length], max_tokens, generated, owner)
         self.sequences.append(sequence)
         self.limits.append(max_tokens)
         self.scheduler.add(sequence)
@@ -424,7 +537,7 @@ class Schedules(RuleBasedStateMachine):
         assert sequence.state is State.FINISHED
         assert sequence.lease is None
 
-    @rule(steps=st.integers(1, 5), guesses=st.integers(0, 3), wrong=st.integers(0, 2))
+    @rule(steps=st.integers(1, 5), guesses=st.integers(0, 2), wrong=st.integers(0, 1))
     def step(self, steps: int, guesses: int, wrong: int) -> None:
         self.engine.guesses, self.engine.wrong = guesses, wrong
         for _ in range(steps):
@@ -432,11 +545,15 @@ class Schedules(RuleBasedStateMachine):
 
     def one_step(self) -> None:
         waiting = [s for s in self.sequences if s.state is State.WAITING]
+        running = [s for s in self.sequences if s.state in (State.PREFILL, State.DECODE)]
+        new = [s for s in waiting if not s.stays]
         had_work = self.scheduler.has_work
         plan = self.engine.step()
         assert bool(plan.prefill or plan.decode) == had_work
-        self.admitted += [s.id for s in waiting if s.state is not State.WAITING]
-        if waiting and waiting[0].state is State.WAITING and self.scheduler.num_running < 3:
+        self.admitted += [s.id for s in new if s.stays]
+        assert not running or running[0] not in plan.set_aside
+        MET["set aside"] += len(plan.set_aside)
+        if waiting and waiting[0].state is State.WAITING and self.scheduler.num_running < 5:
             MET["waited for blocks"] += 1
 
     @invariant()
@@ -493,6 +610,7 @@ def test_in_any_schedule_each_sequence_has_its_own_text_and_nothing_is_lost() ->
         "hit tokens",
         "followed up",
         "waited for blocks",
+        "set aside",
         "cancelled when waiting",
         "cancelled when prefill",
         "cancelled when decode",

@@ -231,9 +231,21 @@ class DraftCore:
         if sequence.phase is Phase.VERIFYING:
             self.counters.rounds += 1
         try:
-            self._speculator.moved(sequence)
+            self._grow(link, sequence)
+        except NoRoom as error:
+            self.counters.evictions += 1
+            self._give_up(link, sequence, NoticeKind.BUSY, str(error))
         except Cannot as error:
             self._give_up(link, sequence, NoticeKind.REFUSED, str(error))
+
+    def _grow(self, link: Link, sequence: DraftSequence) -> None:
+        """Follow a frame; raises NoRoom where that takes more memory than can be had."""
+        while True:
+            try:
+                return self._speculator.moved(sequence)
+            except NoRoom:
+                if not self._evict_to_grow(sequence):
+                    raise
 
     def _trace_frame(self, frame: TargetFrame) -> None:
         about = {"sequence": frame.sequence, "round": frame.round}
@@ -301,6 +313,16 @@ class DraftCore:
             return False
         self._evict(largest, victim)
         return True
+
+    def _evict_to_grow(self, sequence: DraftSequence) -> bool:
+        """The youngest of the link that holds most, but not what is older than the sequence."""
+        links = sorted(self._links.values(), key=self._held, reverse=True)
+        for link in links:
+            youngest = max(link.sequences.values(), key=lambda s: s.opened_at, default=sequence)
+            if youngest is not sequence and youngest.opened_at >= sequence.opened_at:
+                self._evict(link, youngest)
+                return True
+        return False
 
     def _held(self, link: Link) -> float:
         return sum(map(self._weight, link.sequences.values()))

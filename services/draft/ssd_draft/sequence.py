@@ -78,7 +78,7 @@ class DraftSequence:
         self.decided: tuple[int, int] | None = None
         self.prepared = False  # that outcome was, before it was known
         self.foreseen = False  # the guesses after the speculation are known as the round begins
-        self.changed_at = self.pushed_at = now
+        self.opened_at = self.changed_at = self.pushed_at = now
         self.ready = False  # all offers are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
         self.built = False  # the tree of this phase was complete once

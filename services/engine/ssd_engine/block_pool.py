@@ -1,9 +1,9 @@
 """Which KV blocks belong to whom: reservation, sharing and the prefix cache. No tensors here.
 
-A *lease* is one sequence's hold on blocks. Opening it reserves all that the sequence can ever
-need, so that growing it cannot fail. A full block whose tokens are all committed enters the
-prefix cache and may be shared; it stays there after its last lease ends, until its place is
-needed, least recently used first.
+A *lease* is one sequence's hold on blocks. It reserves before it grows, so that growing cannot
+fail: when it is opened, and later, as far as there are blocks that nobody has reserved. A full
+block whose tokens are all committed enters the prefix cache and may be shared; it stays there after
+its last lease ends, until its place is needed, least recently used first.
 
 A cached block is named by (name of the block before it, its tokens). Names are never reused and
 tokens are compared in full, so that two prefixes can only meet in a block when they are equal,
@@ -62,19 +62,30 @@ class BlockPool:
         self._next_name += 1
         return self._next_name - 1
 
-    def open(
-        self, tokens: Sequence[int], max_tokens: int, root: int = ROOT, unit: int = 1
-    ) -> "BlockLease | None":
-        """A lease for a sequence that starts with ``tokens`` and never holds over ``max_tokens``.
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be reserved."""
+        return self.num_free - self._reserved
 
-        None when it does not fit now. The last token is never taken from the cache: its forward
-        gives the logits of the next one. Blocks are taken from there in multiples of ``unit``.
+    def open(
+        self,
+        tokens: Sequence[int],
+        num_tokens: int,
+        root: int = ROOT,
+        unit: int = 1,
+        spare: int = 0,
+    ) -> "BlockLease | None":
+        """A lease for a sequence that starts with ``tokens``, with room for ``num_tokens``.
+
+        None when it does not fit now, and leave so many ``spare`` blocks. The last token is never
+        taken from the cache: its forward gives the logits of the next one. Blocks are taken from
+        there in multiples of ``unit``.
         """
         shared = self._match(tokens[: max(0, len(tokens) - 1)], root)
         del shared[len(shared) // unit * unit :]
-        wanted = self.blocks_for(max_tokens) - len(shared)
+        wanted = max(0, self.blocks_for(num_tokens) - len(shared))
         revived = sum(self._holders[block] == 0 for block in shared)
-        if wanted > self.num_free - revived - self._reserved:
+        if wanted + spare > self.num_available - revived:
             return None
         for block in shared:
             self._hold(block)
@@ -172,6 +183,21 @@ class BlockLease:
         self._num_entered = len(shared)
         self._name = pool._names[shared[-1]] if shared else root
 
+    @property
+    def num_blocks(self) -> int:
+        """Held or reserved."""
+        return len(self.blocks) + self.reserved
+
+    def reserve(self, num_tokens: int) -> bool:
+        """Whether there is room for the first ``num_tokens`` tokens, now or from now on."""
+        more = self._pool.blocks_for(num_tokens) - self.num_blocks
+        if more > self._pool.num_available:
+            return False
+        if more > 0:
+            self.reserved += more
+            self._pool._reserved += more
+        return True
+
     def grow(self, num_tokens: int) -> None:
         """Hold blocks for the first ``num_tokens`` tokens."""
         for _ in range(self._pool.blocks_for(num_tokens) - len(self.blocks)):
@@ -182,7 +208,7 @@ class BlockLease:
 
     def grow_ahead(self, num_tokens: int) -> None:
         """The same, as far as its reservation goes."""
-        most = (len(self.blocks) + self.reserved) * self._pool.block_size
+        most = self.num_blocks * self._pool.block_size
         self.grow(min(num_tokens, most))
 
     def can_enter(self, num_written: int) -> bool:

@@ -12,11 +12,22 @@ from ssd_engine.block_pool import ROOT, BlockPool
 
 
 class CachedPath:
-    def __init__(self, pool: BlockPool, tokens: list[int], max_tokens: int, root: int = ROOT):
-        """``tokens`` are committed; raises NoRoom unless ``max_tokens`` can be held."""
-        lease = pool.open(tokens, max_tokens, root)
+    def __init__(
+        self,
+        pool: BlockPool,
+        tokens: list[int],
+        ahead: int,
+        max_tokens: int,
+        root: int = ROOT,
+        spare: int = 0,
+    ) -> None:
+        """``tokens`` are committed; raises NoRoom unless they fit, with so many ``ahead``, and
+        leave so many ``spare`` blocks. The path never has more than ``max_tokens``."""
+        needed = min(len(tokens) + ahead, max_tokens)
+        lease = pool.open(tokens, needed, root, spare=spare)
         if lease is None:
-            raise NoRoom(f"no room for {max_tokens} tokens")
+            raise NoRoom(f"no room for {needed} tokens")
+        self._ahead = ahead
         self._lease = lease
         self.committed = list(tokens)
         self._written = self.committed[: lease.num_cached_tokens]
@@ -30,6 +41,16 @@ class CachedPath:
     @property
     def num_cached_tokens(self) -> int:
         return self._lease.num_cached_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        return self._lease.num_blocks
+
+    def reserve(self, num_committed: int) -> None:
+        """Raise NoRoom unless so many committed tokens fit, with those ahead of them."""
+        needed = min(num_committed + self._ahead, self.max_tokens)
+        if not self._lease.reserve(needed):
+            raise NoRoom(f"no room for {needed} tokens")
 
     @property
     def num_known(self) -> int:

@@ -6,6 +6,7 @@ Where no sequence speculates, the round after that is launched, too, before its 
 the device finds them itself, and never waits. A sequence that has ended meanwhile is in it in vain.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
@@ -41,6 +42,9 @@ from ssd_target.speculation.speculator import Measured, Speculator
 from ssd_target.speculation.synthetic import SyntheticAcceptance
 from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, draws, speculation, verify
 
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 10.0  # between two lines of the log about the same
 MOST_RECORDS = 64  # of links, that are heard between a round and the next
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
 
@@ -106,13 +110,16 @@ class EngineCore:
         self._token_bytes = token_bytes
         self._steps = self._forwards = 0
         self._forward_seconds = self._gap_seconds = 0.0
-        self._requests: dict[int, SpeculationRequest] = {}  # of sequences not yet begun
+        # Of sequences that have not begun, or have to begin again.
+        self._requests: dict[int, SpeculationRequest] = {}
         self._flight: Flight | None = None
         self._ahead: Flight | None = None  # launched after the flight, which it follows
         self._ended: Ended | None = None
         self._returned: list[Delta] = []
+        self._quiet_until = 0.0
         pool = BlockPool(runner.num_blocks, block_size)
-        self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows)
+        ahead = 2 * (speculator.depth + 1)  # a round, and what is prepared of the next
+        self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows, ahead)
         self.speculator = speculator
         self._trace = trace or NoTrace()
         self._synthetic = synthetic
@@ -158,6 +165,7 @@ class EngineCore:
         deltas, self._returned = self._returned, []
         deltas += self._end_flight()
         plan = self.scheduler.plan()
+        self._set_aside(plan.set_aside)
         deltas += self._prefill(plan.prefill)
         if self._ahead is None:
             self._launch(plan.decode)
@@ -182,6 +190,8 @@ class EngineCore:
             cached_blocks=pool.num_cached,
             prompt_tokens=scheduler.counters.prompt_tokens,
             hit_tokens=scheduler.counters.hit_tokens,
+            set_aside=scheduler.counters.set_aside,
+            replayed_tokens=scheduler.counters.replayed_tokens,
             steps=self._steps,
             forwards=self._forwards,
             forward_seconds=self._forward_seconds,
@@ -207,6 +217,7 @@ class EngineCore:
             record.rules,
             record.num_logprobs,
             self._token_bytes,
+            record.owner,
         )
 
     def _prefill(self, works: list[Work]) -> list[Delta]:
@@ -227,9 +238,29 @@ class EngineCore:
         self._trace.span(Kind.PREFILL, begin, self._trace.now(), rows=width)
         return [delta for delta in deltas if delta is not None]
 
+    def _set_aside(self, sequences: Tokens[Sequence]) -> None:
+        """What is in flight for them is in vain: its tokens are drawn again, and are the same."""
+        for sequence in sequences:
+            if self.speculator.knows(sequence):
+                self._requests[sequence.id] = self.speculator.set_aside(sequence)
+        if sequences and time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + QUIET_SECONDS
+            log.info(
+                "KV blocks run out: %d sequences were set aside so far, of which the last has %d "
+                "tokens; %d run, %d wait",
+                self.scheduler.counters.set_aside,
+                sequences[-1].num_committed,
+                self.scheduler.num_running,
+                self.scheduler.num_waiting,
+            )
+
     def _begin(self, sequence: Sequence) -> None:
         request = self._requests.pop(sequence.id, None)
-        if request is not None:
+        if request is None:
+            return
+        if self.speculator.knows(sequence):
+            self.speculator.resume(sequence)
+        else:
             sequence.begun_at = time.monotonic()
             self.speculator.begin(sequence, request)
 
@@ -263,7 +294,7 @@ class EngineCore:
 
     def _begin_ahead(self, ahead: Flight) -> None:
         """What was launched ahead is the round in flight now."""
-        alive = [work.sequence for work in ahead.works if not work.sequence.ended]
+        alive = [work.sequence for work in ahead.works if not work.is_over]
         rows = self.speculator.take_nothing(alive)
         self.speculator.launch(rows)
         self._flight, self._ahead = replace(ahead, rows=rows), None
@@ -280,7 +311,7 @@ class EngineCore:
         works = [
             self.scheduler.follow(work, -row - 1)
             for work, row in zip(flight.works, flight.pending.rows, strict=True)
-            if not work.sequence.ended and not work.sequence.ends_with_next
+            if not work.is_over and not work.sequence.ends_with_next
         ]
         works += newcomers
         if works:
@@ -293,7 +324,7 @@ class EngineCore:
         sequence, chunk = work.sequence, work.chunk
         if not chunk.num_logits == len(chunk.tokens) == 1:
             return False
-        return sequence.ended or self.speculator.is_plain(sequence)
+        return work.is_over or self.speculator.is_plain(sequence)
 
     def _end_flight(self) -> list[Delta]:
         """Verify and commit what was launched; hear what links say as long as it takes."""
@@ -306,7 +337,7 @@ class EngineCore:
         scored = flight.pending.result()
         at = self._trace.now()
         for work in flight.works:
-            if not work.chunk.num_logits and not work.sequence.ended:
+            if not work.chunk.num_logits and not work.is_over:
                 self.scheduler.advance(work, 0, [])
         rounds = [work for work in flight.works if work.chunk.num_logits]
         self._ended = Ended(flight, scored, self.speculator.measure(flight.rows), at)
@@ -341,12 +372,12 @@ class EngineCore:
     def _end_rounds(
         self, works: list[Work], scored: Scored, drawn: list[Drawn | None] | None = None
     ) -> list[Delta | None]:
-        """None for a sequence that was cancelled meanwhile."""
+        """None for a sequence that was cancelled, or set aside, meanwhile."""
         outcomes = verify(works, scored, drawn)
         if self._synthetic is not None:
             outcomes = list(map(self._make_up, works, outcomes))
         return [
-            None if work.sequence.ended else self._end_round(work, outcome)
+            None if work.is_over else self._end_round(work, outcome)
             for work, outcome in zip(works, outcomes, strict=True)
         ]
 

@@ -92,6 +92,14 @@ class Metrics(ServiceMetrics):
                 "Tokens whose KV was found in the prefix cache.",
                 lambda s: s.hit_tokens,
             ),
+            "ssd_sequences_set_aside": (
+                "Running sequences that gave up their KV blocks for want of free ones.",
+                lambda s: s.set_aside,
+            ),
+            "ssd_replayed_tokens": (
+                "Tokens that were computed again after their sequence was set aside.",
+                lambda s: s.replayed_tokens,
+            ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
             "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
             "ssd_forward_seconds": ("Time of these forwards.", lambda s: s.forward_seconds),

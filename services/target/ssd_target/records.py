@@ -25,6 +25,7 @@ class Submit(Record, frozen=True):
     rules: StopRules
     num_logprobs: int | None
     speculation: SpeculationRequest
+    owner: str = ""  # the identity whose request it is
 
 
 class Cancel(Record, frozen=True):
@@ -123,6 +124,8 @@ class Stats(Record, frozen=True):
     cached_blocks: int
     prompt_tokens: int  # since start, as the following
     hit_tokens: int
+    set_aside: int  # sequences, for want of blocks
+    replayed_tokens: int  # computed again after it
     steps: int
     forwards: int  # rounds' forwards, all sequences together
     forward_seconds: float

@@ -52,7 +52,7 @@ class ParsedRequest:
     completion: Completion  # of the generated tokens
     speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
 
-    def submit(self, sequence: int, speculation: SpeculationRequest) -> Submit:
+    def submit(self, sequence: int, speculation: SpeculationRequest, owner: str) -> Submit:
         return Submit(
             sequence,
             pack_tokens(self.prompt),
@@ -61,6 +61,7 @@ class ParsedRequest:
             self.rules,
             self.num_logprobs,
             speculation,
+            owner,
         )
 
 

@@ -2,8 +2,11 @@
 
 A step is at most one prefill forward and one decode forward. Prefill is cut at multiples of
 ``prefill_chunk`` of the sequence's own positions, so that how a prompt is cut does not depend on
-what else is running. Admission is first come, first served, and reserves all blocks that a
-sequence can need: nothing runs out half way.
+what else is running. Admission is first come, first served, and takes blocks for the tokens that
+there are and a few more. A sequence that grows takes more; those that only the prefix cache holds
+go first. When there are none left, a sequence is *set aside*: the youngest of the identity that
+holds most, never the oldest of all, which therefore ends. One that was set aside holds nothing,
+comes back in the order of arrival, and computes again what its tokens have left in the cache.
 
 Where the bits of a row depend on the shape of its forward (``replay_rows``), a token's KV always
 comes from the same kind of forward: the prompt's from prefill on the grid, and only such whole
@@ -25,27 +28,45 @@ class Work:
 
     sequence: Sequence
     chunk: Chunk
+    stay: int = 0  # of the sequence, when this was planned
+
+    @property
+    def is_over(self) -> bool:
+        """Its sequence has ended meanwhile, or was set aside."""
+        sequence = self.sequence
+        return sequence.lease is None or sequence.stays != self.stay
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     prefill: list[Work] = field(default_factory=list)
     decode: list[Work] = field(default_factory=list)
+    set_aside: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class CacheCounters:
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    set_aside: int = 0  # sequences, each time
+    replayed_tokens: int = 0  # that were computed again for it
 
 
 class Scheduler:
     def __init__(
-        self, pool: BlockPool, max_num_seqs: int, prefill_chunk: int, replay_rows: int = 0
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        prefill_chunk: int,
+        replay_rows: int = 0,
+        ahead: int = 2,
     ) -> None:
-        """``replay_rows``: tokens that a step can replay; 0: they are prefilled like the prompt."""
+        """``replay_rows``: tokens that a step can replay; 0: they are prefilled like the prompt.
+        ``ahead``: tokens that a sequence may write, beyond those that are committed, until it is
+        planned again."""
         self.pool = pool
-        self._replay_rows = replay_rows
+        self._replay_rows, self._ahead = replay_rows, ahead
+        self._arrivals = 0
         self.counters = CacheCounters()
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
@@ -66,11 +87,15 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
         self._waiting.append(sequence)
 
     def plan(self) -> StepPlan:
-        self._admit()
-        return StepPlan(self._plan_prefill(), self._plan_decode())
+        set_aside = self._make_room()
+        if not set_aside:
+            self._admit()
+        return StepPlan(self._plan_prefill(), self._plan_decode(), set_aside)
 
     def extend(self, work: Work, speculation: list[int]) -> Work:
         """A decode row that verifies a speculation after its last committed token.
@@ -127,12 +152,12 @@ class Scheduler:
                 return
 
     def give_back(self) -> list[Sequence]:
-        """End all that wait; returns them."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        for sequence in waiting:
+        """End all that have not begun; returns them."""
+        new = [sequence for sequence in self._waiting if not sequence.stays]
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.stays)
+        for sequence in new:
             self._end(sequence)
-        return waiting
+        return new
 
     def check_integrity(self) -> None:
         self.pool.check_integrity()
@@ -141,6 +166,9 @@ class Scheduler:
             raise RuntimeError("scheduler integrity: a running sequence without a lease")
         if any(seq.lease is not None for seq in self._waiting):
             raise RuntimeError("scheduler integrity: a waiting sequence holds blocks")
+        arrivals = [seq.arrival for seq in self._waiting]
+        if arrivals != sorted(arrivals):
+            raise RuntimeError("scheduler integrity: sequences do not wait in their order")
         if self.pool.num_leases != held:
             raise RuntimeError("scheduler integrity: a lease without a sequence")
 
@@ -150,26 +178,75 @@ class Scheduler:
         while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting[0]
             committed = sequence.committed()
-            # The last token that is drawn is never written.
-            most = max(len(committed), sequence.max_committed - 1)
             known = sequence.prompt if self._replay_rows else committed
-            lease = self.pool.open(known, most, unit=self._shared_unit())
+            # Others want to grow, too.
+            unit, spare = self._shared_unit(), len(self._running)
+            lease = self.pool.open(known, self._room_for(sequence), unit=unit, spare=spare)
             if lease is None:
                 self._head_blocked = True
                 return
             self._waiting.popleft()
-            sequence.lease = lease
-            sequence.num_written = sequence.num_cached_tokens = lease.num_cached_tokens
+            sequence.lease, sequence.num_written = lease, lease.num_cached_tokens
+            self._count(sequence)
+            sequence.stays += 1
             sequence.move(Event.ADMIT)
             self._running[sequence.id] = sequence
-            self.counters.prompt_tokens += len(committed)
-            self.counters.hit_tokens += lease.num_cached_tokens
+
+    def _count(self, sequence: Sequence) -> None:
+        """What its admission saves, and what it costs once more."""
+        cached, total = sequence.num_written, sequence.num_committed
+        if sequence.stays:
+            self.counters.replayed_tokens += total - 1 - min(cached, total - 1)
+            return
+        sequence.num_cached_tokens = cached
+        self.counters.prompt_tokens += total
+        self.counters.hit_tokens += cached
+
+    def _room_for(self, sequence: Sequence) -> int:
+        """Tokens. The last one that is drawn is never written."""
+        committed = sequence.num_committed
+        return max(committed, min(committed + self._ahead, sequence.max_committed - 1))
+
+    def _make_room(self) -> list[Sequence]:
+        """Blocks for what running sequences may write next. Returns those that were set aside."""
+        set_aside: list[Sequence] = []
+        for sequence in self._by_age():
+            while sequence.lease is not None and not sequence.lease.reserve(
+                self._room_for(sequence)
+            ):
+                victim = self._victim()
+                self._set_aside(victim)
+                set_aside.append(victim)
+        return set_aside
+
+    def _by_age(self) -> list[Sequence]:
+        """What runs, the oldest first."""
+        return sorted(self._running.values(), key=lambda sequence: sequence.arrival)
+
+    def _victim(self) -> Sequence:
+        """The youngest of the identity that holds most; the oldest of all is spared."""
+        _, *others = self._by_age()
+        if not others:
+            raise RuntimeError("the KV cache has no room for a single sequence")
+        held: dict[str, int] = {}
+        for sequence in self._running.values():
+            blocks = sequence.lease.num_blocks if sequence.lease else 0
+            held[sequence.owner] = held.get(sequence.owner, 0) + blocks
+        return max(others, key=lambda sequence: (held[sequence.owner], sequence.arrival))
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        sequence.move(Event.SET_ASIDE)
+        self._let_go(sequence)
+        sequence.num_written = 0
+        before = sum(other.arrival < sequence.arrival for other in self._waiting)
+        self._waiting.insert(before, sequence)
+        self.counters.set_aside += 1
 
     def _plan_prefill(self) -> list[Work]:
         """Oldest first, within a budget of one chunk; the first always goes."""
         works: list[Work] = []
         budget = self._prefill_chunk
-        for sequence in self._running.values():
+        for sequence in self._by_age():
             if sequence.state is not State.PREFILL:
                 continue
             chunk = self._prefill_piece(sequence)
@@ -213,7 +290,7 @@ class Scheduler:
     def _work(self, sequence: Sequence, chunk: Chunk) -> Work:
         if sequence.lease is not None:
             sequence.lease.grow(chunk.end)
-        return Work(sequence, chunk)
+        return Work(sequence, chunk, sequence.stays)
 
     def _offer_blocks(self, sequence: Sequence) -> None:
         """Whole blocks of committed tokens enter the prefix cache."""
@@ -230,6 +307,9 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.move(Event.END)
         self._head_blocked = False
+        self._let_go(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
         if sequence.lease is not None:
             sequence.lease.release()
             sequence.lease = None

@@ -10,7 +10,7 @@ from ssd_engine.sampling_params import SamplingParams
 
 
 class State(Enum):
-    WAITING = "waiting"  # holds nothing
+    WAITING = "waiting"  # holds nothing: has not begun, or was set aside
     PREFILL = "prefill"  # holds blocks; some of its committed tokens are not in the cache yet
     DECODE = "decode"  # all committed tokens but the last are in the cache
     FINISHED = "finished"  # holds nothing
@@ -19,6 +19,7 @@ class State(Enum):
 class Event(Enum):
     ADMIT = "admit"
     PREFILLED = "prefilled"
+    SET_ASIDE = "set aside"  # others need its blocks
     END = "end"  # finished, cancelled or failed
 
 
@@ -26,7 +27,9 @@ TRANSITIONS = {
     (State.WAITING, Event.ADMIT): State.PREFILL,
     (State.WAITING, Event.END): State.FINISHED,
     (State.PREFILL, Event.PREFILLED): State.DECODE,
+    (State.PREFILL, Event.SET_ASIDE): State.WAITING,
     (State.PREFILL, Event.END): State.FINISHED,
+    (State.DECODE, Event.SET_ASIDE): State.WAITING,
     (State.DECODE, Event.END): State.FINISHED,
 }
 
@@ -48,8 +51,10 @@ class Sequence:
         rules: StopRules,
         num_logprobs: int | None,
         token_bytes: TokenSequence[bytes],
+        owner: str = "",
     ) -> None:
-        self.id = sequence_id
+        """``owner``: the identity whose request it is."""
+        self.id, self.owner = sequence_id, owner
         self.prompt = prompt
         self.output: list[int] = []
         self.sampling = sampling
@@ -59,7 +64,9 @@ class Sequence:
         self.state = State.WAITING
         self.lease: BlockLease | None = None
         self.num_written = 0  # tokens whose KV is in the cache
-        self.num_cached_tokens = 0  # of these, how many were found there at admission
+        self.num_cached_tokens = 0  # of these, how many were found there when it began
+        self.arrival = 0  # its place in the order of requests
+        self.stays = 0  # how often it was admitted
         self.begun_at: float | None = None  # its prefill; until its first tokens are out
         self.completion = Completion(rules, token_bytes, wants_text=False)
         for token in generated:

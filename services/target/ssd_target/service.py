@@ -162,7 +162,8 @@ class TargetServicer:
         self._accounts.spend(account, len(request.prompt) + len(request.generated))
         for field in unknown_values(request.speculation):
             self._metrics.unknown_values.labels(field).inc()
-        stream = self._stream(serving, request, speculation, watch, context)
+        owner = account.identity.name
+        stream = self._stream(serving, request, speculation, owner, watch, context)
         async with aclosing(stream) as responses:
             async for response in responses:
                 self._accounts.spend(account, len(response.tokens.token_ids))
@@ -214,6 +215,7 @@ class TargetServicer:
         serving: Serving,
         request: ParsedRequest,
         speculation: SpeculationRequest,
+        owner: str,
         watch: RequestWatch,
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
@@ -227,7 +229,7 @@ class TargetServicer:
         context.add_done_callback(close)
         try:
             if completion.finish is None:
-                serving.engine.submit(request.submit(sequence, speculation))
+                serving.engine.submit(request.submit(sequence, speculation, owner))
             watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
             yield _started(request, serving)
             while completion.finish is None:

@@ -37,11 +37,12 @@ class Speculator(Protocol):
         ...
 
     def memory_share(self, sequence: DraftSequence) -> float:
-        """What part of all memory for sequences it may take, open or not."""
+        """What part of all memory for sequences it takes, or would take if it were open."""
         ...
 
     def moved(self, sequence: DraftSequence) -> None:
-        """The sequence followed an outcome or a launch. Raises Cannot."""
+        """The sequence followed an outcome or a launch. Raises Cannot, and NoRoom where it has
+        grown beyond the room that there is: once there is more, this can be called again."""
         ...
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:

@@ -134,6 +134,7 @@ class ModelSpeculator:
         self._max_context = max_context
         self._depth = depth
         self._scratch_tokens = (depth + LOOK_AHEAD) * budget
+        self._most_ahead = depth + LOOK_AHEAD + 1  # of a chain, or a branch that was taken
         self._budget = budget
         self._ahead: _Flight | None = None
 
@@ -146,8 +147,9 @@ class ModelSpeculator:
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
         self._check_context(sequence)
-        wanted = self._max_tokens(sequence)
-        path = CachedPath(self._pool, sequence.prompt + sequence.output, wanted, scope)
+        tokens, most = sequence.prompt + sequence.output, self._max_tokens(sequence)
+        spare = self._pool.num_leases // 2  # others want to grow, too; each has two leases
+        path = CachedPath(self._pool, tokens, self._most_ahead, most, scope, spare)
         scratch = self._pool.open((), self._scratch_tokens)
         if scratch is None:
             path.release()
@@ -156,15 +158,20 @@ class ModelSpeculator:
         sequence.state = _State(path, scratch)
 
     def memory_share(self, sequence: DraftSequence) -> float:
-        pool = self._pool
-        blocks = pool.blocks_for(self._max_tokens(sequence)) + pool.blocks_for(self._scratch_tokens)
-        return blocks / pool.num_blocks
+        pool, state = self._pool, sequence.state
+        if state is None:
+            needed = min(sequence.num_committed + self._most_ahead, self._max_tokens(sequence))
+            blocks = pool.blocks_for(needed)
+        else:
+            blocks = state.path.num_blocks
+        return (blocks + pool.blocks_for(self._scratch_tokens)) / pool.num_blocks
 
     def _max_tokens(self, sequence: DraftSequence) -> int:
         return min(sequence.max_tokens + self._depth, self._max_context)
 
     def moved(self, sequence: DraftSequence) -> None:
         state: _State = sequence.state
+        state.path.reserve(sequence.num_committed)
         new = sequence.num_committed - len(state.path.committed)
         state.path.commit(sequence.output[len(sequence.output) - new :] if new else ())
         if sequence.phase is Phase.DECIDED:

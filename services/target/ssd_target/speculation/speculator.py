@@ -81,6 +81,27 @@ class Speculator:
         self._width = 1  # a prefill takes at least as long
         self._launch(Taken(speculated, 0))
 
+    def set_aside(self, sequence: Sequence) -> SpeculationRequest:
+        """The sequence loses its KV, and all that was prepared for it. Returns what it asks for."""
+        speculated = self._sequences[sequence.id]
+        if speculated.rounds.attached:
+            self.endpoints.leave(speculated, "set aside")
+        if self._drafter is not None:
+            self._drafter.end(sequence.id)
+        return speculated.request
+
+    def resume(self, sequence: Sequence) -> None:
+        """What ``begin`` is for a new one."""
+        speculated = self._sequences[sequence.id]
+        speculated.ended_at = self._now()
+        self._width = 1
+        self._launch(Taken(speculated, 0))
+
+    @property
+    def depth(self) -> int:
+        """Of the longest speculation."""
+        return self._options.depth
+
     def knows(self, sequence: Sequence) -> bool:
         return sequence.id in self._sequences
 

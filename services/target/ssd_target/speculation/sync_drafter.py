@@ -73,17 +73,23 @@ class SyncDrafter:
         if sequence.num_committed + self._depth >= self._max_context:
             self.end(sequence.id)
             return False
-        path = self._paths.get(sequence.id)
-        if path is not None:
-            new = sequence.num_committed - len(path.committed)
-            path.commit(sequence.output[len(sequence.output) - new :] if new else ())
-            return True
-        wanted = min(sequence.max_committed + self._depth, self._max_context)
         try:
-            self._paths[sequence.id] = CachedPath(self._pool, sequence.committed(), wanted)
+            self._paths[sequence.id] = self._followed(sequence)
         except NoRoom:
+            self.end(sequence.id)
             return False
         return True
+
+    def _followed(self, sequence: Sequence) -> CachedPath:
+        path = self._paths.get(sequence.id)
+        if path is None:
+            ahead, most = self._depth + 1, sequence.max_committed + self._depth
+            most, spare = min(most, self._max_context), len(self._paths)
+            return CachedPath(self._pool, sequence.committed(), ahead, most, spare=spare)
+        path.reserve(sequence.num_committed)
+        new = sequence.num_committed - len(path.committed)
+        path.commit(sequence.output[len(sequence.output) - new :] if new else ())
+        return path
 
     def _extend(self, rows: Rows[DraftRow]) -> None:
         """One more guess for each, after as many forwards as its prompt needs."""
