@@ -3,9 +3,11 @@ models, real frames, a clock of its own. Time passes only here, so a schedule ca
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.tensor_plane import RowsKey
 from ssd_target.core import EngineCore
 from ssd_target.records import LinkDown, LinkFrames, LinkUp
+from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationOptions
 from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.sync_drafter import SyncDrafter
@@ -43,6 +46,7 @@ class Faults:
     hostile: float = 0.0  # frames that nobody asked for
     lost: float = 0.0  # it announces that it has dropped a sequence
     lose_rows: float = 0.0  # distributions of a round do not arrive (of each send)
+    short: float = 0.0  # of KV blocks: a sequence is set aside
 
 
 @dataclass
@@ -92,13 +96,23 @@ class SimulatedPlane:
         self.rows.clear()
 
 
+class FewBlocks:
+    """A runner whose cache has room for fewer blocks than it was made for."""
+
+    def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
+        self._runner, self.num_blocks = runner, num_blocks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
 class Simulation:
     """The draft makes ``draft_steps`` steps (drawn for each forward) while the target verifies."""
 
     def __init__(
         self,
         target: ModelRunner,
-        draft: ModelRunner | Sequence[ModelRunner | None] | None,
+        draft: ModelRunner | Rows[ModelRunner | None] | None,
         options: SpeculationOptions,
         seed: int = 0,
         draft_steps: tuple[int, int] = (8, 8),
@@ -117,7 +131,7 @@ class Simulation:
 
         ``trusted``: the drafts', with rejection verification; a plane joins each of them.
         """
-        runners = [*draft] if isinstance(draft, Sequence) else [draft] * num_drafts
+        runners = [*draft] if isinstance(draft, Rows) else [draft] * num_drafts
         own = sync if isinstance(sync, ModelRunner) else runners[0]
         self.now = 0.0
         self.trusted = trusted
@@ -150,6 +164,9 @@ class Simulation:
             self.speculator,
         )
 
+        self._make_room = self.core.scheduler._make_room
+        self.core.scheduler._make_room = self._make_more_room  # type: ignore[method-assign]
+
         def planner() -> Planner:
             return Planner(DRAFT_DEPTH, budget, fan_out, fan_out)
 
@@ -177,9 +194,18 @@ class Simulation:
         for each in self.drafts:
             self._connect(each)
 
+    def _make_more_room(self) -> list[Sequence]:
+        """The target's scheduler sets aside whom it must, and perhaps another one."""
+        set_aside, scheduler = self._make_room(), self.core.scheduler
+        others = scheduler._by_age()[1:]
+        if others and self._happens(self.faults.short):
+            set_aside.append(self.rng.choice(others))
+            scheduler._set_aside(set_aside[-1])
+        return set_aside
+
     # The target's runner
 
-    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
+    def forward(self, parts: Rows[Part], launched: Callable[[], None]) -> Tensor | None:
         launched()
         begin = self.now
         for draft in self.drafts:

@@ -37,7 +37,7 @@ from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.stats import SpeculationStats
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_models import LLAMA3_ROPE, SMALL
-from tests.simulation import DRAFT_DEPTH, Faults, Simulation
+from tests.simulation import DRAFT_DEPTH, Faults, FewBlocks, Simulation
 
 NEAR_TIE = 1e-5  # of the perturbed scores: a smaller gap excuses a difference
 LOGPROB_TOLERANCE = 1e-4
@@ -146,6 +146,8 @@ class Scenario:
     faults: Faults
     stagger: int
     goes_on: bool  # texts are prompts of a second wave
+    room: int  # KV blocks of the target
+    draft_room: int
     seed: int
 
 
@@ -166,6 +168,7 @@ SPEEDS = [
 FAN_OUTS = [None, (3, 2, 1), (2, 0), (2, 0, 1), (1, 0, 0, 2), (3, 1, 0), (1, 0), (0, 2)]
 DRAFTS = [(True,), (True,), (True,), (True, True), (True, False, True), (False,)]  # with a model?
 SIZES = [1, 2, 3, 4, 1, 2, 5, 8]
+ROOMS = [NUM_BLOCKS, NUM_BLOCKS, NUM_BLOCKS, 9]  # blocks
 
 
 class Dice(random.Random):
@@ -185,8 +188,12 @@ def draw_scenario(name: str, number: int, vocab_size: int) -> Scenario:
     dice = Dice(name, number)
     steps, backup, least = dice.turn("speed", SPEEDS)
     depth = max(least, dice.randint(1, 8))
+    room = dice.turn("room", ROOMS)
+    requests = [_ask(dice, vocab_size, depth) for _ in range(dice.turn("size", SIZES))]
+    if room < NUM_BLOCKS:  # texts that outgrow it
+        requests = [replace(asked, max_tokens=2 * asked.max_tokens) for asked in requests]
     return Scenario(
-        requests=tuple(_ask(dice, vocab_size, depth) for _ in range(dice.turn("size", SIZES))),
+        requests=tuple(requests),
         depth=depth,
         adapt_depth=dice.choice([False, False, True]),
         backup=dice.choice([backup, backup, backup, *Backup]),
@@ -198,6 +205,8 @@ def draw_scenario(name: str, number: int, vocab_size: int) -> Scenario:
         faults=dice.choice([Faults(), _draw_faults(dice)]),
         stagger=dice.choice([0, 0, 1, 3]),
         goes_on=dice.turn("goes on", [False, True]),
+        room=room,
+        draft_room=dice.turn("draft's room", [NUM_BLOCKS, NUM_BLOCKS, 30]),
         seed=dice.getrandbits(32),
     )
 
@@ -251,6 +260,7 @@ def _draw_faults(dice: Dice) -> Faults:
         duplicate=chance(0.3),
         hostile=chance(0.3),
         lost=chance(0.05),
+        short=chance(0.3),
     )
 
 
@@ -260,13 +270,16 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
         for i in range(len(scenario.requests)):
             rest = (*scenario.requests[:i], *scenario.requests[i + 1 :])
             yield replace(scenario, requests=rest)
-    for name in ("drop_link", "crash", "freeze", "duplicate", "hostile", "lost"):
+    for name in ("drop_link", "crash", "freeze", "duplicate", "hostile", "lost", "short"):
         if getattr(scenario.faults, name):
             yield replace(scenario, faults=replace(scenario.faults, **{name: 0.0}))
     if len(scenario.drafts) > 1:
         yield replace(scenario, drafts=scenario.drafts[:1])
     if scenario.goes_on:
         yield replace(scenario, goes_on=False)
+    for name in ("room", "draft_room"):
+        if getattr(scenario, name) < NUM_BLOCKS:
+            yield replace(scenario, **{name: NUM_BLOCKS})
 
 
 # What came of them
@@ -281,6 +294,7 @@ class Met:
     excused: list[float] = field(default_factory=list)  # gaps
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     truncated: int = 0  # rounds with as much of a late branch as was there
+    set_aside: int = 0
 
     def add(self, other: "Met") -> None:
         self.sequences += other.sequences
@@ -288,6 +302,7 @@ class Met:
         self.excused += other.excused
         self.stats.add(other.stats)
         self.truncated += other.truncated
+        self.set_aside += other.set_aside
 
 
 def check(pair: Pair, scenario: Scenario, met: Met) -> None:
@@ -306,6 +321,7 @@ def check(pair: Pair, scenario: Scenario, met: Met) -> None:
         for request, result in zip(wave, outcome, strict=True):
             _compare(pair, request, result, plain.of(request), met)
     met.stats.add(simulation.speculator.totals)
+    met.set_aside += simulation.core.stats().set_aside
 
 
 class PlainTexts:
@@ -392,8 +408,11 @@ def _simulation(pair: Pair, scenario: Scenario) -> Simulation:
         auto_off=False,
     )
     return Simulation(
-        pair.target,
-        [pair.drafts[i] if model else None for i, model in enumerate(scenario.drafts)],
+        FewBlocks(pair.target, scenario.room),  # type: ignore[arg-type]
+        [
+            FewBlocks(pair.drafts[i], scenario.draft_room) if model else None  # type: ignore[misc]
+            for i, model in enumerate(scenario.drafts)
+        ],
         options,
         seed=scenario.seed,
         draft_steps=scenario.draft_steps,

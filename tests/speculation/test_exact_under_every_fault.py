@@ -3,7 +3,8 @@
 Scenarios are drawn: modes, depths, fan-outs, wait rules and backups; all sampling options, stops,
 resumed requests and prompts that share beginnings or were generated before; batches in which some
 rows speculate and some do not; up to three drafts, of any speed, with or without a model; and, in
-the middle of it, links that break, drafts that crash, freeze, lie and repeat themselves. Equality
+the middle of it, links that break, drafts that crash, freeze, lie and repeat themselves, and KV
+blocks that run out, the target's and the drafts'. Equality
 by never speculating is no result: counters show that all that can happen to a round did happen.
 """
 
@@ -97,6 +98,7 @@ def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
         "sync rounds": stats.sync_rounds,
         "rejections": stats.rejected_rounds,
         "full acceptances": stats.full_rounds,
+        "set aside": met.set_aside,
     }
     print(f"{met.sequences} sequences, {met.tokens} tokens, {stats.rounds} rounds, {happened}")
     print(f"excused near-ties: {met.excused}; rounds without an endpoint: {stats.fallbacks}")

@@ -14,7 +14,7 @@ from ssd_target.core import EngineCore
 from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import BLOCK, Request, make_core, make_runner, run
 from tests.scale import full_only
-from tests.simulation import Simulation
+from tests.simulation import FewBlocks, Simulation
 
 PROMPT, DEPTH = 5, 3
 
@@ -28,16 +28,6 @@ class Case:
 
 
 CASES = [pytest.param(Case(10, 80, 2, 3)), full_only(Case(64, 192, 8, 20))]
-
-
-class FewBlocks:
-    """A runner whose cache has room for fewer blocks than it was made for."""
-
-    def __init__(self, runner: ModelRunner, tokens: int) -> None:
-        self._runner, self.num_blocks = runner, tokens // BLOCK
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +70,7 @@ def test_all_end_with_the_text_that_each_has_alone(
 ) -> None:
     """The draft has room for half as much."""
     alone = run(make_core(runners[0]), requests(Mode.OFF, case))
-    room = case.contexts * case.context
+    room = case.contexts * case.context // BLOCK
     target, draft = FewBlocks(runners[0], room), FewBlocks(runners[1], room // 2)
     options = SpeculationOptions(mode, DEPTH, adapt_depth=False, auto_off=False)
     simulation = Simulation(target, draft, options, sync=mode is Mode.SYNC, budget=2)  # type: ignore[arg-type]
@@ -88,7 +78,7 @@ def test_all_end_with_the_text_that_each_has_alone(
     results = run(simulation.core, requests(mode, case))
     assert [result.tokens for result in results] == [result.tokens for result in alone]
     assert seen.total() >= case.set_aside
-    print(mode, case.requests, seen.total(), max(seen.values()))
+    assert case.requests < 64 or mode is Mode.SYNC or max(seen.values()) >= 2
     assert simulation.core.stats().set_aside == seen.total()
     if mode is Mode.SSD:
         counters = simulation.drafts[0].core.counters
