@@ -23,6 +23,7 @@ from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, 
 from ssd_engine.runner import ModelRunner
 from ssd_engine.tensor_plane import RowsKey
 from ssd_target.core import EngineCore
+from ssd_target.kept_kv import KeptOptions
 from ssd_target.records import LinkDown, LinkFrames, LinkUp
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationOptions
@@ -125,6 +126,7 @@ class Simulation:
         max_num_seqs: int = 64,
         trusted: bool = False,
         make_planner: Callable[[], Planner] | None = None,
+        kept: KeptOptions | None = None,
     ) -> None:
         """``draft``: of all links, or of each; None looks up. Those that share one spoil each
         other's cache. ``sync``: the target has a draft model as well, the first one or its own.
@@ -155,13 +157,16 @@ class Simulation:
             open_plane=lambda up, plane: self.planes[int(plane.address)],  # type: ignore[arg-type, return-value]
             clock=lambda: self.now,
         )
+        runner = ByForward(self.num_blocks, self.forward)
+        runner.swap = target.swap  # type: ignore[method-assign]
         self.core = EngineCore(
-            ByForward(self.num_blocks, self.forward),
+            runner,
             token_bytes or [b""] * self.vocab_size,
             BLOCK,
             max_num_seqs,
             128,
             self.speculator,
+            kept=kept,
         )
 
         self._make_room = self.core.scheduler._make_room

@@ -23,3 +23,6 @@ class ByForward(DrawsNothing):
 
     def step(self, parts: Sequence[Any], draws: Sequence[Any], *launched: Any) -> Computed:
         return Computed(lambda: self.forward(parts, *launched))
+
+    def swap(self, swap: Any) -> None:
+        raise NotImplementedError

@@ -32,6 +32,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import Logprobs, SamplingParams
 from ssd_engine.tokenizer import Tokenizer
+from ssd_target.kept_kv import KeptOptions
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.speculated import Taken
 from ssd_target.speculation.stats import SpeculationStats
@@ -148,6 +149,7 @@ class Scenario:
     goes_on: bool  # texts are prompts of a second wave
     room: int  # KV blocks of the target
     draft_room: int
+    kept: int  # KV blocks of those that are set aside, in the host's memory
     seed: int
 
 
@@ -206,6 +208,7 @@ def draw_scenario(name: str, number: int, vocab_size: int) -> Scenario:
         stagger=dice.choice([0, 0, 1, 3]),
         goes_on=dice.turn("goes on", [False, True]),
         room=room,
+        kept=dice.turn("kept", [0, 5, 100]),
         draft_room=dice.turn("draft's room", [NUM_BLOCKS, NUM_BLOCKS, 30]),
         seed=dice.getrandbits(32),
     )
@@ -295,6 +298,7 @@ class Met:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     truncated: int = 0  # rounds with as much of a late branch as was there
     set_aside: int = 0
+    swapped_out: int = 0
 
     def add(self, other: "Met") -> None:
         self.sequences += other.sequences
@@ -303,6 +307,7 @@ class Met:
         self.stats.add(other.stats)
         self.truncated += other.truncated
         self.set_aside += other.set_aside
+        self.swapped_out += other.swapped_out
 
 
 def check(pair: Pair, scenario: Scenario, met: Met) -> None:
@@ -322,6 +327,7 @@ def check(pair: Pair, scenario: Scenario, met: Met) -> None:
             _compare(pair, request, result, plain.of(request), met)
     met.stats.add(simulation.speculator.totals)
     met.set_aside += simulation.core.stats().set_aside
+    met.swapped_out += simulation.core.stats().swapped_out
 
 
 class PlainTexts:
@@ -421,6 +427,7 @@ def _simulation(pair: Pair, scenario: Scenario) -> Simulation:
         fan_out=scenario.fan_out,
         budget=scenario.budget if scenario.fan_out is None else 3 * DRAFT_DEPTH,
         token_bytes=pair.token_bytes,
+        kept=KeptOptions(scenario.kept, 0.0) if scenario.kept else None,
     )
 
 

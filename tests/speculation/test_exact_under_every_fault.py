@@ -99,6 +99,7 @@ def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
         "rejections": stats.rejected_rounds,
         "full acceptances": stats.full_rounds,
         "set aside": met.set_aside,
+        "of these, kept in the host's memory": met.swapped_out,
     }
     print(f"{met.sequences} sequences, {met.tokens} tokens, {stats.rounds} rounds, {happened}")
     print(f"excused near-ties: {met.excused}; rounds without an endpoint: {stats.fallbacks}")

@@ -10,12 +10,14 @@ import pytest
 from torch import Tensor
 
 from ssd_engine.batch import Chunk, Draw, Part
+from ssd_engine.kv_swap import Swap
 from ssd_engine.model_store import resolve_model
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.scored import Scored
 from ssd_target.core import EngineCore
+from ssd_target.kept_kv import KeptOptions
 from ssd_target.records import Cancel
 from ssd_target.sequence import Sequence as TargetSequence
 from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
@@ -217,10 +219,17 @@ class InOrder(Chained):
             self.last.compute()
         return super().forward(parts, launched)
 
+    def swap(self, swap: Swap) -> None:
+        if self.last is not None:
+            self.last.compute()
+        self._runner.swap(swap)
 
-@pytest.mark.parametrize("replay_rows", [ROWS, full_only(0)])
+
+@pytest.mark.parametrize(
+    ("replay_rows", "kept"), [(ROWS, 0), (ROWS, 4), full_only(0, 0), full_only(0, 4)]
+)
 def test_those_that_are_set_aside_in_flight_have_their_text(
-    runner: ModelRunner, replay_rows: int
+    runner: ModelRunner, replay_rows: int, kept: int
 ) -> None:
     """A round that was launched ahead is in vain for them; what it wrote is nobody's."""
     requests = make_requests(5, seed=4, max_tokens=40)
@@ -230,10 +239,15 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
     device.num_blocks = 9
     size = runner.config.vocab_size
     speculator = Speculator(SpeculationOptions(depth=1), size)
-    core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=replay_rows)
+    core = EngineCore(
+        *(device, [b""] * size, BLOCK, 8, CHUNK, speculator),
+        replay_rows=replay_rows,
+        kept=KeptOptions(kept, 0.0) if kept else None,
+    )
     got = run(core, requests)
     assert [one.tokens for one in got] == expected
     assert core.stats().set_aside >= 3
+    assert bool(core.stats().swapped_out) == bool(kept)
     assert device.most_in_flight == 2
     assert core.stats().used_blocks == 0
 

@@ -31,6 +31,7 @@ from ssd_engine.cluster.store import NodeStore
 from ssd_engine.cluster.wire import Broken
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
+from ssd_engine.kv_swap import Swap
 from ssd_engine.log import setup_logging, uncaught_logged
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.rank_processes import Place, RankStart, StoreLink, start_ranks
@@ -43,7 +44,7 @@ from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-FORWARD, STEP = 0, 1
+FORWARD, STEP, SWAP = 0, 1, 2
 VERDICT_SECONDS = 5.0
 GLOO_AT_ADDRESS = "gloo_at_address"
 
@@ -145,6 +146,24 @@ class RankedRunner:
         with leaving_the_verdict():
             self._tell_others(self._channel, STEP, parts)
             return PendingOnRanks(self._runner.step(parts, draws, launched))
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a KV block, of all ranks on this node."""
+        return self._runner.kv.spec.bytes_per_block * self._runner.tp.local_size
+
+    def seconds_of_a_swap(self) -> float:
+        """Of a block, out and in."""
+        return self._runner.host_copies.seconds_of_a_block()
+
+    def swap(self, swap: Swap) -> None:
+        """Copies KV between device and host, in the order of forwards."""
+        if self._channel is None:
+            self._runner.swap(swap)
+            return
+        with leaving_the_verdict():
+            self._channel.send(np.array([SWAP, *swap.encode()], dtype=np.int32))
+            self._runner.swap(swap)
 
     def _tell_others(self, channel: Channel, kind: int, parts: Sequence[Part]) -> None:
         channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
@@ -292,6 +311,9 @@ def _dial_store(port: int) -> dist.TCPStore:
 def _follow(runner: ModelRunner, steps: StepReader) -> None:
     while True:
         kind, *_ = values = steps.receive()
+        if kind == SWAP:
+            runner.swap(Swap.decode(values[1:].tolist()))
+            continue
         parts = decode_parts(values[1:])
         if kind == STEP:
             runner.step(parts, [None] * sum(part.num_logits for part in parts)).result()

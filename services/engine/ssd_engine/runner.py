@@ -20,6 +20,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config
 from ssd_engine.kernel_cache import use_kernel_cache
 from ssd_engine.kv_cache import KVCache, KVCacheSpec
+from ssd_engine.kv_swap import HostCopies, Swap
 from ssd_engine.layer_ops import LayerOps
 from ssd_engine.linear import Linear, plain_linear, second_layout, wide_linear
 from ssd_engine.loader import load_weights
@@ -116,6 +117,7 @@ class ModelRunner:
         self._drawing = self._make_prompt_drawing() if self._tuned else None
         self._head = self._make_head() if self._tuned else None
         self.num_blocks = self._allocate()
+        self.host_copies = HostCopies(self.kv)
         if self._steps is not None:
             self._steps.capture(self._dummy_slot)
         self._finish_kernels()
@@ -332,6 +334,9 @@ class ModelRunner:
         if launched is not None and self.device.type != "cpu":
             launched()
         return logits
+
+    def swap(self, swap: Swap) -> None:
+        self.host_copies.apply(swap)
 
     @torch.inference_mode()
     def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> Scored:

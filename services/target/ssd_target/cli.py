@@ -32,6 +32,12 @@ def main() -> None:
     type=click.Choice(GENERATION_CONFIGS),
 )
 @option("--chat-template", "Jinja file in place of the model's chat template.", type=Path)
+@option(
+    "--swap-gib",
+    "Memory of the host for the KV of sequences that are set aside when blocks run out, where "
+    "copying is quicker than computing it again.",
+    type=float,
+)
 @option("--max-waiting", "Requests that may wait; one more is refused.", type=int)
 @option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
 @option(

@@ -21,6 +21,7 @@ BACKUPS = {
 GENERATION_CONFIGS = ("model", "none")
 MAX_WAIT_MS = 10_000
 BOUNDS = {
+    "swap_gib": (0, 16_384),
     "max_waiting": (0, 1_000_000),
     "write_timeout": (1, 86_400),
     "max_backlog_kib": (16, 67_108_864),
@@ -46,6 +47,7 @@ class TargetConfig(ServiceConfig):
     max_backlog_kib: int = 16_384
     generation_config: str = "model"
     chat_template: Path | None = None
+    swap_gib: float = 0.0
     mode: str = "auto"
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ class EngineOptions:
     check_integrity: bool
     trace_events: int
     synthetic_acceptance: float | None
+    swap_gib: float
     speculation: SpeculationOptions
     draft_model: ModelConfig | None  # of synchronous speculation
     draft_runner: RunnerOptions | None

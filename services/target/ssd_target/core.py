@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ssd_engine.batch import Draw, Part
 from ssd_engine.block_pool import BlockPool
+from ssd_engine.kv_swap import Swap
 from ssd_engine.scored import Pending, Scored
 from ssd_engine.token_ids import unpack_tokens
 from ssd_engine.tracing import Kind, NoTrace, Trace
+from ssd_target.kept_kv import KeptKV, KeptOptions
 from ssd_target.records import (
     Cancel,
     Delta,
@@ -70,6 +72,8 @@ class Runner(Protocol):
         self, parts: Tokens[Part], draws: Tokens[Draw | None], launched: Callable[[], None]
     ) -> Pending: ...
 
+    def swap(self, swap: Swap) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -104,8 +108,10 @@ class EngineCore:
         replay_rows: int = 0,
         trace: Trace | None = None,
         synthetic: SyntheticAcceptance | None = None,
+        kept: KeptOptions | None = None,
     ) -> None:
-        """``replay_rows``: that of Scheduler. ``synthetic``: decides in the model's place."""
+        """``replay_rows``: that of Scheduler. ``synthetic``: decides in the model's place.
+        ``kept``: where the KV of sequences that are set aside may go."""
         self._runner = runner
         self._token_bytes = token_bytes
         self._steps = self._forwards = 0
@@ -119,7 +125,10 @@ class EngineCore:
         self._quiet_until = 0.0
         pool = BlockPool(runner.num_blocks, block_size)
         ahead = 2 * (speculator.depth + 1)  # a round, and what is prepared of the next
-        self.scheduler = Scheduler(pool, max_num_seqs, prefill_chunk, replay_rows, ahead)
+        self._kept = None if kept is None else KeptKV(kept, block_size, replay_rows)
+        self.scheduler = Scheduler(
+            pool, max_num_seqs, prefill_chunk, replay_rows, ahead, self._kept
+        )
         self.speculator = speculator
         self._trace = trace or NoTrace()
         self._synthetic = synthetic
@@ -166,6 +175,8 @@ class EngineCore:
         deltas += self._end_flight()
         plan = self.scheduler.plan()
         self._set_aside(plan.set_aside)
+        for swap in plan.swaps:
+            self._runner.swap(swap)
         deltas += self._prefill(plan.prefill)
         if self._ahead is None:
             self._launch(plan.decode)
@@ -192,6 +203,8 @@ class EngineCore:
             hit_tokens=scheduler.counters.hit_tokens,
             set_aside=scheduler.counters.set_aside,
             replayed_tokens=scheduler.counters.replayed_tokens,
+            swapped_out=self._kept.num_kept if self._kept else 0,
+            swapped_blocks=self._kept.num_blocks if self._kept else 0,
             steps=self._steps,
             forwards=self._forwards,
             forward_seconds=self._forward_seconds,
@@ -226,7 +239,7 @@ class EngineCore:
                 self._begin(work.sequence)
         if not works:
             return []
-        begin = self._trace.now()
+        begin, started = self._trace.now(), time.monotonic()
         logits = self._runner.forward([work.chunk for work in works], self.speculator.flush)
         for work in works:
             if not work.chunk.num_logits:
@@ -236,6 +249,8 @@ class EngineCore:
         deltas = self._end_rounds(ending, self._runner.draw(logits, how)) if ending else []
         width = sum(len(work.chunk.tokens) for work in works)
         self._trace.span(Kind.PREFILL, begin, self._trace.now(), rows=width)
+        if self._kept is not None:
+            self._kept.prefilled(width, time.monotonic() - started)
         return [delta for delta in deltas if delta is not None]
 
     def _set_aside(self, sequences: Tokens[Sequence]) -> None:
@@ -358,6 +373,8 @@ class EngineCore:
         seconds, rows = ended.scored.seconds, ended.flight.rows
         self._forwards += 1
         self._forward_seconds += seconds
+        if self._kept is not None:
+            self._kept.stepped(seconds)
         self._gap_seconds += self._runner.gap_seconds
         width = sum(len(work.chunk.tokens) for work in ended.flight.works)
         self._trace.span(Kind.FORWARD, ended.at - seconds, ended.at, rows=width)

@@ -14,6 +14,7 @@ from ssd_engine.tensor_plane import local_offer
 from ssd_engine.tracing import make_trace
 from ssd_target.config import EngineOptions
 from ssd_target.core import EngineCore
+from ssd_target.kept_kv import KeptOptions
 from ssd_target.records import (
     Cancel,
     Drain,
@@ -71,6 +72,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         replay_rows=_replay_rows(runner, options),
         trace=trace,
         synthetic=_synthetic(options),
+        kept=_kept(runner, options),
     )
     inbox.core = core
     ability = local_offer(torch.device(options.runner.device))
@@ -83,6 +85,11 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
 def _synthetic(options: EngineOptions) -> SyntheticAcceptance | None:
     rate = options.synthetic_acceptance
     return None if rate is None else SyntheticAcceptance(rate)
+
+
+def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:
+    blocks = int(options.swap_gib * 2**30) // runner.block_bytes
+    return KeptOptions(blocks, runner.seconds_of_a_swap()) if blocks else None
 
 
 def _replay_rows(runner: RankedRunner, options: EngineOptions) -> int:

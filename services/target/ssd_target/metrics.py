@@ -78,6 +78,10 @@ class Metrics(ServiceMetrics):
                 "KV blocks that running sequences may still take.",
                 lambda s: s.reserved_blocks,
             ),
+            "ssd_kv_swapped_blocks": (
+                "KV blocks of sequences that were set aside, in the host's memory.",
+                lambda s: s.swapped_blocks,
+            ),
             "ssd_prefix_cache_blocks": (
                 "KV blocks in the prefix cache.",
                 lambda s: s.cached_blocks,
@@ -95,6 +99,10 @@ class Metrics(ServiceMetrics):
             "ssd_sequences_set_aside": (
                 "Running sequences that gave up their KV blocks for want of free ones.",
                 lambda s: s.set_aside,
+            ),
+            "ssd_sequences_swapped_out": (
+                "Of these, the ones whose KV was kept in the host's memory.",
+                lambda s: s.swapped_out,
             ),
             "ssd_replayed_tokens": (
                 "Tokens that were computed again after their sequence was set aside.",

@@ -126,6 +126,8 @@ class Stats(Record, frozen=True):
     hit_tokens: int
     set_aside: int  # sequences, for want of blocks
     replayed_tokens: int  # computed again after it
+    swapped_out: int  # of these sequences, those whose KV went to the host's memory
+    swapped_blocks: int  # that are there now
     steps: int
     forwards: int  # rounds' forwards, all sequences together
     forward_seconds: float

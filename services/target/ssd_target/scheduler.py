@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 from ssd_engine.batch import Chunk
 from ssd_engine.block_pool import BlockPool
+from ssd_engine.kv_swap import Swap
+from ssd_target.kept_kv import KeptKV
 from ssd_target.sequence import Event, Sequence, State
 
 
@@ -42,6 +44,7 @@ class StepPlan:
     prefill: list[Work] = field(default_factory=list)
     decode: list[Work] = field(default_factory=list)
     set_aside: list[Sequence] = field(default_factory=list)
+    swaps: list[Swap] = field(default_factory=list)  # before anything is computed
 
 
 @dataclass(slots=True)
@@ -60,11 +63,13 @@ class Scheduler:
         prefill_chunk: int,
         replay_rows: int = 0,
         ahead: int = 2,
+        kept: KeptKV | None = None,
     ) -> None:
         """``replay_rows``: tokens that a step can replay; 0: they are prefilled like the prompt.
         ``ahead``: tokens that a sequence may write, beyond those that are committed, until it is
-        planned again."""
-        self.pool = pool
+        planned again. ``kept``: where the KV of those that are set aside may go."""
+        self.pool, self.kept = pool, kept
+        self._swaps: list[Swap] = []
         self._replay_rows, self._ahead = replay_rows, ahead
         self._arrivals = 0
         self.counters = CacheCounters()
@@ -95,7 +100,9 @@ class Scheduler:
         set_aside = self._make_room()
         if not set_aside:
             self._admit()
-        return StepPlan(self._plan_prefill(), self._plan_decode(), set_aside)
+        prefill, decode = self._plan_prefill(), self._plan_decode()
+        swaps, self._swaps = self._swaps, []
+        return StepPlan(prefill, decode, set_aside, swaps)
 
     def extend(self, work: Work, speculation: list[int]) -> Work:
         """A decode row that verifies a speculation after its last committed token.
@@ -166,6 +173,8 @@ class Scheduler:
             raise RuntimeError("scheduler integrity: a running sequence without a lease")
         if any(seq.lease is not None for seq in self._waiting):
             raise RuntimeError("scheduler integrity: a waiting sequence holds blocks")
+        if self.kept is not None:
+            self.kept.check_integrity(list(self._waiting))
         arrivals = [seq.arrival for seq in self._waiting]
         if arrivals != sorted(arrivals):
             raise RuntimeError("scheduler integrity: sequences do not wait in their order")
@@ -187,9 +196,13 @@ class Scheduler:
                 return
             self._waiting.popleft()
             sequence.lease, sequence.num_written = lease, lease.num_cached_tokens
+            if self.kept is not None:
+                self._swaps += self.kept.bring_back(sequence)
             self._count(sequence)
             sequence.stays += 1
             sequence.move(Event.ADMIT)
+            if sequence.num_written >= self._num_prefilled(sequence):
+                sequence.move(Event.PREFILLED)
             self._running[sequence.id] = sequence
 
     def _count(self, sequence: Sequence) -> None:
@@ -236,6 +249,8 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence) -> None:
         sequence.move(Event.SET_ASIDE)
+        if self.kept is not None:
+            self._swaps += self.kept.keep(sequence)
         self._let_go(sequence)
         sequence.num_written = 0
         before = sum(other.arrival < sequence.arrival for other in self._waiting)
@@ -307,6 +322,8 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.move(Event.END)
         self._head_blocked = False
+        if self.kept is not None:
+            self._swaps += self.kept.drop(sequence)
         self._let_go(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:

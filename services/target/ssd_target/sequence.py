@@ -1,6 +1,7 @@
 """A sequence: one request inside the engine."""
 
 from collections.abc import Sequence as TokenSequence
+from dataclasses import dataclass
 from enum import Enum
 
 from ssd_engine.block_pool import BlockLease
@@ -41,6 +42,15 @@ def transition(state: State, event: Event) -> State:
         raise RuntimeError(f"a {state.value} sequence cannot {event.value}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy of its KV, in the host's memory, while it is set aside."""
+
+    key: int
+    num_written: int
+    num_blocks: int
+
+
 class Sequence:
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Sequence:
         self.num_cached_tokens = 0  # of these, how many were found there when it began
         self.arrival = 0  # its place in the order of requests
         self.stays = 0  # how often it was admitted
+        self.kept: Kept | None = None
         self.begun_at: float | None = None  # its prefill; until its first tokens are out
         self.completion = Completion(rules, token_bytes, wants_text=False)
         for token in generated:

@@ -234,6 +234,7 @@ def _engine_options(
         check_integrity=config.check_integrity,
         trace_events=config.trace_events,
         synthetic_acceptance=config.synthetic_acceptance,
+        swap_gib=config.swap_gib,
         speculation=speculation_options(config),
         draft_model=None if draft is None else draft.model,
         draft_runner=None if draft is None else draft.runner,

@@ -1,0 +1,44 @@
+"""A server whose KV cache holds far fewer tokens than its requests may have."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ssd.v1 import target_pb2 as pb
+from tests.processes import TargetProcess, collect, target, wait_until_idle
+from tests.scale import full_only
+from tests.waiting import HANG_SECONDS
+
+NUM_REQUESTS = 6
+
+
+def generate(server: TargetProcess, number: int) -> list[int]:
+    """It names no ``max_tokens``: so it may fill the whole context."""
+    request = pb.GenerateRequest(
+        text=f"Once upon a time there were {number} lambs",
+        sampling=pb.SamplingOptions(temperature=1.0, seed=number),
+        stop=pb.StopOptions(ignore_eos=True),
+    )
+    with server.channel() as channel:
+        stub = channel.unary_stream(
+            "/ssd.v1.TargetService/Generate",
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        return collect(stub(request, timeout=HANG_SECONDS)).tokens
+
+
+@pytest.mark.parametrize("ranks", ["1", full_only("2")])
+def test_requests_without_a_limit_all_end_with_their_text(ranks: str, tmp_path: Path) -> None:
+    size = ("--max-model-len", "128", "--num-kv-blocks", "16", "--swap-gib", "0.01", "--tp", ranks)
+    with target(tmp_path, *size, "--metrics-listen", "127.0.0.1:0") as server:
+        alone = [generate(server, number) for number in range(NUM_REQUESTS)]
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            together = list(pool.map(lambda n: generate(server, n), range(NUM_REQUESTS)))
+        assert together == alone
+        wait_until_idle(server)
+        metrics = server.metrics()
+        assert metrics["ssd_sequences_set_aside_total"] >= 2
+        assert metrics["ssd_sequences_swapped_out_total"] >= 1
+        assert "KV blocks run out" in server.log()
