@@ -199,10 +199,29 @@ def test_ssd_is_left_for_sync_where_that_is_faster_even_if_it_was_named() -> Non
     assert went.count(SYNC) > 0.85 * len(went)
 
 
-@pytest.mark.parametrize("named", [OFF, SYNC])
 @pytest.mark.parametrize("fastest", [OFF, SYNC, SSD])
-def test_other_modes_that_are_named_are_kept(named: Mode, fastest: Mode) -> None:
-    assert set(world(fastest, mode=named).run(100)) == {named}
+def test_plain_decoding_that_is_named_is_kept(fastest: Mode) -> None:
+    assert set(world(fastest, mode=OFF).run(100)) == {OFF}
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_sync_is_left_for_plain_decoding_where_that_is_faster(rows: int) -> None:
+    running = world(OFF, mode=SYNC)
+    running.submit(SYNC, count=rows - 1)
+    went = running.run(1200)
+    assert set(went) == {OFF, SYNC}
+    assert went.count(OFF) > 0.9 * len(went)
+    assert running.stats().fallbacks["does not pay"] > 0
+
+
+def test_sync_that_pays_is_kept() -> None:
+    went = world(SYNC, mode=SYNC).run(800)
+    assert set(went) == {OFF, SYNC}  # a few to compare
+    assert went.count(SYNC) > 0.95 * len(went)
+
+
+def test_without_auto_off_sync_is_kept() -> None:
+    assert set(world(OFF, mode=SYNC, auto_off=False).run(100)) == {SYNC}
 
 
 def test_without_auto_off_ssd_is_kept() -> None:

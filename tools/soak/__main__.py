@@ -28,17 +28,18 @@ from tools.soak.services import Service, SoakFailed
 
 IDLE_SECONDS = 120
 WHOLE_MINUTES = 5.0  # from here on everything that can happen must have happened
-# A target: few places, so that some wait, and a cache that is used in full soon.
+# A target: few places, so that some wait, and a cache that one context fills: others are set aside.
 TARGET = [
-    "--max-num-seqs", "8", "--num-kv-blocks", "640", "--max-waiting", "16", "--write-timeout", "3",
+    "--max-num-seqs", "16", "--max-waiting", "8", "--write-timeout", "3",
+    "--max-model-len", "1280", "--num-kv-blocks", "80", "--swap-gib", "0.005",
     "--link-timeout", "1", "--trust-draft", "127.0.0.1:*", "--discover-seconds", "0.5",
     "--no-auto-off", "--threads", "1", "--check-integrity",
 ]  # fmt: skip
-DRAFT = ["--max-num-seqs", "16", "--num-kv-blocks", "1200", "--threads", "1", "--check-integrity"]
+DRAFT = ["--max-num-seqs", "16", "--num-kv-blocks", "300", "--threads", "1", "--check-integrity"]
 IDLE = {
     "ssd-target": (
         "ssd_num_requests_running", "ssd_num_requests_waiting", "ssd_kv_cache_usage_ratio",
-        "ssd_kv_cache_reserved_blocks",
+        "ssd_kv_cache_reserved_blocks", "ssd_kv_swapped_blocks",
     ),
     "ssd-draft": (
         "ssd_sequences_active", "ssd_draft_kv_cache_usage_ratio",
@@ -196,6 +197,11 @@ class Soak:
             print(f"{target.name}, requests by end, warm-up included:", ended)
             cut = target.metrics()['ssd_streams_cut_total{bound="write_timeout"}']
             print(f"{target.name}, streams of never readers that were cut: {cut:g}")
+            aside = target.metrics()["ssd_sequences_set_aside_total"]
+            kept = target.metrics()["ssd_sequences_swapped_out_total"]
+            print(f"{target.name}, sequences that were set aside: {aside:g}, kept: {kept:g}")
+            if self._options.minutes >= WHOLE_MINUTES and not (aside and kept):
+                self.problems.append(f"{target.name} has set nobody aside, or kept nothing")
         for line in lines(before, after, self._trends):
             print(line)
         for service in self.services:
@@ -244,7 +250,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--pool", type=int, default=64, help="different requests")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # services end with it

@@ -84,8 +84,8 @@ def main() -> None:
 @option(
     "--auto-off/--no-auto-off",
     "Leave a way to speculate that does not pay, and try it later: an endpoint for --draft-model "
-    "where that is faster, else for plain decoding. Without, a mode is kept whatever it is worth; "
-    "--mode auto is ssd with --draft, else sync with --draft-model, else off.",
+    "where that is faster, and either for plain decoding. Without, a mode is kept whatever it is "
+    "worth; --mode auto is ssd with --draft, else sync with --draft-model, else off.",
 )
 @option("--link-timeout", "Seconds after which a silent endpoint is given up.", type=float)
 @option(

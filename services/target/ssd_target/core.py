@@ -145,6 +145,7 @@ class EngineCore:
                 self.scheduler.add(self._sequence(record))
             case Cancel():
                 self.scheduler.cancel(record.sequence)
+                self._swap(self.scheduler.take_swaps())
                 self._forget(record.sequence)
             case Drain():
                 self._give_back()
@@ -175,8 +176,7 @@ class EngineCore:
         deltas += self._end_flight()
         plan = self.scheduler.plan()
         self._set_aside(plan.set_aside)
-        for swap in plan.swaps:
-            self._runner.swap(swap)
+        self._swap(plan.swaps)
         deltas += self._prefill(plan.prefill)
         if self._ahead is None:
             self._launch(plan.decode)
@@ -252,6 +252,10 @@ class EngineCore:
         if self._kept is not None:
             self._kept.prefilled(width, time.monotonic() - started)
         return [delta for delta in deltas if delta is not None]
+
+    def _swap(self, swaps: Tokens[Swap]) -> None:
+        for swap in swaps:
+            self._runner.swap(swap)
 
     def _set_aside(self, sequences: Tokens[Sequence]) -> None:
         """What is in flight for them is in vain: its tokens are drawn again, and are the same."""

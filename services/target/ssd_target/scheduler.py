@@ -101,8 +101,12 @@ class Scheduler:
         if not set_aside:
             self._admit()
         prefill, decode = self._plan_prefill(), self._plan_decode()
+        return StepPlan(prefill, decode, set_aside, self.take_swaps())
+
+    def take_swaps(self) -> list[Swap]:
+        """Copies of KV that are to be made or dropped, in this order."""
         swaps, self._swaps = self._swaps, []
-        return StepPlan(prefill, decode, set_aside, swaps)
+        return swaps
 
     def extend(self, work: Work, speculation: list[int]) -> Work:
         """A decode row that verifies a speculation after its last committed token.

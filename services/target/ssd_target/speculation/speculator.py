@@ -64,7 +64,8 @@ class Speculator:
         )
         self._distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
-        # Whether rounds without an endpoint go by the draft model inside. None: they go plain.
+        # Whether the draft model inside pays. None: there is none, or it is used whatever it pays;
+        # rounds that miss an endpoint go plain then.
         self._drafter_payoff = Payoff() if drafter is not None and options.auto_off else None
         self._step_begin = 0.0
         self._held_up = 0  # steps, one after the other, in which the draft model inside caught up
@@ -112,12 +113,19 @@ class Speculator:
             return False
         if speculated.request.mode is Mode.OFF:
             return True
+        if speculated.request.mode is Mode.SYNC:
+            return self._leaves_drafter
         return (
             speculated.may_use_endpoints
             and not speculated.rounds.attached
             and self._mode_without_endpoint is Mode.OFF
             and not any(endpoint.up and endpoint.payoff.attaches for endpoint in self.endpoints)
         )
+
+    @property
+    def _leaves_drafter(self) -> bool:
+        """Whether the draft model inside does not pay, or these rounds are to compare it with."""
+        return self._drafter_payoff is not None and not self._drafter_payoff.speculates
 
     @property
     def _mode_without_endpoint(self) -> Mode:
@@ -229,7 +237,7 @@ class Speculator:
         if not self._is_evidence(rows):
             return
         for row, tokens in zip(rows, committed, strict=True):
-            if row.speculated.may_use_endpoints:
+            if row.speculated.request.mode is not Mode.OFF:
                 self._observe(row, tokens, measured.row_seconds)
 
     def _is_evidence(self, rows: Rows[Taken]) -> bool:
@@ -265,7 +273,7 @@ class Speculator:
         if speculated.request.mode is Mode.OFF:
             return Taken(speculated, 0)
         if speculated.request.mode is Mode.SYNC:
-            return Taken(speculated, self._pacing.sync_depth(speculated, num_rows), Mode.SYNC)
+            return self._look_inside(speculated, num_rows)
         speculated.found = None
         endpoint = self.endpoints.of(speculated)
         if endpoint is None or not endpoint.payoff.speculates:
@@ -280,6 +288,15 @@ class Speculator:
         taken.fill(Source.CACHE)
         taken.missed = not taken.tokens
         return taken
+
+    def _look_inside(self, speculated: Speculated, num_rows: int) -> Taken:
+        """Of a request that asks for the draft model inside."""
+        wanted = self._pacing.sync_depth(speculated, num_rows)
+        if not self._leaves_drafter:
+            return Taken(speculated, wanted, Mode.SYNC)
+        if wanted:
+            speculated.stats.fell_back("does not pay")
+        return Taken(speculated, 0)
 
     def _go_without(
         self, speculated: Speculated, num_rows: int, endpoint: Endpoint | None
