@@ -202,7 +202,7 @@ class Simulation:
     def _make_more_room(self) -> list[Sequence]:
         """The target's scheduler sets aside whom it must, and perhaps another one."""
         set_aside, scheduler = self._make_room(), self.core.scheduler
-        others = scheduler._by_age()[1:]
+        others = [*scheduler._running.values()][1:]
         if others and self._happens(self.faults.short):
             set_aside.append(self.rng.choice(others))
             scheduler._set_aside(set_aside[-1])

@@ -76,7 +76,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[Sequence] = deque()
-        self._running: dict[int, Sequence] = {}
+        self._running: dict[int, Sequence] = {}  # the oldest first
         self._head_blocked = False  # until a sequence ends it is not worth another look
 
     @property
@@ -182,6 +182,9 @@ class Scheduler:
         arrivals = [seq.arrival for seq in self._waiting]
         if arrivals != sorted(arrivals):
             raise RuntimeError("scheduler integrity: sequences do not wait in their order")
+        ages = [seq.arrival for seq in self._running.values()]
+        if ages != sorted(ages):
+            raise RuntimeError("scheduler integrity: sequences do not run in their order")
         if self.pool.num_leases != held:
             raise RuntimeError("scheduler integrity: a lease without a sequence")
 
@@ -207,7 +210,14 @@ class Scheduler:
             sequence.move(Event.ADMIT)
             if sequence.num_written >= self._num_prefilled(sequence):
                 sequence.move(Event.PREFILLED)
-            self._running[sequence.id] = sequence
+            self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        self._running[sequence.id] = sequence
+        sequence.room = 0
+        if sequence.stays > 1:  # others that are younger may run already
+            by_age = sorted(self._running.values(), key=lambda each: each.arrival)
+            self._running = {each.id: each for each in by_age}
 
     def _count(self, sequence: Sequence) -> None:
         """What its admission saves, and what it costs once more."""
@@ -227,22 +237,28 @@ class Scheduler:
     def _make_room(self) -> list[Sequence]:
         """Blocks for what running sequences may write next. Returns those that were set aside."""
         set_aside: list[Sequence] = []
-        for sequence in self._by_age():
-            while sequence.lease is not None and not sequence.lease.reserve(
-                self._room_for(sequence)
-            ):
+        for sequence in list(self._running.values()):
+            if sequence.num_committed + self._ahead <= sequence.room:
+                continue
+            while not self._reserve(sequence):
                 victim = self._victim()
                 self._set_aside(victim)
                 set_aside.append(victim)
         return set_aside
 
-    def _by_age(self) -> list[Sequence]:
-        """What runs, the oldest first."""
-        return sorted(self._running.values(), key=lambda sequence: sequence.arrival)
+    def _reserve(self, sequence: Sequence) -> bool:
+        """False while there is no room for it."""
+        lease = sequence.lease
+        if lease is None:  # it was set aside itself
+            return True
+        if not lease.reserve(self._room_for(sequence)):
+            return False
+        sequence.room = lease.num_blocks * self.pool.block_size
+        return True
 
     def _victim(self) -> Sequence:
         """The youngest of the identity that holds most; the oldest of all is spared."""
-        _, *others = self._by_age()
+        _, *others = self._running.values()
         if not others:
             raise RuntimeError("the KV cache has no room for a single sequence")
         held: dict[str, int] = {}
@@ -265,7 +281,7 @@ class Scheduler:
         """Oldest first, within a budget of one chunk; the first always goes."""
         works: list[Work] = []
         budget = self._prefill_chunk
-        for sequence in self._by_age():
+        for sequence in self._running.values():
             if sequence.state is not State.PREFILL:
                 continue
             chunk = self._prefill_piece(sequence)
