@@ -496,8 +496,8 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(
         prompt=st.sampled_from(PROMPTS),
-        length=st.integers(1, 12),
-        max_tokens=st.integers(1, 18),
+        length=st.integers(1, 20),
+        max_tokens=st.integers(1, 12),
         done=st.integers(0, 3),
         owner=st.sampled_from("ab"),
     )
@@ -537,7 +537,15 @@ class Schedules(RuleBasedStateMachine):
         assert sequence.state is State.FINISHED
         assert sequence.lease is None
 
-    @rule(steps=st.integers(1, 5), guesses=st.integers(0, 2), wrong=st.integers(0, 1))
+    @precondition(lambda self: self.scheduler.num_running > 1)
+    @rule(which=st.integers(0, 9))
+    def run_short(self, which: int) -> None:
+        """Somebody is set aside, whether there is need or not; the oldest never is."""
+        _, *others = self.scheduler._running.values()
+        self.scheduler._set_aside(others[which % len(others)])
+        MET["set aside"] += 1
+
+    @rule(steps=st.integers(1, 3), guesses=st.integers(0, 2), wrong=st.integers(0, 1))
     def step(self, steps: int, guesses: int, wrong: int) -> None:
         self.engine.guesses, self.engine.wrong = guesses, wrong
         for _ in range(steps):
