@@ -159,6 +159,8 @@ class Simulation:
         )
         runner = ByForward(self.num_blocks, self.forward)
         runner.swap = target.swap  # type: ignore[method-assign]
+        if kept is not None:
+            target.host_copies.allocate(kept.num_blocks)
         self.core = EngineCore(
             runner,
             token_bytes or [b""] * self.vocab_size,

@@ -1,43 +1,49 @@
 """KV blocks that go to the host's memory come back as they were."""
 
+import pytest
 import torch
 
+from ssd_engine import kv_swap
+from ssd_engine.errors import ConfigError
 from ssd_engine.kv_cache import KVCache, KVCacheSpec
-from ssd_engine.kv_swap import HostCopies, Swap, SwapKind
+from ssd_engine.kv_swap import HostCopies, Swap
 
 
-def make_cache() -> KVCache:
+def make_copies() -> tuple[KVCache, HostCopies]:
     cache = KVCache(KVCacheSpec(3, 2, 4, 5, torch.float32), torch.device("cpu"))
     cache.allocate(12)
     cache.pool.copy_(torch.randn(cache.pool.shape, generator=torch.Generator().manual_seed(1)))
-    return cache
+    copies = HostCopies(cache)
+    copies.allocate(6)
+    return cache, copies
 
 
-def test_blocks_come_back_into_others() -> None:
-    cache = make_cache()
-    before, copies = cache.pool.clone(), HostCopies(cache)
-    copies.apply(Swap(SwapKind.OUT, 7, 0, [4, 2, 9]))
+@pytest.mark.parametrize("at_a_time", [1, 2, 100])
+def test_blocks_come_back_into_others(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_swap, "AT_A_TIME", at_a_time)
+    cache, copies = make_copies()
+    before = cache.pool.clone()
+    copies.apply(Swap(True, 2, [4, 2, 9]))
+    copies.apply(Swap(True, 0, [1]))
     cache.pool[:, [4, 2, 9]] = 0
-    copies.apply(Swap(SwapKind.IN, 7, 1, [5, 6]))
+    copies.apply(Swap(False, 3, [5, 6]))
     assert torch.equal(cache.pool[:, 5], before[:, 2])
     assert torch.equal(cache.pool[:, 6], before[:, 9])
-    assert not copies._copies
-
-
-def test_a_copy_that_nobody_wants_is_dropped() -> None:
-    copies = HostCopies(make_cache())
-    copies.apply(Swap(SwapKind.OUT, 1, 0, [0]))
-    copies.apply(Swap(SwapKind.DROP, 1))
-    assert not copies._copies
 
 
 def test_what_travels_to_other_ranks_is_the_same_there() -> None:
-    swap = Swap(SwapKind.IN, 5, 2, [8, 1])
+    swap = Swap(False, 5, [8, 1])
     assert Swap.decode(swap.encode()) == swap
 
 
 def test_a_block_takes_some_time() -> None:
-    cache = make_cache()
+    cache, copies = make_copies()
     before = cache.pool.clone()
-    assert HostCopies(cache).seconds_of_a_block() > 0
+    assert copies.seconds_of_a_block() > 0
     assert torch.equal(cache.pool, before)
+
+
+def test_memory_that_cannot_be_had_is_named() -> None:
+    _, copies = make_copies()
+    with pytest.raises(ConfigError, match=r"^--swap-gib: \d+\.\d GiB of the host's memory"):
+        copies.allocate(10**13)

@@ -236,6 +236,7 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
     requests = [replace(request, prompt=request.prompt[:20]) for request in requests]
     expected = [one.tokens for one in run(make_core(runner), requests)]
     device = InOrder(runner)
+    runner.host_copies.allocate(kept)
     device.num_blocks = 9
     size = runner.config.vocab_size
     speculator = Speculator(SpeculationOptions(depth=1), size)
@@ -250,6 +251,7 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
     assert bool(core.stats().swapped_out) == bool(kept)
     assert device.most_in_flight == 2
     assert core.stats().used_blocks == 0
+    assert not core._requests
 
 
 class WrongDrafter:

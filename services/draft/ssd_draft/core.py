@@ -244,7 +244,7 @@ class DraftCore:
             try:
                 return self._speculator.moved(sequence)
             except NoRoom:
-                if not self._evict_to_grow(sequence):
+                if not self._evict_to_grow(link, sequence):
                     raise
 
     def _trace_frame(self, frame: TargetFrame) -> None:
@@ -314,10 +314,12 @@ class DraftCore:
         self._evict(largest, victim)
         return True
 
-    def _evict_to_grow(self, sequence: DraftSequence) -> bool:
-        """The youngest of the link that holds most, but not what is older than the sequence."""
-        links = sorted(self._links.values(), key=self._held, reverse=True)
-        for link in links:
+    def _evict_to_grow(self, own: Link, sequence: DraftSequence) -> bool:
+        """The youngest of the link that holds most, but not what is older than the sequence. A link
+        beyond its share makes room for itself among its own."""
+        share = 1 / max(1, len(self._links)) + ROUNDING
+        links = [own] if self._held(own) > share else [*self._links.values()]
+        for link in sorted(links, key=self._held, reverse=True):
             youngest = max(link.sequences.values(), key=lambda s: s.opened_at, default=sequence)
             if youngest is not sequence and youngest.opened_at >= sequence.opened_at:
                 self._evict(link, youngest)

@@ -47,7 +47,10 @@ def load_sampling_defaults(directory: Path, vocab_size: int) -> SamplingDefaults
         raise ModelError(f"{path} is not a JSON object")
     given = {name: content[name] for name in OPTIONS if content.get(name) is not None}
     try:
-        defaults = SamplingDefaults(**{name: _number(name, each) for name, each in given.items()})
+        numbers = {name: _number(name, each) for name, each in given.items()}
+        if "top_k" in numbers:  # more than there are are all of them
+            numbers["top_k"] = min(numbers["top_k"], vocab_size)
+        defaults = SamplingDefaults(**numbers)
         check_sampling(SamplingParams(0, **defaults.options()), vocab_size)
     except InputError as error:
         raise ModelError(f"{path}: {str(error).removeprefix('sampling.')}") from None
@@ -58,6 +61,8 @@ def _number(name: str, value: Any) -> Any:
     """As a request would send it: a number that is named has the same bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(name, f"must be a number, got {value!r}")
+    if not abs(value) < 1e30:
+        raise InputError(name, f"must be a number that a request could send, got {value!r}")
     if name != "top_k":
         return float(np.float32(value))
     if value != int(value):

@@ -1,38 +1,34 @@
 """KV blocks of sequences that do not run, in the host's memory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from ssd_engine.errors import ConfigError
 from ssd_engine.kv_cache import KVCache
 
-TIMED_BLOCKS, TIMED_ROUNDS = 8, 3
-
-
-class SwapKind(IntEnum):
-    OUT = 0  # blocks are copied to the host
-    IN = 1  # and back, into others; the copy is dropped
-    DROP = 2
+AT_A_TIME = 256  # blocks: a device has little room beside its cache
+TIMED_BLOCKS, TIMED_ROUNDS = 256, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    kind: SwapKind
-    key: int  # of the copy
-    first: int = 0  # IN: of the copied blocks, the first that is brought back
-    blocks: Sequence[int] = ()
+    """Blocks of the cache are copied to places of the host's memory, side by side, or back."""
+
+    out: bool
+    place: int  # of the first
+    blocks: Sequence[int]
 
     def encode(self) -> list[int]:
-        return [self.kind, self.key, self.first, *self.blocks]
+        return [int(self.out), self.place, *self.blocks]
 
     @classmethod
     def decode(cls, values: Sequence[int]) -> "Swap":
-        kind, key, first, *blocks = values
-        return cls(SwapKind(kind), key, first, blocks)
+        out, place, *blocks = values
+        return cls(bool(out), place, blocks)
 
 
 class HostCopies:
@@ -40,44 +36,53 @@ class HostCopies:
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
-        self._copies: dict[int, Tensor] = {}  # [layers * 2, blocks, block_size, kv_heads, head_dim]
+        self._memory = torch.empty(0)  # [layers * 2, places, block_size, kv_heads, head_dim]
+
+    def allocate(self, num_places: int) -> None:
+        """All of it at once: later there is no memory that could be missing."""
+        pool = self._kv.pool
+        shape, pinned = (pool.shape[0], num_places, *pool.shape[2:]), pool.device.type == "cuda"
+        try:
+            self._memory = torch.zeros(shape, dtype=pool.dtype, pin_memory=pinned)
+        except RuntimeError as error:
+            size = num_places * self._kv.spec.bytes_per_block / 2**30
+            raise ConfigError(
+                f"--swap-gib: {size:.1f} GiB of the host's memory cannot be had: {error}"
+            ) from None
 
     @torch.inference_mode()
     def apply(self, swap: Swap) -> None:
-        if swap.kind is SwapKind.OUT:
-            self._copies[swap.key] = self._copy_out(swap.blocks)
-            return
-        copy = self._copies.pop(swap.key)
-        if swap.kind is SwapKind.IN:
-            self._copy_in(copy[:, swap.first : swap.first + len(swap.blocks)], swap.blocks)
+        place = swap.place
+        for blocks in _pieces(swap.blocks):
+            end, at = place + len(blocks), self._upload(blocks)
+            for plane, memory in zip(self._kv.pool, self._memory, strict=True):
+                if swap.out:
+                    memory[place:end].copy_(plane.index_select(0, at), non_blocking=True)
+                else:
+                    copy = memory[place:end].to(plane.device, non_blocking=True)
+                    plane.index_copy_(0, at, copy)
+            place = end
 
-    def _copy_out(self, blocks: Sequence[int]) -> Tensor:
-        """Layer by layer: a device has no room for all of it once more."""
-        pool, at = self._kv.pool, self._places(blocks)
-        pinned = pool.device.type == "cuda"
-        shape = (pool.shape[0], len(blocks), *pool.shape[2:])
-        copy = torch.empty(shape, dtype=pool.dtype, pin_memory=pinned)
-        for to, plane in zip(copy, pool, strict=True):
-            to.copy_(plane.index_select(0, at), non_blocking=True)
-        return copy
-
-    def _copy_in(self, copy: Tensor, blocks: Sequence[int]) -> None:
-        pool, at = self._kv.pool, self._places(blocks)
-        for plane, source in zip(pool, copy, strict=True):
-            plane.index_copy_(0, at, source.to(pool.device, non_blocking=True))
-
-    def _places(self, blocks: Sequence[int]) -> Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self._kv.pool.device)
+    def _upload(self, blocks: Sequence[int]) -> Tensor:
+        numbers = torch.tensor(blocks, dtype=torch.int64)
+        if self._kv.pool.device.type != "cuda":
+            return numbers
+        return numbers.pin_memory().to(self._kv.pool.device, non_blocking=True)
 
     def seconds_of_a_block(self) -> float:
         """Out and in, measured over blocks that nobody has written to yet."""
-        blocks = range(min(TIMED_BLOCKS, self._kv.pool.shape[1]))
+        blocks = range(min(TIMED_BLOCKS, self._kv.pool.shape[1], self._memory.shape[1]))
         seconds = []
         for _ in range(TIMED_ROUNDS):
             begin = time.perf_counter()
-            self.apply(Swap(SwapKind.OUT, 0, 0, blocks))
-            self.apply(Swap(SwapKind.IN, 0, 0, blocks))
+            self.apply(Swap(True, 0, blocks))
+            self.apply(Swap(False, 0, blocks))
             if self._kv.pool.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
         return min(seconds) / len(blocks)
+
+
+def _pieces(blocks: Sequence[int]) -> Iterator[Sequence[int]]:
+    for begin in range(0, len(blocks), AT_A_TIME):
+        yield blocks[begin : begin + AT_A_TIME]

@@ -44,6 +44,7 @@ class PlainTokenizer:
     ) -> None:
         self._inner = inner
         self._named = named
+        self.reserved_names = frozenset(named)
         self.chat_template = chat_template
         special = dict.fromkeys([*named.values(), *extra])
         self.special_ids = [i for i in map(inner.token_to_id, special) if i is not None]

@@ -44,7 +44,7 @@ from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-FORWARD, STEP, SWAP = 0, 1, 2
+FORWARD, STEP, SWAP, ALLOCATE = 0, 1, 2, 3
 VERDICT_SECONDS = 5.0
 GLOO_AT_ADDRESS = "gloo_at_address"
 
@@ -151,6 +151,15 @@ class RankedRunner:
     def block_bytes(self) -> int:
         """Of a KV block, of all ranks on this node."""
         return self._runner.kv.spec.bytes_per_block * self._runner.tp.local_size
+
+    def allocate_host_blocks(self, number: int) -> None:
+        """Where KV is copied to by ``swap``, on every rank."""
+        if self._channel is None:
+            self._runner.host_copies.allocate(number)
+            return
+        with leaving_the_verdict():
+            self._channel.send(np.array([ALLOCATE, number], dtype=np.int32))
+            self._runner.host_copies.allocate(number)
 
     def seconds_of_a_swap(self) -> float:
         """Of a block, out and in."""
@@ -313,6 +322,9 @@ def _follow(runner: ModelRunner, steps: StepReader) -> None:
         kind, *_ = values = steps.receive()
         if kind == SWAP:
             runner.swap(Swap.decode(values[1:].tolist()))
+            continue
+        if kind == ALLOCATE:
+            runner.host_copies.allocate(int(values[1]))
             continue
         parts = decode_parts(values[1:])
         if kind == STEP:

@@ -1,6 +1,7 @@
 """The model's tokenizer, and the bytes of each of its tokens."""
 
 import hashlib
+import inspect
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ class Backend(Protocol):
 
     chat_template: str | None
     special_ids: list[int]
+    reserved_names: frozenset[str]  # that it gives a chat template, or takes for itself
 
     def vocabulary(self) -> dict[str, int]: ...
 
@@ -129,14 +131,16 @@ class Tokenizer:
         further ones that the template may know."""
         if not self.has_chat_template:
             raise InputError("chat", "the model has no chat template; send text instead")
+        reserved = RESERVED_NAMES | self._inner.reserved_names
         for name in names or ():
-            if name in RESERVED_NAMES or not name.isidentifier() or name.startswith("_"):
+            if name in reserved or not name.isidentifier() or name.startswith("_"):
                 raise InputError("chat.template_kwargs", f"{name!r} is no name that can be given")
         given = [dict(message) for message in messages]
         try:
             text = self._inner.render(given, add_generation_prompt=True, **(names or {}))
         except Exception as error:  # a template may raise anything for messages it cannot render
-            raise InputError("chat.messages", f"the chat template refused: {error}") from error
+            field = "chat" if names else "chat.messages"
+            raise InputError(field, f"the chat template refused: {error}") from error
         return self._known("chat.messages", self._inner.encode(text, add_special_tokens=False))
 
     def _check_bytes(self, directory: Path) -> None:
@@ -209,6 +213,8 @@ class TransformersTokenizer:
             raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
         self.chat_template: str | None = self._inner.chat_template
         self.special_ids: list[int] = self._inner.all_special_ids
+        options = inspect.signature(self._inner.apply_chat_template).parameters
+        self.reserved_names = frozenset([*options, *self._inner.special_tokens_map])
 
     def vocabulary(self) -> dict[str, int]:
         vocabulary: dict[str, int] = self._inner.get_vocab()

@@ -145,7 +145,6 @@ class EngineCore:
                 self.scheduler.add(self._sequence(record))
             case Cancel():
                 self.scheduler.cancel(record.sequence)
-                self._swap(self.scheduler.take_swaps())
                 self._forget(record.sequence)
             case Drain():
                 self._give_back()
@@ -176,7 +175,8 @@ class EngineCore:
         deltas += self._end_flight()
         plan = self.scheduler.plan()
         self._set_aside(plan.set_aside)
-        self._swap(plan.swaps)
+        for swap in plan.swaps:
+            self._runner.swap(swap)
         deltas += self._prefill(plan.prefill)
         if self._ahead is None:
             self._launch(plan.decode)
@@ -219,6 +219,8 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()
+        if not self._requests.keys() <= self.scheduler.ids:
+            raise RuntimeError("engine integrity: a request without a sequence")
         self.speculator.check_integrity()
 
     def _sequence(self, record: Submit) -> Sequence:
@@ -249,13 +251,9 @@ class EngineCore:
         deltas = self._end_rounds(ending, self._runner.draw(logits, how)) if ending else []
         width = sum(len(work.chunk.tokens) for work in works)
         self._trace.span(Kind.PREFILL, begin, self._trace.now(), rows=width)
-        if self._kept is not None:
+        if self._kept is not None and ending:  # else nobody has waited for it
             self._kept.prefilled(width, time.monotonic() - started)
         return [delta for delta in deltas if delta is not None]
-
-    def _swap(self, swaps: Tokens[Swap]) -> None:
-        for swap in swaps:
-            self._runner.swap(swap)
 
     def _set_aside(self, sequences: Tokens[Sequence]) -> None:
         """What is in flight for them is in vain: its tokens are drawn again, and are the same."""
@@ -341,7 +339,7 @@ class EngineCore:
     def _is_plain(self, work: Work) -> bool:
         """Whether the token after it can be drawn without a word from here."""
         sequence, chunk = work.sequence, work.chunk
-        if not chunk.num_logits == len(chunk.tokens) == 1:
+        if not chunk.num_logits == len(chunk.tokens) == 1 or sequence.id in self._requests:
             return False
         return work.is_over or self.speculator.is_plain(sequence)
 

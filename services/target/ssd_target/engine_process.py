@@ -89,7 +89,10 @@ def _synthetic(options: EngineOptions) -> SyntheticAcceptance | None:
 
 def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:
     blocks = int(options.swap_gib * 2**30) // runner.block_bytes
-    return KeptOptions(blocks, runner.seconds_of_a_swap()) if blocks else None
+    if not blocks:
+        return None
+    runner.allocate_host_blocks(blocks)
+    return KeptOptions(blocks, runner.seconds_of_a_swap())
 
 
 def _replay_rows(runner: RankedRunner, options: EngineOptions) -> int:

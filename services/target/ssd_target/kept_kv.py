@@ -3,16 +3,14 @@ computing it again. Pure Python: what is to be copied is said, not done."""
 
 from dataclasses import dataclass
 
-from ssd_engine.kv_swap import Swap, SwapKind
+from ssd_engine.kv_swap import Swap
 from ssd_engine.pace import Average
 from ssd_target.sequence import Kept, Sequence
-
-MOST_KEYS = 1 << 30
 
 
 @dataclass(frozen=True)
 class KeptOptions:
-    num_blocks: int  # that the host's memory may hold
+    num_blocks: int  # that the host's memory holds
     block_seconds: float  # to copy one out and in
 
 
@@ -21,8 +19,13 @@ class KeptKV:
         """``replay_rows``: tokens that a step can replay; 0: they are prefilled like the prompt."""
         self._options, self._block_size, self._replay_rows = options, block_size, replay_rows
         self._prefill, self._step = Average(), Average()  # seconds of a token, and of a step
-        self._next_key = 1
-        self.num_blocks = self.num_kept = 0  # blocks that are held now; sequences so far
+        self._held: list[range] = []  # places, in their order
+        self.num_kept = 0  # sequences so far
+
+    @property
+    def num_blocks(self) -> int:
+        """That are held now."""
+        return sum(map(len, self._held))
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         self._prefill.observe(seconds / max(1, tokens))
@@ -32,15 +35,24 @@ class KeptKV:
 
     def keep(self, sequence: Sequence) -> list[Swap]:
         """Before the sequence loses its blocks."""
-        blocks = sequence.blocks[: -(-sequence.num_written // self._block_size)]
-        room = self._options.num_blocks - self.num_blocks
-        if not blocks or len(blocks) > room or not self._pays(sequence, len(blocks)):
+        blocks = list(sequence.blocks[: -(-sequence.num_written // self._block_size)])
+        place = self._find(len(blocks))
+        if not blocks or place is None or not self._pays(sequence, len(blocks)):
             return []
-        key, self._next_key = self._next_key, self._next_key % MOST_KEYS + 1
-        sequence.kept = Kept(key, sequence.num_written, len(blocks))
-        self.num_blocks += len(blocks)
+        sequence.kept = Kept(range(place, place + len(blocks)), sequence.num_written)
+        self._held.append(sequence.kept.places)
+        self._held.sort(key=lambda places: places.start)
         self.num_kept += 1
-        return [Swap(SwapKind.OUT, key, 0, list(blocks))]
+        return [Swap(True, place, blocks)]
+
+    def _find(self, number: int) -> int | None:
+        """The first of so many free places side by side."""
+        begin = 0
+        for places in [*self._held, range(self._options.num_blocks, self._options.num_blocks)]:
+            if places.start - begin >= number:
+                return begin
+            begin = places.stop
+        return None
 
     def _pays(self, sequence: Sequence, num_blocks: int) -> bool:
         """What is not measured yet is taken to be slow."""
@@ -56,23 +68,26 @@ class KeptKV:
         kept, lease = sequence.kept, sequence.lease
         if kept is None or lease is None:
             return []
+        self.drop(sequence)
         first = sequence.num_written // self._block_size
-        swaps = self.drop(sequence)
         if sequence.num_written >= kept.num_written:
-            return swaps
+            return []
         lease.grow(kept.num_written)
         sequence.num_written = kept.num_written
-        blocks = list(lease.blocks[first : kept.num_blocks])
-        return [Swap(SwapKind.IN, kept.key, first, blocks)]
+        return [Swap(False, kept.places.start + first, lease.blocks[first : len(kept.places)])]
 
-    def drop(self, sequence: Sequence) -> list[Swap]:
+    def drop(self, sequence: Sequence) -> None:
+        """Its places may be written to again: copies are made in the order in which they are
+        said."""
         kept, sequence.kept = sequence.kept, None
-        if kept is None:
-            return []
-        self.num_blocks -= kept.num_blocks
-        return [Swap(SwapKind.DROP, kept.key)]
+        if kept is not None:
+            self._held.remove(kept.places)
 
     def check_integrity(self, waiting: list[Sequence]) -> None:
-        held = sum(sequence.kept.num_blocks for sequence in waiting if sequence.kept)
-        if held != self.num_blocks or not 0 <= held <= self._options.num_blocks:
-            raise RuntimeError("kept KV integrity: blocks of no sequence")
+        kept = [sequence.kept.places for sequence in waiting if sequence.kept]
+        if sorted(kept, key=lambda places: places.start) != self._held:
+            raise RuntimeError("kept KV integrity: places of no sequence")
+        ends = [0, *(places.stop for places in self._held)]
+        begins = [*(places.start for places in self._held), self._options.num_blocks]
+        if any(end > begin for end, begin in zip(ends, begins, strict=True)):
+            raise RuntimeError("kept KV integrity: places overlap")

@@ -88,6 +88,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def ids(self) -> set[int]:
+        """Of all sequences that run or wait."""
+        return {*self._running, *(sequence.id for sequence in self._waiting)}
+
+    @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
@@ -101,12 +106,8 @@ class Scheduler:
         if not set_aside:
             self._admit()
         prefill, decode = self._plan_prefill(), self._plan_decode()
-        return StepPlan(prefill, decode, set_aside, self.take_swaps())
-
-    def take_swaps(self) -> list[Swap]:
-        """Copies of KV that are to be made or dropped, in this order."""
         swaps, self._swaps = self._swaps, []
-        return swaps
+        return StepPlan(prefill, decode, set_aside, swaps)
 
     def extend(self, work: Work, speculation: list[int]) -> Work:
         """A decode row that verifies a speculation after its last committed token.
@@ -343,7 +344,7 @@ class Scheduler:
         sequence.move(Event.END)
         self._head_blocked = False
         if self.kept is not None:
-            self._swaps += self.kept.drop(sequence)
+            self.kept.drop(sequence)
         self._let_go(sequence)
 
     def _let_go(self, sequence: Sequence) -> None:

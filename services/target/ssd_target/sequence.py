@@ -46,9 +46,8 @@ def transition(state: State, event: Event) -> State:
 class Kept:
     """A copy of its KV, in the host's memory, while it is set aside."""
 
-    key: int
-    num_written: int
-    num_blocks: int
+    places: range
+    num_written: int  # tokens
 
 
 class Sequence:

@@ -17,7 +17,7 @@ from ssd_engine.tracing import Kind, NoTrace, Trace
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.distributions import Distributions
 from ssd_target.speculation.endpoint import Endpoint
-from ssd_target.speculation.endpoints import Endpoints, OpenPlane, Send, Stalled
+from ssd_target.speculation.endpoints import DISCONNECTED, Endpoints, OpenPlane, Send, Stalled
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.pacing import Pacing
 from ssd_target.speculation.payoff import STEADY_STEPS, Payoff
@@ -94,7 +94,7 @@ class Speculator:
     def resume(self, sequence: Sequence) -> None:
         """What ``begin`` is for a new one."""
         speculated = self._sequences[sequence.id]
-        speculated.ended_at = self._now()
+        speculated.ended_at, speculated.why_detached = self._now(), DISCONNECTED
         self._width = 1
         self._launch(Taken(speculated, 0))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ssd_engine.batch import Draw, Part
+from ssd_engine.batch import Chunk, Draw, Part
 from ssd_engine.block_pool import BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
@@ -27,7 +27,7 @@ class Runner(Protocol):
     def step(self, parts: Rows[Part], draws: Rows[Draw | None]) -> Pending: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DraftRow:
     sequence: Sequence
     depth: int
@@ -95,24 +95,37 @@ class SyncDrafter:
         """One more guess for each, after as many forwards as its prompt needs."""
         pending = list(rows)
         while pending:
-            chunks = [
-                self._paths[row.sequence.id].next_chunk(row.tokens, 1, self._prefill_chunk)
-                for row in pending
-            ]
+            now, chunks = self._next_chunks(pending)
             draws = [
                 _draw(row)
-                for row, chunk in zip(pending, chunks, strict=True)
+                for row, chunk in zip(now, chunks, strict=True)
                 for _ in range(chunk.num_logits)
             ]
             scored = self._runner.step(chunks, draws).result()
             done: list[DraftRow] = []
-            left: list[DraftRow] = []
-            for row, chunk in zip(pending, chunks, strict=True):
+            for row, chunk in zip(now, chunks, strict=True):
                 self._paths[row.sequence.id].wrote(chunk)
-                (done if chunk.num_logits else left).append(row)
+                if chunk.num_logits:
+                    done.append(row)
             if done:
                 _guess(done, scored)
-            pending = left
+            pending = [row for row in pending if row not in done]
+
+    def _next_chunks(self, pending: Rows[DraftRow]) -> tuple[list[DraftRow], list[Chunk]]:
+        """Those of the next forward: what texts it reads, together, is a chunk's length at most."""
+        rows: list[DraftRow] = []
+        chunks: list[Chunk] = []
+        left = self._prefill_chunk
+        for row in pending:
+            behind = self.is_behind(row.sequence)
+            if behind and left <= 0:
+                continue
+            path = self._paths[row.sequence.id]
+            limit = left if behind else self._prefill_chunk
+            chunks.append(path.next_chunk(row.tokens, 1, limit))
+            rows.append(row)
+            left -= len(chunks[-1].tokens) if behind else 0
+        return rows, chunks
 
 
 def _draw(row: DraftRow) -> Draw:
