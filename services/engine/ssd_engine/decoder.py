@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ssd_engine.attention import AttentionBackend, AttentionPlan
 from ssd_engine.config import ModelConfig
 from ssd_engine.kv_cache import LayerCache
 from ssd_engine.layer_ops import LayerOps, TorchOps
-from ssd_engine.linear import Linear, plain_linear
+from ssd_engine.linear import Linear, Matrix, look_up, plain_linear
 from ssd_engine.norm import make_norm
 from ssd_engine.rope import RopeTable
 from ssd_engine.tensor_parallel import TensorParallel
@@ -25,29 +24,24 @@ class LayerWeights:
     """One layer of one rank. Projections that read the same input are one matrix."""
 
     input_norm: Tensor  # [d]
-    qkv: Tensor  # [(heads + 2 kv_heads) * head_dim, d]
+    qkv: Matrix  # [(heads + 2 kv_heads) * head_dim, d]
     qkv_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
-    o: Tensor  # [d, heads * head_dim]
+    o: Matrix  # [d, heads * head_dim]
     o_bias: Tensor | None
     post_norm: Tensor  # [d]
-    gate_up: Tensor  # [2 ff, d]
+    gate_up: Matrix  # [2 ff, d]
     gate_up_bias: Tensor | None
-    down: Tensor  # [d, ff]
+    down: Matrix  # [d, ff]
     down_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor  # [head_rows, d], whole on every rank: a look-up needs no exchange
+    embedding: Matrix  # [head_rows, d], whole on every rank: a look-up needs no exchange
     layers: list[LayerWeights]
     norm: Tensor  # [d]
-    head: Tensor  # [ceil(head_rows / ranks), d]
-
-    def matrices(self) -> list[Tensor]:
-        """Those that rows are multiplied with."""
-        layers = [m for each in self.layers for m in (each.qkv, each.o, each.gate_up, each.down)]
-        return [*layers, self.head]
+    head: Matrix  # [ceil(head_rows / ranks), d]; of tied embeddings a part of the embedding
 
 
 class Decoder:
@@ -100,7 +94,7 @@ class Decoder:
         return self._ops.places(positions)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weights.embedding)
+        return look_up(self.weights.embedding, tokens).to(self.weights.norm.dtype)
 
     def project(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """[rows, (heads + 2 kv_heads) * head_dim]"""

@@ -1,18 +1,28 @@
-"""Rows times a weight matrix, the fastest way for a device."""
+"""Rows times a weight matrix, and rows of one, in whatever layout a device keeps it."""
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd_engine.few_rows import MOST_ROWS, Kernel, load_kernel, multiply, pack
+from ssd_engine.panels import PackedWeight, PanelKernel, load_kernel
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [n, in], weight [out, in], bias
+log = logging.getLogger(__name__)
+
+Matrix = Any  # [out, in]: a PackedWeight on a CPU that has a kernel for it, else a Tensor
+Linear = Callable[[Tensor, Matrix, Tensor | None], Tensor]  # x [n, in], weight [out, in], bias
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
+
+
+def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    out = weight.multiply(x)
+    return out if bias is None else out.add_(bias)
 
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -22,38 +32,27 @@ def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.float(), weight.float(), wide).to(x.dtype)
 
 
-def second_layout(weights: Iterable[Tensor]) -> Linear:
-    """For float32 on a CPU, for twice the memory.
-
-    One row, and many, are fastest with the weight as it is. For a few rows, as a verification or a
-    step of a tree has, BLAS packs the weight anew at every call.
-    """
-    kernel = load_kernel() if torch.get_num_threads() == 1 else None
-    return transposed(weights) if kernel is None else packed(weights, kernel)
+def look_up(embedding: Matrix, tokens: Tensor) -> Tensor:
+    """[tokens, d], in the dtype that the embedding is kept in."""
+    if isinstance(embedding, PackedWeight):
+        return embedding.look_up(tokens)
+    return F.embedding(tokens, embedding)
 
 
-def packed(weights: Iterable[Tensor], kernel: Kernel) -> Linear:
-    """A few rows take half the time, on one core."""
-    layouts = {id(weight): pack(weight) for weight in weights}
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        layout = layouts.get(id(weight)) if 1 < x.shape[0] <= MOST_ROWS else None
-        if layout is None:
-            return F.linear(x, weight, bias)
-        out = multiply(kernel, x, layout, weight.shape[0])
-        return out if bias is None else out.add_(bias)
-
-    return linear
-
-
-def transposed(weights: Iterable[Tensor]) -> Linear:
-    """From the transposed weight BLAS packs faster: a few rows take 10 to 45 % less time."""
-    layouts = {id(weight): weight.t().contiguous() for weight in weights}
-
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        layout = layouts.get(id(weight)) if x.shape[0] > 1 else None
-        if layout is None:
-            return F.linear(x, weight, bias)
-        return torch.mm(x, layout) if bias is None else torch.addmm(bias, x, layout)
-
-    return linear
+def choose_panels(kernels: str, dtype: torch.dtype, device: torch.device) -> PanelKernel | None:
+    """The kernel for which a CPU's weights are packed; None where they stay plain."""
+    if device.type != "cpu" or kernels == "torch":
+        return None
+    if dtype != torch.float32:
+        log.warning("%s on a CPU: weights stay plain, and products are torch's", dtype)
+        return None
+    kernel = load_kernel()
+    if kernel is None:
+        log.warning(
+            "the kernel for products on a CPU was not built: weights stay plain, and products are "
+            "torch's, which are slower; install the package again with a C compiler at hand"
+        )
+        return None
+    bfloat16 = "stays bfloat16" if kernel.keeps_bfloat16 else "is widened to float32"
+    log.info("weights are packed once for %s; bfloat16 %s", kernel.instructions, bfloat16)
+    return kernel

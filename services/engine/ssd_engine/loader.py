@@ -8,15 +8,25 @@ from ssd_engine.checkpoint import Checkpoint
 from ssd_engine.config import ModelConfig
 from ssd_engine.decoder import DecoderWeights, LayerWeights
 from ssd_engine.grown_weights import GrowingReader, WeightReader
+from ssd_engine.linear import Matrix
+from ssd_engine.panels import PackedWeight, PanelKernel
 from ssd_engine.tensor_parallel import TensorParallel
 
 
 class CheckpointReader:
     """Reads slices of weights and puts them on the device in the wanted dtype."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        keeps_bfloat16: bool = False,
+    ) -> None:
+        """``keeps_bfloat16``: matrices of bfloat16 are left as they are."""
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._keeps_bfloat16 = keeps_bfloat16
         self._device = device
         self._files = {
             file: safe_open(file, framework="pt")
@@ -29,13 +39,23 @@ class CheckpointReader:
         """The weight, or its part from begin to end along dim."""
         part = self._files[self._checkpoint.entries[name].file].get_slice(name)
         tensor: Tensor = part[:, begin:end] if dim == 1 else part[begin:end]
+        if self._keeps_bfloat16 and tensor.dim() == 2 and tensor.dtype == torch.bfloat16:
+            return tensor.to(self._device)
         return tensor.to(self._device, self._dtype)
 
 
 class _RankLoader:
-    def __init__(self, config: ModelConfig, tp: TensorParallel, reader: WeightReader) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: TensorParallel,
+        reader: WeightReader,
+        panels: PanelKernel | None = None,
+    ) -> None:
+        """``panels``: for which matrices are packed, each as soon as it is read."""
         self.config = config
         self.reader = reader
+        self.panels = panels
         self.tp = tp
         hd, ff = config.head_dim, config.intermediate_size
         heads, kv_heads = config.num_heads // tp.size, config.kv_heads_per_rank(tp.size)
@@ -48,6 +68,8 @@ class _RankLoader:
 
     def load(self) -> DecoderWeights:
         embedding = self.reader.read("model.embed_tokens.weight")
+        if self.config.tie_word_embeddings:
+            embedding = self._matrix([embedding])
         return DecoderWeights(
             embedding=embedding,
             layers=[self._layer(f"model.layers.{i}.") for i in range(self.config.num_layers)],
@@ -55,46 +77,49 @@ class _RankLoader:
             head=self._head(embedding),
         )
 
-    def _head(self, embedding: Tensor) -> Tensor:
+    def _head(self, embedding: Matrix) -> Matrix:
         """Rows are dealt out evenly; the last rank pads with zeros, which are cut off later."""
         per_rank = -(-self.config.embedding_rows // self.tp.size)
         begin, end = self.tp.rank * per_rank, (self.tp.rank + 1) * per_rank
+        if isinstance(embedding, PackedWeight):
+            return embedding.part(begin, end)
         if self.config.tie_word_embeddings:
             head = embedding[begin:end]
         else:
             head = self.reader.read("lm_head.weight", begin, end)
         padding = per_rank - head.shape[0]
-        return torch.cat((head, head.new_zeros(padding, head.shape[1]))) if padding else head
+        parts = [head, head.new_zeros(padding, head.shape[1])] if padding else [head]
+        return self._matrix(parts)
+
+    def _matrix(self, parts: list[Tensor]) -> Matrix:
+        """Parts that follow each other, as one matrix."""
+        if self.panels is not None:
+            return PackedWeight.of(self.panels, parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _layer(self, prefix: str) -> LayerWeights:
         config, read = self.config, self.reader.read
         return LayerWeights(
             input_norm=read(prefix + "input_layernorm.weight"),
-            qkv=self._qkv(prefix, "weight"),
-            qkv_bias=self._qkv(prefix, "bias") if config.qkv_bias else None,
+            qkv=self._matrix(self._qkv(prefix, "weight")),
+            qkv_bias=torch.cat(self._qkv(prefix, "bias")) if config.qkv_bias else None,
             qk_norm=self._qk_norm(prefix) if config.qk_norm else None,
-            o=read(prefix + "self_attn.o_proj.weight", *self.q_rows, dim=1),
+            o=self._matrix([read(prefix + "self_attn.o_proj.weight", *self.q_rows, dim=1)]),
             o_bias=read(prefix + "self_attn.o_proj.bias") if config.o_bias else None,
             post_norm=read(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._gate_up(prefix, "weight"),
-            gate_up_bias=self._gate_up(prefix, "bias") if config.mlp_bias else None,
-            down=read(prefix + "mlp.down_proj.weight", *self.ff_rows, dim=1),
+            gate_up=self._matrix(self._gate_up(prefix, "weight")),
+            gate_up_bias=torch.cat(self._gate_up(prefix, "bias")) if config.mlp_bias else None,
+            down=self._matrix([read(prefix + "mlp.down_proj.weight", *self.ff_rows, dim=1)]),
             down_bias=read(prefix + "mlp.down_proj.bias") if config.mlp_bias else None,
         )
 
-    def _qkv(self, prefix: str, kind: str) -> Tensor:
+    def _qkv(self, prefix: str, kind: str) -> list[Tensor]:
         rows = {"q": self.q_rows, "k": self.kv_rows, "v": self.kv_rows}
-        return torch.cat(
-            [self.reader.read(f"{prefix}self_attn.{p}_proj.{kind}", *r) for p, r in rows.items()]
-        )
+        return [self.reader.read(f"{prefix}self_attn.{p}_proj.{kind}", *r) for p, r in rows.items()]
 
-    def _gate_up(self, prefix: str, kind: str) -> Tensor:
-        return torch.cat(
-            [
-                self.reader.read(f"{prefix}mlp.{p}_proj.{kind}", *self.ff_rows)
-                for p in ("gate", "up")
-            ]
-        )
+    def _gate_up(self, prefix: str, kind: str) -> list[Tensor]:
+        both = (f"{prefix}mlp.{p}_proj.{kind}" for p in ("gate", "up"))
+        return [self.reader.read(name, *self.ff_rows) for name in both]
 
     def _qk_norm(self, prefix: str) -> Tensor:
         """[heads + kv_heads, head_dim]: each head's own norm weight, q heads first."""
@@ -110,9 +135,14 @@ def load_weights(
     tp: TensorParallel,
     dtype: torch.dtype,
     device: torch.device,
+    panels: PanelKernel | None = None,
 ) -> DecoderWeights:
-    """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same."""
-    reader: WeightReader = CheckpointReader(checkpoint, dtype, device)
+    """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same.
+
+    A grown weight is scaled, and so in general no number of bfloat16.
+    """
+    keeps_bfloat16 = panels is not None and panels.keeps_bfloat16 and grown == config
+    reader: WeightReader = CheckpointReader(checkpoint, dtype, device, keeps_bfloat16)
     if grown != config:
         reader = GrowingReader(reader, config, grown, tp.rank, dtype, device)
-    return _RankLoader(grown, tp, reader).load()
+    return _RankLoader(grown, tp, reader, panels).load()

@@ -22,8 +22,15 @@ from ssd_engine.kernel_cache import use_kernel_cache
 from ssd_engine.kv_cache import KVCache, KVCacheSpec
 from ssd_engine.kv_swap import HostCopies, Swap
 from ssd_engine.layer_ops import LayerOps
-from ssd_engine.linear import Linear, plain_linear, second_layout, wide_linear
+from ssd_engine.linear import (
+    Linear,
+    choose_panels,
+    packed_linear,
+    plain_linear,
+    wide_linear,
+)
 from ssd_engine.loader import load_weights
+from ssd_engine.panels import PackedWeight
 from ssd_engine.rope import RopeTable
 from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
 from ssd_engine.scored import Computed, Pending, Scored
@@ -42,7 +49,6 @@ log = logging.getLogger(__name__)
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CPU_CACHE_SHARE = 0.25  # of the memory that is available
-SECOND_COPY_SHARE = 0.1  # likewise, at most, for weights in a second layout
 LOGIT_ROWS = 8  # of one product with the head, where row counts are fixed
 
 
@@ -57,7 +63,8 @@ def _checkpoint_loader(config: ModelConfig, options: RunnerOptions) -> WeightLoa
     def load(
         grown: ModelConfig, tp: TensorParallel, dtype: torch.dtype, device: torch.device
     ) -> DecoderWeights:
-        return load_weights(config, grown, checkpoint, tp, dtype, device)
+        panels = choose_panels(options.kernels, dtype, device)
+        return load_weights(config, grown, checkpoint, tp, dtype, device, panels)
 
     return load
 
@@ -244,12 +251,7 @@ class ModelRunner:
     def _choose_linear(self, weights: DecoderWeights) -> Linear:
         if self.device.type == "cuda":
             return self._linear_on_device()
-        matrices = weights.matrices()
-        size = sum(matrix.numel() * matrix.itemsize for matrix in matrices)
-        is_wide = self.options.dtype == "float32"
-        if not is_wide or size * self.tp.local_size > SECOND_COPY_SHARE * available_memory():
-            return plain_linear
-        return second_layout(matrices)
+        return packed_linear if isinstance(weights.head, PackedWeight) else plain_linear
 
     def _linear_on_device(self) -> Linear:
         """Where cuBLAS cannot be trusted, or gives rows other bits in other company, products of

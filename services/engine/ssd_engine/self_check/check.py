@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ssd_engine.batch import Draw, Drawing, Part, TreeRows
-from ssd_engine.few_rows import MOST_ROWS
 from ssd_engine.guessing import guess_scores
 from ssd_engine.history import History
 from ssd_engine.noise import STREAM_DRAFT
+from ssd_engine.panels import MOST_ROWS
 from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, adjust_logits, logprobs, perturbed_scores

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd_engine.batch import Chunk, Part, TreeRows
 from ssd_engine.kv_cache import LayerCache
+from ssd_engine.linear import look_up
 from ssd_engine.runner import ModelRunner
 from ssd_engine.self_check.expected import Expected, PlainTorch
 from ssd_engine.self_check.findings import Findings, Place
@@ -114,7 +115,9 @@ class LayerCheck:
     def run(self) -> None:
         operations, real = self._operations, self._rows.real
         operations.embed()
-        expected = self._model.weights.embedding[self._rows.tokens[real]]
+        expected = look_up(self._model.weights.embedding, self._rows.tokens[real]).to(
+            self._plain.dtype
+        )
         self._findings.compare_bits(self._place(EMBEDDING), operations.hidden[real], expected)
         for i in range(len(self._kv.layers)):
             self._layer = i
