@@ -50,7 +50,9 @@ def make_runner(
     dtype: str = "float32",
     device: str = "cpu",
     tp: TensorParallel | None = None,
+    kernels: str = "auto",
 ) -> ModelRunner:
+    """``kernels``: "torch" leaves the weights as kernels of a GPU read them."""
     config = load_model_config(directory)
     options = RunnerOptions(
         directory=directory,
@@ -61,6 +63,7 @@ def make_runner(
         max_num_seqs=max_num_seqs,
         max_forward_tokens=4096,
         num_kv_blocks=num_blocks,
+        kernels=kernels,
     )
     return ModelRunner(config, options, tp or SingleRank())
 

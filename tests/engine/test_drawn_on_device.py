@@ -68,7 +68,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     directory = tmp_path_factory.mktemp("model")
     make_model("llama3-untied", directory)
-    runner = make_runner(directory)
+    runner = make_runner(directory, kernels="torch")
     del runner.model.weights.layers[1:], runner.kv.layers[1:]
     runner.num_blocks -= 1
     runner._set_dummy(runner.num_blocks)

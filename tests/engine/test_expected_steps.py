@@ -53,7 +53,7 @@ class Event:
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     directory = tmp_path_factory.mktemp("model")
     make_model("llama3-untied", directory)
-    runner = make_runner(directory, device="cpu")
+    runner = make_runner(directory, device="cpu", kernels="torch")
     del runner.model.weights.layers[2:], runner.kv.layers[2:]
     return runner
 

@@ -23,6 +23,7 @@ from ssd_engine.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import full_only
+from tests.thread_ranks import ThreadRanks
 
 SHIPPED = "stories-target"
 NUM_BLOCKS = 128
@@ -224,33 +225,6 @@ def test_filler_tokens_of_the_shipped_pair_are_out_of_reach_after_every_token(na
         assert out.amin().item() > torch.finfo(torch.float16).min
 
 
-class _ThreadGroup:
-    """Tensor-parallel ranks that are threads of this process."""
-
-    def __init__(self, rank: int, parts: list[torch.Tensor], barrier: threading.Barrier) -> None:
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = len(parts)
-        self._parts = parts
-        self._barrier = barrier
-
-    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        self._parts[self.rank] = x
-        self._barrier.wait(timeout=60)
-        parts = list(self._parts)
-        self._barrier.wait(timeout=60)
-        return parts
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._exchange(x)).sum(0)
-
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor | None:
-        parts = self._exchange(x)
-        return torch.cat(parts, dim=-1) if self.rank == 0 else None
-
-    def minimum(self, value: int) -> int:
-        return value
-
-
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("family", ["llama3-tied", "llama-biases", "qwen3"])
 def test_ranks_grow_together(tmp_path: Path, family: str, ranks: int) -> None:
@@ -262,7 +236,7 @@ def test_ranks_grow_together(tmp_path: Path, family: str, ranks: int) -> None:
     chunk = [Chunk(list(range(3, 60)), 0, [4, 1, 3, 0], 57)]
 
     def one_rank(rank: int) -> torch.Tensor | None:
-        return grow(original, shape, _ThreadGroup(rank, parts, barrier)).forward(chunk)
+        return grow(original, shape, ThreadRanks(rank, parts, barrier)).forward(chunk)
 
     with ThreadPoolExecutor(ranks) as pool:
         ours, *others = pool.map(one_rank, range(ranks))
@@ -289,7 +263,7 @@ def pair(
 ) -> tuple[ModelRunner, ModelRunner]:
     """A checkpoint's own model, and one grown in everything."""
     directory = make_checkpoint(request.param, tmp_path_factory.mktemp("model"))
-    original = make_runner(directory, NUM_BLOCKS)
+    original = make_runner(directory, NUM_BLOCKS, kernels="torch")
     return original, grow(original, everything(original.config))
 
 

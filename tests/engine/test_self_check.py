@@ -211,7 +211,7 @@ def check_step(
 ) -> Findings:
     """``drawing``: the only way of drawing that is looked at; None: all of them. ``ranks``: of a
     step without trees."""
-    runner = load(dtype="float32", **(DRAFT if shape.scratch else {}))
+    runner = load(dtype="float32", kernels="torch", **(DRAFT if shape.scratch else {}))
     del runner.model.weights.layers[1:], runner.kv.layers[1:]
     vocab = runner.config.head_rows
     histories = Histories(OPTIONS.max_num_seqs, shape.rows, vocab, torch.device("cpu"))

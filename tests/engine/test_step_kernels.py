@@ -58,7 +58,7 @@ DUMMY = 511
 def load(kind: str, factory: pytest.TempPathFactory) -> ModelRunner:
     directory = factory.mktemp(kind)
     make_model(kind, directory)
-    runner = make_runner(directory, device=DEVICE.type)
+    runner = make_runner(directory, device=DEVICE.type, kernels="torch")
     if DEVICE.type == "cpu":  # a kernel that is interpreted takes its time: one layer less
         del runner.model.weights.layers[2:], runner.kv.layers[2:]
     return runner

@@ -112,8 +112,8 @@ typedef uint32_t four_words __attribute__((vector_size(16), aligned(4), may_alia
 #define LOAD_WORDS(p) vld1q_u32(p)
 #define LOW(words) vreinterpretq_f32_u32(vshlq_n_u32(words, 16))
 #define HIGH(words) vreinterpretq_f32_u32(vandq_u32(words, vdupq_n_u32(0xffff0000u)))
-#define WHOLE_ROWS 3
-#define MOST_ROWS 6
+#define WHOLE_ROWS 2
+#define MOST_ROWS 5
 #include "panels_tiles.h"
 #endif
 

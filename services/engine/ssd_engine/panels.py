@@ -16,7 +16,6 @@ PANEL = 32  # outputs
 MOST_ROWS = 32  # beyond that, more rows are more tiles of the same kinds
 PORTABLE = "portable"
 INSTRUCTION_SETS = ("AVX-512", "AVX2", "NEON", PORTABLE)  # the best first
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PanelKernel:
@@ -53,9 +52,13 @@ class PanelKernel:
 
     def multiply(self, x: Tensor, data: Tensor, outputs: int) -> Tensor:
         """x [rows, inputs], float32 -> [rows, outputs]"""
-        x = x.contiguous()
+        out = x.new_empty(x.shape[0], outputs)
+        self.multiply_into(out, x.contiguous(), data)
+        return out
+
+    def multiply_into(self, out: Tensor, x: Tensor, data: Tensor) -> None:
+        """Both contiguous."""
         rows, inputs = x.shape
-        out = x.new_empty(rows, outputs)
         failed = self._library.panels_multiply(
             self._set,
             self._parallel,
@@ -64,13 +67,12 @@ class PanelKernel:
             data.data_ptr(),
             out.data_ptr(),
             rows,
-            outputs,
+            out.shape[1],
             inputs,
             data.itemsize,
         )
         if failed:
             raise MemoryError(f"no memory to copy {rows} rows of {inputs} inputs")
-        return out
 
 
 def _torch_threads() -> int | None:

@@ -75,7 +75,10 @@ static inline __attribute__((always_inline)) TARGET void SET(panel)(
 
 TILE(1) TILE(2) TILE(3) TILE(4)
 #if MOST_ROWS > 4
-TILE(5) TILE(6)
+TILE(5)
+#endif
+#if MOST_ROWS > 5
+TILE(6)
 #endif
 #if MOST_ROWS > 6
 TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
@@ -87,7 +90,10 @@ static const struct instruction_set SET(set) = {
     {
         {0, 0}, BOTH(1), BOTH(2), BOTH(3), BOTH(4),
 #if MOST_ROWS > 4
-        BOTH(5), BOTH(6),
+        BOTH(5),
+#endif
+#if MOST_ROWS > 5
+        BOTH(6),
 #endif
 #if MOST_ROWS > 6
         BOTH(7), BOTH(8), BOTH(9), BOTH(10), BOTH(11), BOTH(12), BOTH(13), BOTH(14),

@@ -115,9 +115,8 @@ class LayerCheck:
     def run(self) -> None:
         operations, real = self._operations, self._rows.real
         operations.embed()
-        expected = look_up(self._model.weights.embedding, self._rows.tokens[real]).to(
-            self._plain.dtype
-        )
+        expected = look_up(self._model.weights.embedding, self._rows.tokens[real])
+        expected = expected.to(self._plain.dtype)
         self._findings.compare_bits(self._place(EMBEDDING), operations.hidden[real], expected)
         for i in range(len(self._kv.layers)):
             self._layer = i

@@ -1,0 +1,33 @@
+"""Tensor parallelism without processes."""
+
+import threading
+
+import torch
+from torch import Tensor
+
+
+class ThreadRanks:
+    """Tensor-parallel ranks that are threads of this process."""
+
+    def __init__(self, rank: int, parts: list[Tensor], barrier: threading.Barrier) -> None:
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(parts)
+        self._parts = parts
+        self._barrier = barrier
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self._parts[self.rank] = x
+        self._barrier.wait(timeout=60)
+        parts = list(self._parts)
+        self._barrier.wait(timeout=60)
+        return parts
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._exchange(x)).sum(0)
+
+    def gather_columns(self, x: Tensor) -> Tensor | None:
+        parts = self._exchange(x)
+        return torch.cat(parts, dim=-1) if self.rank == 0 else None
+
+    def minimum(self, value: int) -> int:
+        return value
