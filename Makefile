@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance soak protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights soak protos manifests sbom clean
 
 help:
 	@echo "make demo       stream a story from the shipped model"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-useless    endpoints that guess wrong or answer late"
 	@echo "make bench-fairness   an honest target beside a flooding one"
 	@echo "make bench-acceptance never slower than plain decoding, however good the draft is"
+	@echo "make bench-cpu-weights  products on a CPU, beside the speed of its memory and F.linear"
 	@echo "make soak       ten minutes of mixed load while drafts are killed: what is left behind?"
 	@echo "make protos     generate the Python code of protos/"
 	@echo "make manifests  build deploy/ with kubectl, for the tests"
@@ -88,7 +89,7 @@ report: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py
 
-bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness bench-acceptance: $(VENV)/.dev
+bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness bench-acceptance bench-cpu-weights: $(VENV)/.dev
 	$(BIN)/python -m tools.$(subst -,_,$@)
 
 soak: $(VENV)/.dev

@@ -144,7 +144,9 @@ class PackedWeight:
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, inputs] -> [rows, outputs]"""
         outputs = self._skipped + self._held
-        out = self.kernel.multiply(x, self.panels, outputs)[:, self._skipped :]
+        out = self.kernel.multiply(x, self.panels, outputs)
+        if self._skipped:
+            out = out[:, self._skipped :]
         return F.pad(out, (0, self._missing)) if self._missing else out
 
     def look_up(self, rows: Tensor) -> Tensor:
