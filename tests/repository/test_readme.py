@@ -26,8 +26,19 @@ BENCHES = {
     "useless": ("--repeats", "1", "--tokens", "64", r"wrong +\d.*\nlate +\d"),
     "backup": ("--repeats", "1", "--tokens", "8", *SMALL, r" 8  auto +\d"),
     "guessing": ("--prompts", "2", "--tokens", "12", r"rejection, C = 0.5 .*of the same budget"),
+    "cpu_weights": (
+        *("--shape", "qwen3-0.6b", "--layers", "1", "--vocab", "4096", "--repeats", "1"),
+        *("--rows", "1,4", r"GB/s.*give the same bits: yes"),
+    ),
     "fairness": ("--repeats", "1", "--tokens", "12", *SMALL, r"beside a polite one: \d"),
 }
+
+
+def target_of(name: str) -> str:
+    """Of the Makefile."""
+    return f"bench-{name.replace('_', '-')}"
+
+
 ELSEWHERE = {
     "make test": "the command that runs this very test, called by .ci/run",
     'pip install ".[serve]"': "test_packaging.py installs the package; make test this extra",
@@ -67,7 +78,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 
 def test_every_command_is_known() -> None:
     for command in commands():
-        benches = ("make bench", *(f"make bench-{name}" for name in BENCHES))
+        benches = ("make bench", *(f"make {target_of(name)}" for name in BENCHES))
         known = command in ELSEWHERE or command in ("make demo", "make report", *benches)
         assert known or command.startswith(("ssd-client ", *SERVERS)), command
 
@@ -126,7 +137,7 @@ def test_the_benchmark_prints_its_ratios() -> None:
 def test_each_benchmark_of_speculation_prints_its_table(name: str) -> None:
     *flags, said = BENCHES[name]
     module = f"tools.bench_{name}"
-    assert module in run("make", "--dry-run", f"bench-{name}", f"VENV={BIN.parent}").stdout
+    assert module in run("make", "--dry-run", target_of(name), f"VENV={BIN.parent}").stdout
     result = run(sys.executable, "-m", module, *flags, timeout=LONG)
     assert result.returncode == 0, result.stderr
     assert re.search(said, result.stdout, re.DOTALL), result.stdout

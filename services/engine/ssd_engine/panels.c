@@ -268,8 +268,6 @@ int panels_multiply(const void *set, omp_parallel parallel, unsigned threads, co
 
 /* Packing */
 
-#define PACK_BLOCK 64 /* inputs of a panel that stay in the nearest cache while its rows are read */
-
 /* Where an output stands in its panel. */
 static size_t place_of(size_t lane, size_t item) {
     return item == sizeof(float) ? lane : lane % (PANEL / 2) * 2 + lane / (PANEL / 2);
@@ -293,8 +291,8 @@ static void pack_panel(const struct job *job, size_t number) {
     char *to = job->packed + panel * job->inputs * PANEL * job->item;
     if (begin < job->first) begin = job->first;
     if (end > job->first + job->rows) end = job->first + job->rows;
-    for (size_t i = 0; i < job->inputs; i += PACK_BLOCK) {
-        size_t last = i + PACK_BLOCK < job->inputs ? i + PACK_BLOCK : job->inputs;
+    for (size_t i = 0; i < job->inputs; i += BLOCK_INPUTS) {
+        size_t last = i + BLOCK_INPUTS < job->inputs ? i + BLOCK_INPUTS : job->inputs;
         for (size_t output = begin; output < end; output++)
             pack_row(job, to, output % PANEL, output - job->first, i, last);
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from ssd_engine.growth import Shape
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-# On a CUDA device: the fastest for it; Triton's; none but torch's own operations.
+# The fastest for the device; on a CUDA device Triton's; none but torch's own operations.
 KERNELS = ("auto", "triton", "torch")
 
 
@@ -24,9 +24,9 @@ class RunnerOptions:
     threads: int | None = None  # None: all cores but one, dealt out to the ranks
     expand_to: Shape | None = None  # None: the checkpoint's own
     max_tail: int = 0  # slots that the rows of a tree see beyond their context; 0: no trees
+    kernels: str = "auto"  # one of KERNELS
     # On a CUDA device:
     exact: bool = True  # a row has the same bits whatever else is running; a draft's need not
-    kernels: str = "auto"  # one of KERNELS
     eager: bool = False  # steps are launched kernel by kernel
     step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows
     branches: int = 0  # of one sequence's tree

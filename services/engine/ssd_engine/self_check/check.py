@@ -13,7 +13,7 @@ from ssd_engine.batch import Draw, Drawing, Part, TreeRows
 from ssd_engine.guessing import guess_scores
 from ssd_engine.history import History
 from ssd_engine.noise import STREAM_DRAFT
-from ssd_engine.panels import MOST_ROWS
+from ssd_engine.panels import MOST_ROWS, PackedWeight
 from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, adjust_logits, logprobs, perturbed_scores
@@ -58,7 +58,8 @@ def check_model(runner: ModelRunner) -> Findings:
     begin = time.monotonic()
     findings = Findings(runner.model.weights.norm.dtype, runner.options.directory.name)
     room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
-    remedy = NO_REMEDY if runner.steps is None else USE_TORCH
+    has_own = runner.steps is not None or isinstance(runner.model.weights.head, PackedWeight)
+    remedy = USE_TORCH if has_own else NO_REMEDY
     for use, parts in _forwards(runner, room):
         fill_context(runner.kv, parts)
         operations = prefill_operations(runner, parts)

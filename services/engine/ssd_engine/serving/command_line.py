@@ -75,7 +75,7 @@ class Options:
             ),
             self(
                 "--kernels",
-                "On a GPU: the fastest for it, Triton's, or torch's own operations alone (slow).",
+                "The fastest; Triton's, on a GPU; or torch's own operations alone (slow).",
                 type=click.Choice(KERNELS),
             ),
             self(
