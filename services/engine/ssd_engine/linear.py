@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd_engine.panels import PackedWeight, PanelKernel, load_kernel
+from ssd_engine.panels import PANEL, PackedWeight, PanelKernel, load_kernel
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,10 @@ def choose_panels(kernels: str, dtype: torch.dtype, device: torch.device) -> Pan
             "torch's, which are slower; install the package again with a C compiler at hand"
         )
         return None
-    bfloat16 = "stays bfloat16" if kernel.keeps_bfloat16 else "is widened to float32"
-    log.info("weights are packed once for %s; bfloat16 %s", kernel.instructions, bfloat16)
+    log.info(
+        "weights are kept once, in panels of %d outputs for %s, which %s bfloat16",
+        PANEL,
+        kernel.instructions,
+        "multiplies" if kernel.keeps_bfloat16 else "gains nothing from",
+    )
     return kernel
