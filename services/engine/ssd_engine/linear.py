@@ -54,9 +54,9 @@ def choose_panels(kernels: str, dtype: torch.dtype, device: torch.device) -> Pan
         )
         return None
     log.info(
-        "weights are kept once, in panels of %d outputs for %s, which %s bfloat16",
+        "weights are kept once, in panels of %d outputs for %s; with these instructions bfloat16 %s",
         PANEL,
         kernel.instructions,
-        "multiplies" if kernel.keeps_bfloat16 else "gains nothing from",
+        "stays bfloat16" if kernel.keeps_bfloat16 else "is widened to float32",
     )
     return kernel
