@@ -54,7 +54,7 @@ def choose_panels(kernels: str, dtype: torch.dtype, device: torch.device) -> Pan
         )
         return None
     log.info(
-        "weights are kept once, in panels of %d outputs for %s; with these instructions bfloat16 %s",
+        "weights are kept once, in panels of %d outputs for %s; by these instructions bfloat16 %s",
         PANEL,
         kernel.instructions,
         "stays bfloat16" if kernel.keeps_bfloat16 else "is widened to float32",

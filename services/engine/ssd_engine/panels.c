@@ -25,7 +25,7 @@
 #define PANEL 32          /* outputs */
 #define GROUP 4           /* panels that a thread takes at a time */
 #define BLOCK_INPUTS 256  /* of a panel, that stay in a cache while many rows pass */
-#define BLOCK_ROWS 504    /* that pass the weights together: whole tiles of 14 and of 6 */
+#define BLOCK_ROWS 504    /* that pass the weights together: whole tiles of 14, and of 6 */
 #define TILE_ROWS 14      /* of any instruction set, at most */
 #define AHEAD 2048        /* bytes of a panel that are fetched early */
 #define SERIAL 65536      /* products of numbers: fewer are not worth waking a thread */
@@ -216,15 +216,15 @@ static void multiply_tile(const struct job *job, size_t panel, size_t begin, siz
 /* Some panels, all rows. Where a panel is read once, it is read from end to end. */
 static void multiply_group(const struct job *job, size_t group) {
     size_t first = group * job->group, last = first + job->group;
-    size_t tiles = count_tiles(job), block = BLOCK_INPUTS;
+    size_t tiles = count_tiles(job);
     if (last > job->panels) last = job->panels;
     if (job->rows <= job->set->whole_rows) {
         for (size_t panel = first; panel < last; panel++)
             multiply_tile(job, panel, 0, job->inputs, 0);
         return;
     }
-    for (size_t begin = 0; begin < job->inputs; begin += block) {
-        size_t left = job->inputs - begin, inputs = left < block ? left : block;
+    for (size_t begin = 0; begin < job->inputs; begin += BLOCK_INPUTS) {
+        size_t left = job->inputs - begin, inputs = left < BLOCK_INPUTS ? left : BLOCK_INPUTS;
         for (size_t tile = 0; tile < tiles; tile++)
             for (size_t panel = first; panel < last; panel++)
                 multiply_tile(job, panel, begin, inputs, tile);
@@ -242,9 +242,10 @@ static size_t group_size(size_t panels, unsigned threads) {
 int panels_multiply(const void *set, omp_parallel parallel, unsigned threads, const float *x,
                     const char *w, float *y, size_t rows, size_t outputs, size_t inputs,
                     size_t item) {
-    size_t panels = (outputs + PANEL - 1) / PANEL, most = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
+    size_t panels = (outputs + PANEL - 1) / PANEL;
+    size_t most = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
     if (rows * outputs * inputs < SERIAL) threads = 1;
-    float *room = most > 1 ? malloc(most * inputs * sizeof(float) + 1) : NULL;
+    float *room = most > 1 ? malloc(most * inputs * sizeof(float)) : NULL;
     if (most > 1 && room == NULL) return -1;
     for (size_t begin = 0; begin < rows; begin += most) {
         struct job job = {
@@ -252,12 +253,10 @@ int panels_multiply(const void *set, omp_parallel parallel, unsigned threads, co
             .rows = rows - begin < most ? rows - begin : most, .outputs = outputs,
             .inputs = inputs, .panels = panels, .group = group_size(panels, threads), .item = item,
         };
-        job.tiles = room ? room : (float *)job.x;
+        job.tiles = job.rows > 1 ? room : (float *)job.x; /* one row is its own tile */
         if (job.rows > 1) {
             job.unit = copy_tile, job.units = count_tiles(&job);
             run(&job, parallel, threads);
-        } else if (room) {
-            job.tiles = (float *)job.x;
         }
         job.unit = multiply_group, job.units = (panels + job.group - 1) / job.group;
         run(&job, parallel, threads);
