@@ -25,7 +25,7 @@
 #define PANEL 32          /* outputs */
 #define GROUP 4           /* panels that a thread takes at a time */
 #define BLOCK_INPUTS 256  /* of a panel, that stay in a cache while many rows pass */
-#define BLOCK_ROWS 504    /* that pass the weights together: whole tiles of 14, and of 6 */
+#define BLOCK_ROWS 256    /* at most, that pass the weights together and stay in a cache, too */
 #define TILE_ROWS 14      /* of any instruction set, at most */
 #define AHEAD 2048        /* bytes of a panel that are fetched early */
 #define SERIAL 65536      /* products of numbers: fewer are not worth waking a thread */
@@ -243,7 +243,8 @@ int panels_multiply(const void *set, omp_parallel parallel, unsigned threads, co
                     const char *w, float *y, size_t rows, size_t outputs, size_t inputs,
                     size_t item) {
     size_t panels = (outputs + PANEL - 1) / PANEL;
-    size_t most = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
+    size_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    size_t most = blocks ? (rows + blocks - 1) / blocks : 0;
     if (rows * outputs * inputs < SERIAL) threads = 1;
     float *room = most > 1 ? malloc(most * inputs * sizeof(float)) : NULL;
     if (most > 1 && room == NULL) return -1;
