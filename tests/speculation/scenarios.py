@@ -170,7 +170,6 @@ SPEEDS = [
 FAN_OUTS = [None, (3, 2, 1), (2, 0), (2, 0, 1), (1, 0, 0, 2), (3, 1, 0), (1, 0), (0, 2)]
 DRAFTS = [(True,), (True,), (True,), (True, True), (True, False, True), (False,)]  # with a model?
 SIZES = [1, 2, 3, 4, 1, 2, 5, 8]
-ROOMS = [NUM_BLOCKS, NUM_BLOCKS, NUM_BLOCKS, 9]  # blocks
 
 
 class Dice(random.Random):
@@ -190,12 +189,8 @@ def draw_scenario(name: str, number: int, vocab_size: int) -> Scenario:
     dice = Dice(name, number)
     steps, backup, least = dice.turn("speed", SPEEDS)
     depth = max(least, dice.randint(1, 8))
-    room = dice.turn("room", ROOMS)
-    requests = [_ask(dice, vocab_size, depth) for _ in range(dice.turn("size", SIZES))]
-    if room < NUM_BLOCKS:  # texts that outgrow it
-        requests = [replace(asked, max_tokens=2 * asked.max_tokens) for asked in requests]
     return Scenario(
-        requests=tuple(requests),
+        requests=tuple(_ask(dice, vocab_size, depth) for _ in range(dice.turn("size", SIZES))),
         depth=depth,
         adapt_depth=dice.choice([False, False, True]),
         backup=dice.choice([backup, backup, backup, *Backup]),
@@ -207,7 +202,7 @@ def draw_scenario(name: str, number: int, vocab_size: int) -> Scenario:
         faults=dice.choice([Faults(), _draw_faults(dice)]),
         stagger=dice.choice([0, 0, 1, 3]),
         goes_on=dice.turn("goes on", [False, True]),
-        room=room,
+        room=dice.turn("room", [NUM_BLOCKS, NUM_BLOCKS, NUM_BLOCKS, 7]),
         kept=dice.turn("kept", [0, 5, 100]),
         draft_room=dice.turn("draft's room", [NUM_BLOCKS, NUM_BLOCKS, 30]),
         seed=dice.getrandbits(32),
@@ -263,7 +258,7 @@ def _draw_faults(dice: Dice) -> Faults:
         duplicate=chance(0.3),
         hostile=chance(0.3),
         lost=chance(0.05),
-        short=chance(0.3),
+        short=chance(0.5),
     )
 
 

@@ -31,7 +31,7 @@ def generate(server: TargetProcess, number: int) -> list[int]:
 
 @pytest.mark.parametrize("ranks", ["1", full_only("2")])
 def test_requests_without_a_limit_all_end_with_their_text(ranks: str, tmp_path: Path) -> None:
-    size = ("--max-model-len", "128", "--num-kv-blocks", "16", "--swap-gib", "0.01", "--tp", ranks)
+    size = ("--max-model-len", "96", "--num-kv-blocks", "12", "--swap-gib", "0.01", "--tp", ranks)
     with target(tmp_path, *size, "--metrics-listen", "127.0.0.1:0") as server:
         alone = [generate(server, number) for number in range(NUM_REQUESTS)]
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
@@ -39,6 +39,6 @@ def test_requests_without_a_limit_all_end_with_their_text(ranks: str, tmp_path: 
         assert together == alone
         wait_until_idle(server)
         metrics = server.metrics()
-        assert metrics["ssd_sequences_set_aside_total"] >= 2
+        assert metrics["ssd_sequences_set_aside_total"] >= 1
         assert metrics["ssd_sequences_swapped_out_total"] >= 1
         assert "KV blocks run out" in server.log()

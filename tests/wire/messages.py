@@ -90,7 +90,9 @@ _VARINTS = (VARINT, INTEGERS.map(varint))
 def _field(field: Any) -> st.SearchStrategy[bytes]:
     """One field as its type says, packed or many times over where it is repeated."""
     if field.type == Field.TYPE_MESSAGE:
-        return body(field.message_type).map(lambda inner: record(field.number, LENGTH, inner))
+        # Put off: a message may contain its own kind.
+        inside = st.deferred(lambda: body(field.message_type))
+        return inside.map(lambda inner: record(field.number, LENGTH, inner))
     kind, values = _SCALARS.get(field.type, _VARINTS)
     one = values.map(lambda value: record(field.number, kind, value))
     if not field.is_repeated:

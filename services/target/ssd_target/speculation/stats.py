@@ -30,6 +30,7 @@ FALLBACKS = (
     "refused",
     "does not pay",
     "no room",
+    "set aside",
     "no distributions",
     "coupled: the endpoint is not trusted",
 )
