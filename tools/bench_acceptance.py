@@ -16,7 +16,7 @@ from tools.bench_kit import Client, Generated, bootstrap, service, setting, stor
 
 RATES = (0.05, 0.3, 0.6, 0.9)
 MODES = ("off", "sync", "ssd")
-TARGET_SHAPE = "hidden=1536,ff=6144,layers=8"
+TARGET_SHAPE = "hidden=768,ff=3072,layers=8"
 
 
 def main() -> None:
