@@ -38,10 +38,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Matrix  # [head_rows, d], whole on every rank: a look-up needs no exchange
+    embedding: Matrix  # [embedding_rows, d], whole on every rank: a look-up needs no exchange
     layers: list[LayerWeights]
     norm: Tensor  # [d]
-    head: Matrix  # [ceil(head_rows / ranks), d]; of tied embeddings a part of the embedding
+    head: Matrix  # [ceil(embedding_rows / ranks), d]; of tied embeddings a part of the embedding
 
 
 class Decoder:
