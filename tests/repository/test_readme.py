@@ -26,6 +26,7 @@ BENCHES = {
     "useless": ("--repeats", "1", "--tokens", "64", r"wrong +\d.*\nlate +\d"),
     "backup": ("--repeats", "1", "--tokens", "8", *SMALL, r" 8  auto +\d"),
     "guessing": ("--prompts", "2", "--tokens", "12", r"rejection, C = 0.5 .*of the same budget"),
+    "acceptance": ("--rates", "0.9", "--repeats", "1", "--tokens", "12", r"0\.9 +ssd +\d"),
     "cpu_weights": (
         *("--shape", "qwen3-0.6b", "--layers", "1", "--vocab", "4096", "--repeats", "1"),
         *("--rows", "1,4", r"GB/s.*give the same bits: yes"),
