@@ -88,7 +88,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, done: Callable[[], bool])
 
 
 def wait_until_ready(address: str) -> None:
-    """Of a service that was started here; one that ends instead says why."""
+    """Wait for a service that was started here; one that ends instead says why."""
     process, log = _started[address]
     _wait(process, log, lambda: _is_ready(address))
 

@@ -91,7 +91,7 @@ def _draft_inside(plan: LocalPlan) -> LocalPlan:
 
 
 def _forward_bytes(flags: LocalFlags, plan: LocalPlan) -> tuple[int, int] | None:
-    """Of target and draft; None where that is not known."""
+    """The sizes of target and draft; None where they are not known."""
     if plan.draft is None or flags.local_expand_to or flags.local_draft_expand_to:
         return None
     target, draft = forward_bytes(plan.model), forward_bytes(plan.draft)

@@ -146,7 +146,7 @@ def _verify_ms(shape: str) -> dict[int, dict[int, float]]:
 
 
 def _tables(runner: ModelRunner) -> list[list[int]]:
-    """Of as many sequences as the largest batch has, each with its context."""
+    """Block tables of as many sequences as the largest batch has, each with its context."""
     width = CONTEXT // engines.BLOCK + 2
     tables = [list(range(i * width, (i + 1) * width)) for i in range(max(BATCHES))]
     for table in tables:

@@ -149,7 +149,7 @@ class RankedRunner:
 
     @property
     def block_bytes(self) -> int:
-        """Of a KV block, of all ranks on this node."""
+        """The memory of a KV block, that of all ranks on this node together."""
         return self._runner.kv.spec.bytes_per_block * self._runner.tp.local_size
 
     def allocate_host_blocks(self, number: int) -> None:
@@ -162,7 +162,7 @@ class RankedRunner:
             self._runner.host_copies.allocate(number)
 
     def seconds_of_a_swap(self) -> float:
-        """Of a block, out and in."""
+        """The time in which one block is copied out and in."""
         return self._runner.host_copies.seconds_of_a_block()
 
     def swap(self, swap: Swap) -> None:

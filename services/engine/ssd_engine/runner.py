@@ -129,9 +129,7 @@ class ModelRunner:
             self._steps.capture(self._dummy_slot)
         self._finish_kernels()
         if options.self_check:
-            from ssd_engine.self_check import check_model
-
-            check_model(self)
+            self._check_itself()
 
     @property
     def steps(self) -> "GraphRunner | None":
@@ -208,6 +206,12 @@ class ModelRunner:
         most_rows = max(shape.rows for shape in shapes)
         vocab, overlap = self.config.head_rows, self._kernels.overlap
         return Histories(places, most_rows, vocab, self.device, overlap)
+
+    def _check_itself(self) -> None:
+        """What it computes is held against plain torch."""
+        from ssd_engine.self_check import check_model
+
+        check_model(self)
 
     def _finish_kernels(self) -> None:
         """What is compiled on first use is compiled now."""

@@ -15,7 +15,7 @@ from ssd_engine.sampling_params import Logprobs
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of a round that was verified by rejection where the logits are."""
+    """The outcome of a round that was verified by rejection where the logits are."""
 
     accepted: int
     token: int  # that follows; -1 where the logits there are no logits

@@ -160,7 +160,7 @@ def modes(config: TargetConfig) -> tuple[Mode, ...]:
 
 
 def default_mode(config: TargetConfig) -> Mode:
-    """Of requests that name none: whatever measures fastest, unless the operator says otherwise."""
+    """Requests that name none get what measures fastest, unless the operator says otherwise."""
     first = modes(config)[0]
     chooses = config.mode == "auto" and config.auto_off and first is not Mode.OFF
     return Mode.AUTO if chooses else first

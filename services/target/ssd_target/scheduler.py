@@ -89,7 +89,7 @@ class Scheduler:
 
     @property
     def ids(self) -> set[int]:
-        """Of all sequences that run or wait."""
+        """The sequences that run or wait."""
         return {*self._running, *(sequence.id for sequence in self._waiting)}
 
     @property

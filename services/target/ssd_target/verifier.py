@@ -113,7 +113,7 @@ def _drawn_by_device(
 def _rejecting_by_device(
     works: Rows[Work], scored: Scored, spans: Rows[slice], drawn: Rows[Drawn | None]
 ) -> dict[int, Outcome | NonFiniteLogits]:
-    """Of rounds that are Drawn, where the device can tell."""
+    """The outcomes of rounds that are Drawn, where the device can tell."""
     rounds = {
         i: (spans[i].start, _drawn_speculation(works[i], each.wire))
         for i, each in enumerate(drawn)

@@ -243,7 +243,7 @@ def _lowest_candidate(
 
 @triton.jit
 def _mass_above(keys, masses, number, lowest, MOST: tl.constexpr):
-    """Of candidates with a higher key."""
+    """The mass of candidates with a higher key."""
     at = tl.arange(0, MOST)
     key = tl.load(keys + at, mask=at < number, other=LOWEST_KEY).to(tl.int64) + 2147483648
     mass = tl.load(masses + at, mask=at < number, other=0)

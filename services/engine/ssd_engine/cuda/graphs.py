@@ -280,7 +280,7 @@ class InFlight:
     def _reject(
         self, rejector: Rejector, rounds: Sequence[tuple[int, Speculation]]
     ) -> list[Verdict]:
-        """Of rounds whose first rows are these of the rows that ask for logits."""
+        """The outcomes of rounds whose first rows are these, of the rows that ask for logits."""
         if self._step.logits is None:
             raise RuntimeError("a step without logits verifies nothing")
         scores = self._step.scores(self._step.logits, self._drawing)

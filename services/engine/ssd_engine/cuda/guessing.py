@@ -270,8 +270,8 @@ def guess_kernel(
 
 
 class Guesses:
-    """Of every row of a step: the best tokens, the one that follows, and sigma's tokens and weights
-    (the bits of float32); all in one line of ``width`` numbers."""
+    """Every row of a step gets a line of ``width`` numbers: its best tokens, the one that follows,
+    and sigma's tokens and weights (the bits of float32)."""
 
     def __init__(
         self, rows: int, vocab: int, ranks: int, device: torch.device, overlap: bool

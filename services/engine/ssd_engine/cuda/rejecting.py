@@ -342,7 +342,7 @@ class Rejector:
         self._host_out = torch.zeros(self._out.shape, dtype=torch.int32, pin_memory=is_cuda)
 
     def judge(self, scores: StepScores, rounds: Sequence[tuple[int, Speculation]]) -> list[Verdict]:
-        """Of each round, with the row of the step that comes before its first token."""
+        """Each round comes with the row of the step before its first token."""
         wires = _on_device([speculation for _, speculation in rounds], self._device)
         count = self._tell(rounds, wires)
         self._launch(scores, len(rounds), count, _kind_of(wires))

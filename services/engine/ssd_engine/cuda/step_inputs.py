@@ -225,7 +225,7 @@ class StepInputs:
         host.filtered = count
 
     def _fill_weights(self, draws: Sequence[Draw | None]) -> None:
-        """Of rows that are drawn for rejection; all others are coupled."""
+        """Down-weights of rows that are drawn for rejection; all others are coupled."""
         host = self._host
         if not any(draw is not None and draw.width >= 0 for draw in draws):
             draws = ()

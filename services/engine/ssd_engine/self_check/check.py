@@ -242,7 +242,7 @@ class StepCheck:
         return guess_scores(logits, samples, [draw is None or draw.width < 0 for draw in draws])
 
     def _check_sigma(self, logits: Tensor, drawing: Drawing) -> None:
-        """Of rows that are drawn for rejection: weights, and whether what they draw follows."""
+        """Hold the weights of rows for rejection, and the tokens that follow, against the CPU's."""
         samples, draws = self._samples[drawing], self._draws[drawing]
         chosen = [i for i in range(len(logits)) if (d := draws[i]) is not None and d.width >= 0]
         rows = [samples[i] for i in chosen]

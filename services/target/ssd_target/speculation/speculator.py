@@ -100,7 +100,7 @@ class Speculator:
 
     @property
     def depth(self) -> int:
-        """Of the longest speculation."""
+        """The length of the longest speculation, in tokens."""
         return self._options.depth
 
     def knows(self, sequence: Sequence) -> bool:
@@ -129,7 +129,7 @@ class Speculator:
 
     @property
     def _mode_without_endpoint(self) -> Mode:
-        """Of rounds that may use an endpoint and do not."""
+        """The mode of rounds that may use an endpoint and do not."""
         payoff = self._drafter_payoff
         return Mode.SYNC if payoff is not None and payoff.speculates else Mode.OFF
 
@@ -290,7 +290,7 @@ class Speculator:
         return taken
 
     def _look_inside(self, speculated: Speculated, num_rows: int) -> Taken:
-        """Of a request that asks for the draft model inside."""
+        """A request for the draft model inside drafts with it, unless that does not pay."""
         wanted = self._pacing.sync_depth(speculated, num_rows)
         if not self._leaves_drafter:
             return Taken(speculated, wanted, Mode.SYNC)
