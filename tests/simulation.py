@@ -21,7 +21,7 @@ from ssd_draft.speculators import ModelSpeculator, NgramSpeculator
 from ssd_engine.batch import Part
 from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
 from ssd_engine.runner import ModelRunner
-from ssd_engine.tensor_plane import RowsKey
+from ssd_engine.tensor_plane import MakeRows, RowsKey
 from ssd_target.core import EngineCore
 from ssd_target.kept_kv import KeptOptions
 from ssd_target.records import LinkDown, LinkFrames, LinkUp
@@ -75,7 +75,8 @@ class SimulatedPlane:
     missing: int = 0
     discarded: int = 0
 
-    def send(self, key: RowsKey, rows: Tensor) -> bool:
+    def send_made(self, key: RowsKey, make: MakeRows) -> bool:
+        rows = make()
         if self.expected.get(key) != len(rows) or self.loses():
             self.discarded += 1
             return False

@@ -235,7 +235,9 @@ def test_branches_are_drawn_for_rejection_wherever_that_is(
         world.advance(1, random.Random(4))
         link = world.core._links[1]
         world.core._follow(link, link.inbox.popleft())  # the outcome, not yet the launch
-        shipped.append(world.core._speculator.drawn_from(link.sequences[1], DEPTH))
+        make = world.core._speculator.drawn_from(link.sequences[1], DEPTH)
+        assert make is not None
+        shipped.append(make())
     assert books[0] == books[1]
     assert any(len(tokens) == DEPTH for tokens in books[0].values())
     assert torch.equal(shipped[0], shipped[1])

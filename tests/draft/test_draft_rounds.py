@@ -24,6 +24,7 @@ from ssd_engine.frames import (
     TargetFrame,
     Verification,
 )
+from ssd_engine.pace import StepClock
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.token_ids import pack_tokens
@@ -183,4 +184,20 @@ def test_trees_are_narrower_after_one_that_was_late(
     draft.open(prompt=30, max_tokens=200, depth=DEPTH)
     outcome, tokens = draft.hit()
     draft.tell(outcome, draft.launch(tokens[:taken], source, wanted))
-    assert draft.planner._fill == pytest.approx(FILL - LATE if late else FILL + IN_TIME)
+    fill = draft.planner._fill
+    assert fill[Verification.COUPLED] == pytest.approx(FILL - LATE if late else FILL + IN_TIME)
+    assert fill[Verification.REJECTION] == FILL  # its steps take another time
+
+
+@pytest.mark.parametrize(("per_row", "depth", "width"), [(0.0, 3, BUDGET), (0.4e-3, 2, 1)])
+def test_a_tree_that_takes_too_long_loses_what_costs_time(
+    per_row: float, depth: int, width: int
+) -> None:
+    """Depth where every forward takes long; width only where rows do."""
+    clock = StepClock()
+    for rows in (1, 4, 16):
+        clock.observe(rows, 1e-3 + per_row * rows)
+    coupled = Verification.COUPLED
+    opened = Open(1, 0, b"", b"", [], 200, SamplingParams(0, 1.0), coupled, 1.0, DEPTH, 4800)
+    plan = Planner(DEPTH, BUDGET).plan(DraftSequence(1, opened, 0.0, DEPTH), clock, others=0)
+    assert (plan.depth, sum(plan.fan_out)) == (depth, width)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-from torch import Tensor
 
 from ssd_draft.core import DraftCore
 from ssd_draft.plan import Planner, RoundPlan
@@ -15,6 +14,7 @@ from ssd_engine.cached_path import NoRoom
 from ssd_engine.frames import Close, Launch, Open, Outcome, Source, Verification
 from ssd_engine.pace import StepClock
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.tensor_plane import MakeRows
 from ssd_engine.token_ids import pack_tokens
 
 BASE, PER_ROW = 0.002, 0.0002  # seconds of a forward, as on a CPU
@@ -72,7 +72,7 @@ class Engine:
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         return None
 
     def close(self, sequence: DraftSequence) -> None:

@@ -18,7 +18,6 @@ from itertools import islice, product
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from ssd_draft.core import DraftCore
 from ssd_draft.plan import Planner, RoundPlan
@@ -32,6 +31,7 @@ from ssd_engine.completion import StopRules
 from ssd_engine.frames import Branches, DraftFrame, Load, TargetFrame
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.scored import Scored
+from ssd_engine.tensor_plane import MakeRows
 from ssd_engine.token_ids import pack_tokens
 from ssd_target import link_state
 from ssd_target.core import EngineCore
@@ -142,7 +142,7 @@ class ToySpeculator:
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         return None
 
     def close(self, sequence: DraftSequence) -> None:

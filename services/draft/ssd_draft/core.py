@@ -221,7 +221,7 @@ class DraftCore:
         elif isinstance(frame, Launch):
             self._ship(link, sequence, frame)
             if sequence.prepared and sequence.phase is Phase.DECIDED:
-                link.planner.observe_use(sequence.is_late(frame))
+                link.planner.observe_use(sequence, sequence.is_late(frame))
         self._trace_frame(frame)
         if not sequence.apply(frame, self._now()):
             # What the target believes of this sequence is not so: let it open it again.
@@ -266,7 +266,7 @@ class DraftCore:
             return
         rows = self._speculator.drawn_from(sequence, count)
         if rows is not None:
-            link.sender.send(RowsKey(sequence.id, launch.round, 0), rows)
+            link.sender.send_made(RowsKey(sequence.id, launch.round, 0), rows)
 
     def _learn(self, link: Link, sequence: DraftSequence, frame: Outcome) -> None:
         """What the rates of theorem 12 are measured from."""

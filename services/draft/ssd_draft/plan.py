@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ssd_draft.sequence import DraftSequence, Phase
 from ssd_engine.fan_out import AcceptanceRate, MissLaw, MissRate, fan_out
-from ssd_engine.frames import Source
+from ssd_engine.frames import Source, Verification
 from ssd_engine.pace import StepClock
 
 RANKS = 16  # candidates that are ranked, to learn how fast more of them help
@@ -56,12 +56,13 @@ class Planner:
         self._lists = {True: hit_list, False: miss_list}
         self._rates = {True: Rates(), False: Rates()}
         self._fan_outs: dict[tuple[bool, int, int], list[int]] = {}  # by what has been measured
-        self._fill = FILL
+        self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
 
-    def observe_use(self, late: bool) -> None:
+    def observe_use(self, sequence: DraftSequence, late: bool) -> None:
         """A branch that was prepared was called for: it was there, or too late."""
-        self._fill += -LATE if late else IN_TIME
-        self._fill = min(max(self._fill, LEAST_FILL), 1.0)
+        kind = sequence.verification
+        fill = self._fill[kind] + (-LATE if late else IN_TIME)
+        self._fill[kind] = min(max(fill, LEAST_FILL), 1.0)
 
     def observe(
         self, sequence: DraftSequence, accepted: int, rank: int | None, ranked: int
@@ -93,17 +94,17 @@ class Planner:
     def _affordable(
         self, sequence: DraftSequence, clock: StepClock, depth: int, others: int
     ) -> tuple[int, int]:
-        """The widest tree of full depth that is ready before the target's forward ends.
+        """The deepest tree that is ready before the target's forward ends, as wide as that allows.
 
-        Where the narrowest one is not, the deepest of that width. A decided path is waited for.
+        A decided path is waited for.
         """
-        available = self._fill * sequence.verify_seconds
+        available = self._fill[sequence.verification] * sequence.verify_seconds
         if not available or not clock.known or sequence.phase is not Phase.VERIFYING:
             return self._budget, depth
         first, budget = not sequence.foreseen, self._budget
         least = min(self._budget, len(sequence.speculation) + 1)
+        while depth > 1 and (depth + first) * clock.seconds(others + least) > available:
+            depth -= 1
         while budget > least and (depth + first) * clock.seconds(others + budget) > available:
             budget -= 1
-        while depth > 1 and (depth + first) * clock.seconds(others + budget) > available:
-            depth -= 1
         return budget, depth

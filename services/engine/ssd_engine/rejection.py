@@ -118,28 +118,29 @@ class FewWeights:
     def __getitem__(self, rows: slice) -> "FewWeights":
         return FewWeights(self.tokens[rows], self.weights[rows], self.vocab_size, self.device)
 
-    def wire(self) -> Tensor:
-        """[n, vocab_size]"""
+    def wire(self, device: torch.device | None = None) -> Tensor:
+        """[n, vocab_size]; ``device``: another than the one that they are wanted on."""
+        device = device or self.device
         there = self.tokens >= 0
         tokens = torch.from_numpy(np.where(there, self.tokens, 0).astype(np.int64))
         weights = torch.from_numpy(np.where(there, self.weights, np.float32(0.0)))
-        rows = torch.zeros(len(tokens), self.vocab_size, dtype=WIRE, device=self.device)
+        rows = torch.zeros(len(tokens), self.vocab_size, dtype=WIRE, device=device)
         # Added: what stands for no token has no weight.
-        return rows.scatter_add_(1, tokens.to(self.device), weights.to(self.device, WIRE))
+        return rows.scatter_add_(1, tokens.to(device), weights.to(device, WIRE))
 
 
 Wire = Tensor | FewWeights  # of several rows
 
 
-def whole_wire(wires: Sequence[Wire]) -> Tensor:
-    """One after the other [rows, vocab]."""
+def whole_wire(wires: Sequence[Wire], device: torch.device | None = None) -> Tensor:
+    """One after the other [rows, vocab]; ``device``: where few weights become many."""
     few = [wire for wire in wires if isinstance(wire, FewWeights)]
     if len(few) < len(wires):
-        return torch.cat([w.wire() if isinstance(w, FewWeights) else w for w in wires])
+        return torch.cat([w.wire(device) if isinstance(w, FewWeights) else w for w in wires])
     tokens, weights = (
         np.concatenate(each) for each in zip(*((w.tokens, w.weights) for w in few), strict=True)
     )
-    return replace(few[0], tokens=tokens, weights=weights).wire()
+    return replace(few[0], tokens=tokens, weights=weights).wire(device)
 
 
 def draw_from(weights: Tensor, seeds: Tensor, positions: Tensor, stream: int) -> Tensor:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from torch import Tensor
-
 from ssd_draft.plan import RoundPlan
 from ssd_draft.sequence import DraftSequence
+from ssd_engine.tensor_plane import MakeRows
 
 
 class Need(Enum):
@@ -59,8 +58,9 @@ class Speculator(Protocol):
         """Where the token stood among the guesses after ``accepted``, and how many these were."""
         ...
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
-        """Rejection: what the first tokens of the decided branch were drawn from [count, vocab]."""
+    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
+        """Rejection: what the first tokens of the decided branch were drawn from [count, vocab]. It
+        is made on another thread, while the engine goes on."""
         ...
 
     def close(self, sequence: DraftSequence) -> None: ...

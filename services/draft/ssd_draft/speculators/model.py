@@ -32,6 +32,7 @@ from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
 from ssd_engine.rejection import FewWeights, Wire, whole_wire
 from ssd_engine.sampling import SampleRow
 from ssd_engine.scored import Pending, Scored
+from ssd_engine.tensor_plane import MakeRows
 
 LOOK_AHEAD = 1  # depths beyond what is of use
 
@@ -196,12 +197,13 @@ class ModelSpeculator:
         state.wires = [wire[at : at + 1] for wire in state.wires]
         state.drafted_in = state.tree.slots_of(at)
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         """What the first tokens of the decided branch were drawn from [count, vocab]."""
         wires = sequence.state.wires[:count]
         if not count or len(wires) < count:
             return None
-        return whole_wire(wires)[:, : self._vocab_size].contiguous()
+        host = torch.device("cpu")
+        return lambda: whole_wire(wires, host)[:, : self._vocab_size].contiguous()
 
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         """Where the token stood among the guesses after ``accepted``, and how many these were."""

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from ssd_draft.plan import RoundPlan
 from ssd_draft.sequence import DraftSequence, Offer, Phase
 from ssd_draft.speculators.base import Need
 from ssd_engine.ngram import NgramIndex
+from ssd_engine.tensor_plane import MakeRows
 
 
 class _State:
@@ -54,7 +53,7 @@ class NgramSpeculator:
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> Tensor | None:
+    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         return None  # nothing is drawn here
 
     def close(self, sequence: DraftSequence) -> None:

@@ -20,11 +20,12 @@ from ssd_engine.tensor_plane.handshake import (
 )
 from ssd_engine.tensor_plane.plane import local_offer, open_receiver, open_sender
 from ssd_engine.tensor_plane.receiver import Receiver
-from ssd_engine.tensor_plane.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.rows import MakeRows, RowsFormat, RowsKey
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tensor_plane.state import PlaneBroken, PlaneState
 
 __all__ = [
+    "MakeRows",
     "PlaneAnswer",
     "PlaneBroken",
     "PlaneKind",

@@ -131,8 +131,9 @@ class ProcessGroupOut:
         self._on_their_way: dict[int, object] = {}
 
     def push(self, announcement: Announcement, rows: Tensor) -> None:
-        on_host = self._group.device.type == "cpu"
-        rows = self._staging.to_host(rows) if on_host else rows.contiguous()
+        device = self._group.device
+        on_host = device.type == "cpu"
+        rows = self._staging.to_host(rows) if on_host else rows.contiguous().to(device)
         self._connection.write(announcement.encode())
         self._on_their_way[announcement.serial] = self._group.send(_as_bytes(rows))
 

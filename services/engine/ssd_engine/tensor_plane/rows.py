@@ -1,5 +1,6 @@
 """What travels on a tensor plane: rows of a sequence's round, in an agreed format."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 MAX_SEND_BYTES = 1 << 30
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # their places are their wire codes
+MakeRows = Callable[[], Tensor]  # [n, vocab_size], on the host or the engine's device
 _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 

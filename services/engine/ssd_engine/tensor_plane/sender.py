@@ -12,7 +12,7 @@ from ssd_engine.tensor_plane.carriers import RowsOut
 from ssd_engine.tensor_plane.connection import Connection, Wake
 from ssd_engine.tensor_plane.end import PlaneEnd
 from ssd_engine.tensor_plane.records import SERIAL_BYTES, WINDOW, Announcement, decode_serials
-from ssd_engine.tensor_plane.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.rows import MakeRows, RowsFormat, RowsKey
 from ssd_engine.tensor_plane.staging import Staging
 from ssd_engine.tensor_plane.state import PlaneBroken, PlaneEvent, PlaneState
 
@@ -20,7 +20,7 @@ from ssd_engine.tensor_plane.state import PlaneBroken, PlaneEvent, PlaneState
 @dataclass(frozen=True)
 class _Handed:
     key: RowsKey
-    rows: Tensor
+    make: MakeRows
     mark: torch.cuda.Event | None
 
 
@@ -52,6 +52,10 @@ class Sender(PlaneEnd):
         Never waits, and a plane that is not up is no error: the target does without these rows.
         """
         self._format.check(rows)
+        return self.send_made(key, lambda: rows)
+
+    def send_made(self, key: RowsKey, make: MakeRows) -> bool:
+        """As ``send``, for rows that the plane's thread makes from what nobody writes to."""
         with self._news:
             if self.state is not PlaneState.UP:
                 self.dropped += 1
@@ -59,7 +63,7 @@ class Sender(PlaneEnd):
             if len(self._queue) >= self._max_queued:
                 self._queue.popleft()
                 self.dropped += 1
-            self._queue.append(_Handed(key, rows, self._staging.mark()))
+            self._queue.append(_Handed(key, make, self._staging.mark()))
         self._wake.ring()
         return True
 
@@ -78,9 +82,10 @@ class Sender(PlaneEnd):
                 out.release(serial)
                 released += 1
             while pushed - released < WINDOW and (handed := self._next()) is not None:
-                announcement = Announcement(pushed, handed.key, len(handed.rows))
                 with self._staging.after(handed.mark):
-                    out.push(announcement, handed.rows)
+                    rows = handed.make()
+                    self._format.check(rows)
+                    out.push(Announcement(pushed, handed.key, len(rows)), rows)
                 pushed += 1
             connection.wait()
 
