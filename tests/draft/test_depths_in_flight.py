@@ -49,8 +49,35 @@ class Ranking:
         self._last: list[int] = []
         self.followed = 0
         self.launched: list[Ranked] = []
+        self._said: tuple[list[Part], list[Draw | None]] = ([], [])
+        self.deepened = 0
+
+    def deepen(
+        self, flight: "Ranked", slots: Sequence[int], widths: Sequence[int]
+    ) -> "Ranked | None":
+        """By the definition: the step that would be said in full."""
+        assert flight is self.launched[-1]
+        parts, draws = self._said
+        self.deepened += 1
+        deeper: list[Part] = []
+        row = 0
+        for part in parts:
+            assert isinstance(part, TreeRows)
+            own = slots[row : row + len(part.tokens)]
+            tokens = [-(row + i) - 1 for i in range(len(own))]
+            positions = [position + 1 for position in part.positions]
+            scratch = [*part.scratch, *own]
+            changed = dict(tokens=tokens, positions=positions, slots=own, scratch=scratch)
+            deeper.append(replace(part, **changed))  # type: ignore[arg-type]
+            row += len(own)
+        later = [
+            None if draw is None else draw._replace(position=draw.position + 1, width=width)
+            for draw, width in zip(draws, widths, strict=True)
+        ]
+        return self.step(deeper, later)
 
     def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> "Ranked":
+        self._said = list(parts), list(draws)
         resolved = [self._follow(part) for part in parts]
         logits = self._runner.forward(resolved)
         tokens = [
@@ -185,6 +212,8 @@ def pushed_in_rounds(world: World, chains: bool) -> Any:
             world.advance(key, rng)
     world.step(14)
     assert (world.runner.followed > 10) is chains
+    has_history = any(s.history is not None for s in world.core._links[1].sequences.values())
+    assert (world.runner.deepened > 5) is (chains and not has_history)
     return world.pushed
 
 

@@ -182,14 +182,17 @@ def test_trees_are_narrower_after_one_that_was_late(
 ) -> None:
     draft = Draft(runner)
     draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+    fill = draft.planner._fill
+    outcome, tokens = draft.hit()
+    draft.tell(outcome, draft.launch(tokens[:1], Source.CACHE, DEPTH))
+    assert fill[Verification.COUPLED] == FILL  # that tree had to wait for the prompt
     outcome, tokens = draft.hit()
     draft.tell(outcome, draft.launch(tokens[:taken], source, wanted))
-    fill = draft.planner._fill
     assert fill[Verification.COUPLED] == pytest.approx(FILL - LATE if late else FILL + IN_TIME)
     assert fill[Verification.REJECTION] == FILL  # its steps take another time
 
 
-@pytest.mark.parametrize(("per_row", "depth", "width"), [(0.0, 3, BUDGET), (0.4e-3, 2, 1)])
+@pytest.mark.parametrize(("per_row", "depth", "width"), [(0.0, 3, BUDGET), (0.4e-3, 1, 2)])
 def test_a_tree_that_takes_too_long_loses_what_costs_time(
     per_row: float, depth: int, width: int
 ) -> None:

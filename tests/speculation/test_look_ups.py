@@ -116,7 +116,7 @@ def test_one_that_leaves_costs_a_round_only_if_nobody_waited_for_it(waits: bool)
     said: list[list[DraftFrame]] = []
 
     def receive(seconds: float) -> bool:
-        if said:
+        if said and (seconds > 0) is waits:
             speculator.endpoints.follow(LINK, EPOCH, said.pop(), None)
             return True
         return False

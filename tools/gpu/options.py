@@ -8,7 +8,7 @@ from typing import Any
 from ssd_client.local_mps import DRAFT_SHARE
 from tools.bench_kit import Client, Generated, story_prompts
 from tools.gpu.report import Rows
-from tools.gpu.serving import TIMED, Clock, Model, ModelPair, against, as_it_comes, mps
+from tools.gpu.serving import TIMED, Model, ModelPair, against, as_it_comes, mps
 
 PLAIN = "T = 0.7"
 _BIAS = {token: 1.5 if token % 2 else -1.5 for token in range(100, 200)}
@@ -77,12 +77,9 @@ def _with_streams(client: Client, prompts: Sequence[str], streams: int) -> Rows:
     for repeat in range(REPEATS + 1):
         for name, chosen in OPTIONS.items():
             for mode in ("off", "ssd"):
-                before = Clock.read()
                 last[name, mode] = _generate(client, prompts, streams, mode, chosen)
                 if repeat:  # the first time, things are not warm
-                    times.setdefault((name, mode), []).append(
-                        sum(Clock.read().since(before).values())
-                    )
+                    times.setdefault((name, mode), []).append(_round_ms(last[name, mode]))
     ms = {key: statistics.median(values) for key, values in times.items()}
     return [
         {
@@ -109,11 +106,20 @@ def _generate(
         return list(pool.map(one, range(len(prompts))))
 
 
+def _round_ms(done: Sequence[Generated]) -> float:
+    """A sequence's time from the end of one round to the end of the next."""
+    stats = [one.stats for one in done]
+    micros = sum(s.cache_round_micros + s.other_round_micros for s in stats)
+    return 1e-3 * micros / max(1, sum(s.rounds for s in stats))
+
+
 def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
     if mode == "off":
         return {}
     rounds = max(1, sum(one.stats.rounds for one in done))
     return {
         "hit rate": sum(one.stats.hits for one in done) / rounds,
+        "late": sum(one.stats.late for one in done) / rounds,
+        "sync": sum(one.stats.sync_rounds for one in done) / rounds,
         "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds,
     }

@@ -220,7 +220,7 @@ class DraftCore:
             self._learn(link, sequence, frame)
         elif isinstance(frame, Launch):
             self._ship(link, sequence, frame)
-            if sequence.prepared and sequence.phase is Phase.DECIDED:
+            if sequence.prepared and sequence.had_time and sequence.phase is Phase.DECIDED:
                 link.planner.observe_use(sequence, sequence.is_late(frame))
         self._trace_frame(frame)
         if not sequence.apply(frame, self._now()):
@@ -383,7 +383,7 @@ class DraftCore:
         rows_of = [self._speculator.rows(s, chunk) for s in chosen]
         total = sum(rows_of)
         plans = [self._plan(s, total - rows) for s, rows in zip(chosen, rows_of, strict=True)]
-        before = [_num_tokens(s) for s in chosen]
+        awaited = [s for s in chosen if s.phase is Phase.DECIDED and not _has_tokens(s)]
         begin = self._now()
         rows = self._speculator.step(chosen, chunk, plans)
         now = self._now()
@@ -391,9 +391,10 @@ class DraftCore:
         self._trace_step(chosen, begin, now, rows)
         self.counters.steps += 1
         self.counters.rows += rows
-        for sequence, tokens in zip(chosen, before, strict=True):
-            if sequence.phase is Phase.DECIDED and not tokens and _num_tokens(sequence):
+        for sequence in awaited:
+            if _has_tokens(sequence):
                 self._just_in_time.observe(now - sequence.changed_at)
+        for sequence in chosen:
             if sequence.completes_tree():
                 self.counters.built(now - sequence.changed_at)
 
@@ -425,7 +426,7 @@ class DraftCore:
     def _push(self, link: Link) -> None:
         now = self._now()
         for sequence in link.sequences.values():
-            due = sequence.push_is_due and self._push_pays(sequence, now)
+            due = self._push_pays(sequence, now) and sequence.push_is_due
             if not due and not self._is_silent(sequence, now):
                 continue
             branches = sequence.pushes(now)
@@ -535,5 +536,5 @@ def _by_urgency(link: Link) -> list[DraftSequence]:
     return sorted(waiting, key=lambda s: (s.phase is not Phase.DECIDED, s.changed_at))
 
 
-def _num_tokens(sequence: DraftSequence) -> int:
-    return sum(len(offer.tokens) for offer in sequence.offers.values())
+def _has_tokens(sequence: DraftSequence) -> bool:
+    return any(offer.tokens for offer in sequence.offers.values())

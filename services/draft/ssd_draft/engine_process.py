@@ -1,14 +1,25 @@
 """The engine's process: no gRPC, no tokenizer, no interpreter lock shared with I/O."""
 
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from ssd_draft.config import DraftEngineOptions
-from ssd_draft.core import make_core
-from ssd_draft.records import decode_to_engine
+from ssd_draft.core import DraftCore, make_core
+from ssd_draft.records import (
+    DraftOutput,
+    Drain,
+    LinkDown,
+    LinkFrames,
+    LinkUp,
+    decode_to_engine,
+)
 from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.engine_loop import PipeInbox, run_engine, serve_records, warm_up
 from ssd_engine.serving.records import Ready, encode
+from ssd_engine.tracing import TraceEvent
+
+SILENCE_SECONDS = 0.05  # of an engine that works
 
 
 def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
@@ -22,7 +33,32 @@ def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
     num_blocks = 0 if runner is None else runner.num_blocks
     pipe.send_bytes(encode(Ready(num_blocks, time.monotonic() - started)))
     check = core.check_integrity if options.check_integrity else None
-    serve_records(PipeInbox(pipe, decode_to_engine), core, check)
+    serve_records(PipeInbox(pipe, decode_to_engine), Sparing(core), check)
+
+
+class Sparing:
+    """The engine's core, of which nobody hears as long as it has nothing to say: between two depths
+    of a tree every word takes time. Books and traces come with the next word, or soon."""
+
+    def __init__(self, core: DraftCore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._core, self._now = core, clock
+        self._said_at = clock()
+        self._trace: list[TraceEvent] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self._core.has_work
+
+    def handle(self, record: LinkUp | LinkFrames | LinkDown | Drain) -> None:
+        self._core.handle(record)
+
+    def step(self) -> DraftOutput | None:
+        output, now = self._core.step(), self._now()
+        self._trace += output.trace
+        if not output.links and self.has_work and now - self._said_at < SILENCE_SECONDS:
+            return None
+        trace, self._trace, self._said_at = self._trace, [], now
+        return DraftOutput(output.links, output.load, output.stats, trace)
 
 
 def _load(options: DraftEngineOptions) -> RankedRunner | None:

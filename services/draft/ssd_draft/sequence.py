@@ -41,7 +41,7 @@ class Offer:
     accepted: int
     token: int
     tokens: list[int] = field(default_factory=list)
-    # Guesses of each token, best first, where the speculator ranks them as it goes.
+    # Guesses of each token, best first, of a branch that was taken and whose guesses are ranked.
     rankings: list[list[int]] = field(default_factory=list)
     num_pushed: int = 0
 
@@ -60,7 +60,7 @@ class DraftSequence:
         """``max_depth``: of the branches that this endpoint drafts."""
         self.link = link
         self.id = frame.sequence
-        self.round = frame.round
+        self.round = self.opened_in = frame.round
         self.phase = Phase.VERIFYING
         self.prompt = unpack_tokens(frame.prompt)
         self.output = unpack_tokens(frame.output)
@@ -148,9 +148,22 @@ class DraftSequence:
     def pushes(self, now: float) -> list[Branch]:
         """Branches, or parts of them, that the target has not got."""
         self.pushed_at, self.answered = now, True
-        due = [offer for offer in self.offers.values() if offer.is_due(self.depth)]
-        return [offer.push(self.depth) for offer in due]
+        depth = self.useful_depth
+        return [offer.push(depth) for offer in self.offers.values() if offer.is_due(depth)]
 
     @property
     def push_is_due(self) -> bool:
-        return any(offer.is_due(self.depth) for offer in self.offers.values())
+        depth = self.useful_depth
+        return any(offer.is_due(depth) for offer in self.offers.values())
+
+    @property
+    def useful_depth(self) -> int:
+        """Of what is pushed. A tree goes beyond its plan only for the guesses after its branches:
+        without them the next round would begin a forward later."""
+        planned = self.phase is Phase.VERIFYING and self.plan is not None
+        return min(self.depth, self.plan.depth) if planned else self.depth
+
+    @property
+    def had_time(self) -> bool:
+        """Whether its tree began with its round: in the first one the prompt comes before it."""
+        return self.round != self.opened_in

@@ -7,8 +7,13 @@ scratch slots, depth after depth.
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ssd_draft.sequence import Offer
 from ssd_engine.batch import TreeRows
+
+Ranked = Sequence[Sequence[int]] | NDArray[np.int32]  # guesses of each row, best first; -1 is none
 
 
 class Tree:
@@ -21,11 +26,13 @@ class Tree:
     ) -> None:
         """``blocks`` of committed tokens and chain; ``scratch`` slots for the branches' own."""
         self.offers = offers
+        self.longest = max(offer.accepted for offer in offers)  # chain before a branch
         self._num_committed = num_committed
         self._blocks = blocks
         self._scratch = scratch
         self._max_depth = len(scratch) // len(offers)
         self._limits = [num_committed + offer.accepted - 1 for offer in offers]
+        self._ranked: list[Ranked] = []  # one for each depth, where guesses are ranked
 
     @property
     def depth(self) -> int:
@@ -59,6 +66,11 @@ class Tree:
             scratch=self._scratch[:end],
         )
 
+    def slots_ahead(self) -> list[int]:
+        """Where the forward after that one writes the branches' KV."""
+        rows, depth = len(self.offers), self.depth + 1
+        return self._scratch[rows * depth : rows * (depth + 1)]
+
     def index(self, offer: Offer) -> int | None:
         return next((i for i, other in enumerate(self.offers) if other is offer), None)
 
@@ -67,6 +79,13 @@ class Tree:
         rows = len(self.offers)
         return self._scratch[at : rows * self.depth : rows]
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def rankings_of(self, at: int) -> list[list[int]]:
+        """The guesses of each of a branch's tokens."""
+        lines = (np.asarray(ranked[at]).tolist() for ranked in self._ranked)
+        return [[token for token in line if token >= 0] for line in lines]
+
+    def extend(self, tokens: Sequence[int], ranked: Ranked | None = None) -> None:
         for offer, token in zip(self.offers, tokens, strict=True):
             offer.tokens.append(token)
+        if ranked is not None:
+            self._ranked.append(ranked)

@@ -52,6 +52,11 @@ class Draw(NamedTuple):
         noise = (params.seed, params.temperature, position)
         return cls(*noise, *filters, history, recent, path, reported)
 
+    def moved(self, by: int) -> "Draw":
+        """The same, so many tokens further."""
+        before, after = self[:_POSITION], self[_POSITION + 1 :]
+        return tuple.__new__(Draw, (*before, self.position + by, *after))
+
     @property
     def drawing(self) -> Drawing:
         if self.reported:
@@ -68,6 +73,9 @@ class Draw(NamedTuple):
     def signed_seed(self) -> int:
         """64 unsigned bits as the int64 of the same bits."""
         return self.seed - (1 << 64) if self.seed >= 1 << 63 else self.seed
+
+
+_POSITION = Draw._fields.index("position")
 
 
 def drawing_of(draws: Sequence[Draw | None]) -> Drawing:

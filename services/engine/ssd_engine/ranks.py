@@ -147,6 +147,12 @@ class RankedRunner:
             self._tell_others(self._channel, STEP, parts)
             return PendingOnRanks(self._runner.step(parts, draws, launched))
 
+    def deepen(
+        self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
+    ) -> Pending | None:
+        """The step after one over trees alone; None: it is to be said in full. See ModelRunner."""
+        return self._runner.deepen(flight, slots, widths) if self._channel is None else None
+
     @property
     def block_bytes(self) -> int:
         """The memory of a KV block, that of all ranks on this node together."""

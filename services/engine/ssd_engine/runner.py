@@ -362,14 +362,23 @@ class ModelRunner:
         ``draws``: of every row that asks for logits; None where its token is not drawn here.
         """
         if self._steps is not None:
-            flight = self._steps.launch(parts, draws, self._dummy_slot)
+            flight = self._steps.launch(parts, draws, self._dummy_slot, launched)
             if flight is not None:
-                if launched is not None:
-                    launched()
                 return flight
             if self.options.exact:
                 raise RuntimeError("a step is larger than what the server was started for")
         return Computed(lambda: self.forward(parts, launched))
+
+    def deepen(
+        self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
+    ) -> Pending | None:
+        """The step after one over trees alone, which is the last that was launched: every row goes
+        on from the token that it has drawn there, and writes to its slot, one depth further.
+
+        ``widths``: of rows, run after run, that are drawn for rejection; -1: coupled. None where
+        the step has to be said in full.
+        """
+        return None if self._steps is None else self._steps.deepen(flight, slots, widths)
 
     def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
         layers = self.prompt_layers(parts)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
@@ -46,8 +47,8 @@ from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, draws, speculat
 
 log = logging.getLogger(__name__)
 
+FEW_ROWS = 4  # of which is said what endpoints must know before all of a step is launched
 QUIET_SECONDS = 10.0  # between two lines of the log about the same
-MOST_RECORDS = 64  # of links, that are heard between a round and the next
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
 
 
@@ -303,11 +304,17 @@ class EngineCore:
         if not self._runner.asynchronous:
             self.speculator.launch(rows)
             pending = self._runner.step(parts, how, self.speculator.flush)
-        else:  # what can be said while the device works is said then
-            pending = self._runner.step(parts, how, _nothing)
-            self.speculator.launch(rows)
-            self.speculator.flush()
+        else:  # what can be said while the device works is said then, as soon as it has some work
+            few, say = len(rows) <= FEW_ROWS, partial(self._say, rows)
+            pending = self._runner.step(parts, how, say if few else _nothing)
+            if not few:
+                say()
         self._flight = Flight(works, rows, pending)
+
+    def _say(self, rows: list[Taken]) -> None:
+        """What endpoints must know of a round that is launched."""
+        self.speculator.launch(rows)
+        self.speculator.flush()
 
     def _begin_ahead(self, ahead: Flight) -> None:
         """What was launched ahead is the round in flight now."""
@@ -350,7 +357,6 @@ class EngineCore:
             return []
         while not flight.pending.done():
             self.speculator.listen()
-        self.speculator.listen(MOST_RECORDS)
         scored = flight.pending.result()
         at = self._trace.now()
         for work in flight.works:

@@ -8,7 +8,8 @@ import torch
 
 from ssd_engine.frames import TargetFrame
 from ssd_engine.ranks import RankedRunner
-from ssd_engine.serving.engine_loop import PipePoll, run_engine, serve_records, warm_up
+from ssd_engine.serving.engine_loop import run_engine, serve_records, warm_up
+from ssd_engine.serving.pipe_poll import PipePoll
 from ssd_engine.serving.records import Ready, encode
 from ssd_engine.tensor_plane import local_offer
 from ssd_engine.tracing import make_trace

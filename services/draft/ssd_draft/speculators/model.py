@@ -23,13 +23,13 @@ from torch import Tensor
 from ssd_draft.plan import RANKS, RoundPlan
 from ssd_draft.sequence import DraftSequence, Offer, Phase
 from ssd_draft.speculators.base import Cannot, Need
-from ssd_draft.tree import Tree
+from ssd_draft.tree import Ranked, Tree
 from ssd_engine.batch import Chunk, Draw, Part, TreeRows
 from ssd_engine.block_pool import BlockLease, BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.frames import Verification
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
-from ssd_engine.rejection import FewWeights, Wire, whole_wire
+from ssd_engine.rejection import Wire, whole_wire
 from ssd_engine.sampling import SampleRow
 from ssd_engine.scored import Pending, Scored
 from ssd_engine.tensor_plane import MakeRows
@@ -46,11 +46,16 @@ class Runner(Protocol):
 
     def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Pending: ...
 
+    def deepen(
+        self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
+    ) -> Pending | None: ...
+
 
 @dataclass(slots=True)
 class _State:
     path: CachedPath
     scratch: BlockLease
+    slots: list[int]  # of the scratch
     tree: Tree | None = None
     # Guesses after each length of the chain, best first; what the outcome is held against.
     rankings: list[list[int]] = field(default_factory=list)
@@ -156,7 +161,7 @@ class ModelSpeculator:
             path.release()
             raise NoRoom("no room for the branches")
         scratch.grow(self._scratch_tokens)
-        sequence.state = _State(path, scratch)
+        sequence.state = _State(path, scratch, _slots(scratch, self._block_size))
 
     def memory_share(self, sequence: DraftSequence) -> float:
         pool, state = self._pool, sequence.state
@@ -196,6 +201,7 @@ class ModelSpeculator:
             return
         state.wires = [wire[at : at + 1] for wire in state.wires]
         state.drafted_in = state.tree.slots_of(at)
+        _decided(sequence).rankings = state.tree.rankings_of(at)
 
     def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         """What the first tokens of the decided branch were drawn from [count, vocab]."""
@@ -278,6 +284,8 @@ class ModelSpeculator:
         going = [w for w in flight.wanted if self._goes_on(w)]
         if not going or not all(_can_chain(w) for w in flight.wanted):
             return None
+        if len(going) == len(flight.parts) and (deeper := self._deepen(flight)) is not None:
+            return deeper
         wanted: list[_Wanted] = []
         trees: list[tuple[Tree, int]] = []
         begin = 0
@@ -292,13 +300,29 @@ class ModelSpeculator:
         draws = [draw for w in wanted for draw in _draws(w, ahead=1)]
         return _Flight(parts, wanted, self._runner.step(parts, draws), trees)
 
+    def _deepen(self, flight: _Flight) -> _Flight | None:
+        """Where nothing but trees is in flight, the device needs to be told very little."""
+        if any(w.sequence.history is not None for w in flight.wanted):
+            return None  # what lies before a row is a part of it
+        trees: list[Tree] = [w.sequence.state.tree for w in flight.wanted]
+        slots = [slot for tree in trees for slot in tree.slots_ahead()]
+        widths: list[int] = []
+        for w in flight.wanted:
+            width = -1 if w.coupled else w.plan.width(w.depth + 1)
+            widths += [width] * w.part.num_logits
+        pending = self._runner.deepen(flight.pending, slots, widths)
+        if pending is None:
+            return None
+        ahead = [(tree, tree.depth + 1) for tree in trees]
+        return _Flight(flight.parts, flight.wanted, pending, ahead)
+
     def _goes_on(self, w: _Wanted) -> bool:
         """Whether its tree gets another depth after the one in flight."""
         if not isinstance(w.part, TreeRows):
             return False
         tree: Tree = w.sequence.state.tree
-        depth, longest = tree.depth + 1, max(offer.accepted for offer in tree.offers)
-        last = w.sequence.num_committed + longest + depth
+        depth = tree.depth + 1
+        last = w.sequence.num_committed + tree.longest + depth
         deep = depth >= w.plan.depth + LOOK_AHEAD
         return not deep and tree.has_room(ahead=1) and last < self._max_context
 
@@ -352,18 +376,19 @@ class ModelSpeculator:
     def _guess(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
+        if scored.following is not None:
+            self._take_drawn(others, scored, scored.following)
+            return
         guesses = iter(_ranked(scored, others, coupled=True))
         for w in others:
             rankings = list(islice(guesses, w.part.num_logits))
-            for offer, ranking in zip(w.offers, rankings, strict=True):
-                offer.rankings.append(ranking)
-            self._extend(w, [ranking[0] for ranking in rankings])
+            self._extend(w, [ranking[0] for ranking in rankings], rankings)
 
     def _draw(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
-        if scored.following is not None and scored.sigma is not None:
-            self._take_drawn(others, scored, scored.following, scored.sigma)
+        if scored.following is not None:
+            self._take_drawn(others, scored, scored.following)
             return
         widths = [w.plan.width(w.depth) for w in others for _ in range(w.part.num_logits)]
         weights = [w.sequence.down_weight for w in others for _ in range(w.part.num_logits)]
@@ -382,22 +407,24 @@ class ModelSpeculator:
         others: list[_Wanted],
         scored: Scored,
         following: NDArray[np.int32],
-        sigma: FewWeights,
     ) -> None:
         """What the device has drawn, and the guesses that it has ranked on the way."""
         for w in others:
             rows = slice(w.begin, w.begin + w.part.num_logits)
-            if scored.best is not None:
-                for offer, ranking in zip(w.offers, scored.best[rows].tolist(), strict=True):
-                    offer.rankings.append([token for token in ranking if token >= 0])
-            w.sequence.state.wires.append(sigma[rows])
-            self._extend(w, following[rows].tolist())
+            if not w.coupled and scored.sigma is not None:
+                w.sequence.state.wires.append(scored.sigma[rows])
+            ranked = None if scored.best is None else scored.best[rows]
+            self._extend(w, following[rows].tolist(), ranked)
 
-    def _extend(self, w: _Wanted, tokens: list[int]) -> None:
+    def _extend(self, w: _Wanted, tokens: list[int], ranked: Ranked | None = None) -> None:
         if w.sequence.phase is Phase.DECIDED:
-            _decided(w.sequence).tokens.append(tokens[0])
+            decided = _decided(w.sequence)
+            decided.tokens.append(tokens[0])
+            if ranked is not None:
+                line = np.asarray(ranked[0]).tolist()
+                decided.rankings.append([token for token in line if token >= 0])
         else:
-            w.sequence.state.tree.extend(tokens)
+            w.sequence.state.tree.extend(tokens, ranked)
         self._judge_complete(w.sequence, w.plan)
 
     def _plant(self, sequence: DraftSequence, plan: RoundPlan, guesses: list[list[int]]) -> None:
@@ -415,16 +442,14 @@ class ModelSpeculator:
             for token in state.rankings[accepted][:width]
         ]
         sequence.offers = {(offer.accepted, offer.token): offer for offer in offers}
-        n = sequence.num_committed
-        scratch = _slots(state.scratch, self._block_size)
         if offers:
-            state.tree = Tree(offers, n, state.path.blocks, scratch)
+            state.tree = Tree(offers, sequence.num_committed, state.path.blocks, state.slots)
 
     def _judge_complete(self, sequence: DraftSequence, plan: RoundPlan) -> None:
         tree: Tree | None = sequence.state.tree
         if tree is not None:
-            depth, longest = tree.depth, max(offer.accepted for offer in tree.offers)
-            last = sequence.num_committed + longest + depth  # position of the next row
+            depth = tree.depth
+            last = sequence.num_committed + tree.longest + depth  # position of the next row
             has_room = tree.has_room() and last < self._max_context
         elif sequence.phase is Phase.DECIDED:
             depth = len(_decided(sequence).tokens)
@@ -470,7 +495,7 @@ def _can_chain(w: _Wanted) -> bool:
     return isinstance(w.part, TreeRows) and w.plan.ranks <= RANKS + 1
 
 
-def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
+def _draws(w: _Wanted, ahead: int = 0) -> Sequence[Draw]:
     """How the device ranks a sequence's rows."""
     sequence, n = w.sequence, w.sequence.num_committed
     if sequence.phase is Phase.DECIDED:
@@ -480,7 +505,8 @@ def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
         return [_draw(w, n + i, i) for i in range(w.part.num_logits)]
     depth = w.depth + ahead
     if sequence.history is None:
-        return [_draw(w, n + o.accepted + 1 + depth, 1, (), depth) for o in w.offers]
+        first = _draw(w, n + depth + 1, 1, (), depth)
+        return [first.moved(o.accepted) for o in w.offers]
     chain, draws = sequence.speculation, []
     for o in w.offers:
         path = [*chain[: o.accepted], o.token, *o.tokens]
@@ -491,7 +517,7 @@ def _draws(w: _Wanted, ahead: int = 0) -> list[Draw | None]:
 
 def _draw(
     w: _Wanted, position: int, recent: int, path: Sequence[int] = (), place: int | None = None
-) -> Draw | None:
+) -> Draw:
     """``place``: of the token in its speculation; None: it is ranked, and not drawn."""
     params, history = w.sequence.sampling, w.sequence.history
     draw = Draw.of(params, position, history, recent, () if history is None else tuple(path))

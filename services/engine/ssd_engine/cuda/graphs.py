@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,30 +22,65 @@ from ssd_engine.cuda.rejecting import Rejector
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepRun, StepShape
 from ssd_engine.rejection import Speculation
-from ssd_engine.scored import Scored, Verdict
+from ssd_engine.scored import Pending, Scored, Verdict
 
 log = logging.getLogger(__name__)
 
 STARTS = 4  # events of a step: more than there are steps whose times are not read yet
 
 
+class _Captured(Protocol):
+    """One side of a step."""
+
+    @property
+    def num_turns(self) -> int: ...
+
+    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+        """The event in front of it. ``launched`` is called when the device has begun."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Captured:
-    """One side of a step. The beginning is there several times, each with an event in front."""
+class _InParts:
+    """The beginning is there several times, each with an event in front."""
 
     beginnings: list[tuple[torch.cuda.Event, torch.cuda.CUDAGraph]]
     rest: torch.cuda.CUDAGraph
     # How tokens are drawn from the logits, which only the first rank has.
     ends: dict[Drawing, torch.cuda.CUDAGraph]
 
-    def replay(self, turn: int, drawing: Drawing) -> torch.cuda.Event:
-        """The event in front of it."""
+    @property
+    def num_turns(self) -> int:
+        return len(self.beginnings)
+
+    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
         start, beginning = self.beginnings[turn]
         beginning.replay()
+        launched()
         self.rest.replay()
         if self.ends:
             self.ends[drawing].replay()
         return start
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnce:
+    """For drafts: the device has the depth before, and another launch would take longer than it
+    gains."""
+
+    starts: list[torch.cuda.Event]
+    stream: torch.cuda.Stream
+    graphs: dict[Drawing, torch.cuda.CUDAGraph]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.starts)
+
+    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+        self.starts[turn].record(self.stream)
+        self.graphs[drawing].replay()
+        launched()
+        return self.starts[turn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +121,7 @@ class GraphRunner:
         self._stream = torch.cuda.current_stream()
         self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
         self._expected: _Expected | None = None
+        self._last: InFlight | None = None
         self._last_end: torch.cuda.Event | None = None
         self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
 
@@ -105,17 +141,29 @@ class GraphRunner:
             torch.cuda.synchronize()
             for side in range(0 if self._eager else step.num_sides):
                 step.use(side)
-                beginnings = []
-                for _ in range(side, STARTS, step.num_sides):  # sides take turns
-                    start = torch.cuda.Event(enable_timing=True, external=True)
-                    graph, memory = _capture(partial(_after, start, step.begin), memory)
-                    beginnings.append((start, graph))
-                rest, memory = _capture(step.score, memory)
-                ends = {}
-                for drawing in step.drawings if step.logits is not None else ():
-                    ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
-                self._captured[step.shape, side] = _Captured(beginnings, rest, ends)
+                capture = self._capture_at_once if step.ranks > 1 else self._capture_parts
+                self._captured[step.shape, side], memory = capture(step, side, memory)
         log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
+
+    def _capture_parts(self, step: Step, side: int, memory: Any) -> tuple[_InParts, Any]:
+        beginnings = []
+        for _ in range(side, STARTS, step.num_sides):  # sides take turns
+            start = torch.cuda.Event(enable_timing=True, external=True)
+            graph, memory = _capture(partial(_after, start, step.begin), memory)
+            beginnings.append((start, graph))
+        rest, memory = _capture(step.score, memory)
+        ends = {}
+        for drawing in step.drawings if step.logits is not None else ():
+            ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
+        return _InParts(beginnings, rest, ends), memory
+
+    def _capture_at_once(self, step: Step, side: int, memory: Any) -> tuple[_AtOnce, Any]:
+        turns = range(side, STARTS, step.num_sides)
+        starts = [torch.cuda.Event(enable_timing=True) for _ in turns]
+        graphs = {}
+        for drawing in step.drawings:
+            graphs[drawing], memory = _capture(partial(step.run, drawing), memory)
+        return _AtOnce(starts, self._stream, graphs), memory
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -124,7 +172,7 @@ class GraphRunner:
     def num_replays(self, step: Step, side: int) -> int:
         """How often a step was captured on this side."""
         captured = self._captured.get((step.shape, side))
-        return 1 if captured is None else len(captured.beginnings)
+        return 1 if captured is None else captured.num_turns
 
     def replay(
         self, step: Step, side: int, turn: int = 0, drawing: Drawing = Drawing.PLAIN
@@ -134,12 +182,17 @@ class GraphRunner:
         if captured is None:
             step.run(drawing)
             return
-        captured.replay(turn, drawing)
+        captured.replay(turn, drawing, _nothing)
 
     def launch(
-        self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        dummy_slot: int,
+        launched: Callable[[], None] | None = None,
     ) -> "InFlight | None":
-        """None when there is no step as large as this."""
+        """None when there is no step as large as this. ``launched`` is called when the device has
+        begun, which may be before it has all of the step."""
         step = self.step_for(parts)
         if step is None:
             return None
@@ -156,25 +209,51 @@ class GraphRunner:
             step.use(side)
             begins = step.inputs.fill(runs, dummy_slot, moves)
             drawing = step.least(drawing_of(draws))
-        turn = self._launches % STARTS
-        self._launches += 1
         if drawing >= Drawing.ADJUSTED:
             step.tell_histories(_logit_rows(parts, begins), draws)
+        look_ahead = partial(self._expect, parts, draws, dummy_slot)
+        rows = _logit_rows(parts, begins)
+        told = _Told(parts, rows, drawing, look_ahead)
+        return self._fly(step, side, told, launched or _nothing)
+
+    def deepen(
+        self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
+    ) -> "InFlight | None":
+        """See ModelRunner. Rows are drawn without histories."""
+        if flight is not self._last or not isinstance(flight, InFlight):
+            return None
+        step, told = flight.step, flight.told
+        if step.num_sides == 1 or not all(isinstance(part, TreeRows) for part in told.parts):
+            return None
+        side = self._launches % step.num_sides
+        if (before := self._using.get((step.shape, side))) is not None:
+            before.synchronize()
+        step.use(side)
+        if not step.inputs.deepen(flight.side, slots, widths):
+            return None
+        return self._fly(step, side, told)
+
+    def _fly(
+        self, step: Step, side: int, told: "_Told", launched: Callable[[], None] = lambda: None
+    ) -> "InFlight":
+        """Launch a step whose inputs are filled."""
+        turn, drawing = self._launches % STARTS, told.drawing
+        self._launches += 1
+        self._expected = None
         end = self._ends[turn]
         if self._eager:
             start = self._starts[turn]
             start.record(self._stream)
             with torch.inference_mode():
                 step.run(drawing)
+            launched()
         else:
             captured = self._captured[step.shape, side]
-            start = captured.replay(turn // step.num_sides, drawing)
+            start = captured.replay(turn // step.num_sides, drawing, launched)
         end.record(self._stream)
         self._using[step.shape, side] = end
-        look_ahead = partial(self._expect, parts, draws, dummy_slot)
-        return InFlight(
-            self, step, side, parts, begins, drawing, start, end, look_ahead, self._rejector
-        )
+        self._last = InFlight(self, step, side, told, start, end, self._rejector)
+        return self._last
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight. Where the round after them has been launched, too, the side is
@@ -219,27 +298,33 @@ class GraphRunner:
         return start.elapsed_time(end) / 1000
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a step was launched with."""
+
+    parts: Sequence[Part]
+    rows: Sequence[int]  # of the step, those that ask for logits
+    drawing: Drawing
+    look_ahead: Callable[[], None]  # for a caller who asks whether it is done while it is not
+
+
 class InFlight:
     def __init__(
         self,
         runner: GraphRunner,
         step: Step,
         side: int,
-        parts: Sequence[Part],
-        begins: list[int],
-        drawing: Drawing,
+        told: _Told,
         start: torch.cuda.Event,
         end: torch.cuda.Event,
-        look_ahead: Callable[[], None],
         rejector: Rejector | None = None,
     ) -> None:
-        """``look_ahead`` is for a caller who asks whether it is done while it is not."""
-        self._runner, self._step, self._side, self._parts = runner, step, side, parts
-        self._start, self._end, self._drawing = start, end, drawing
-        self._look_ahead: Callable[[], None] | None = look_ahead
-        self._rejector = rejector
+        self.step, self.side, self.told = step, side, told
+        self.rows = told.rows
+        self._runner, self._rejector = runner, rejector
+        self._start, self._end = start, end
+        self._look_ahead: Callable[[], None] | None = told.look_ahead
         self._done = False
-        self.rows: Sequence[int] = _logit_rows(parts, begins)
 
     def done(self) -> bool:
         self._done = self._done or self._end.query()
@@ -252,12 +337,12 @@ class InFlight:
         if not self._done:
             self._end.synchronize()
         rows = self.rows
-        if self._step.ranks > 1:
+        if self.step.ranks > 1:
             return self._guessed(rows)
-        tokens, broken = self._verdicts(self._step.drawn_on(self._side))
+        tokens, broken = self._verdicts(self.step.drawn_on(self.side))
         reported = None
-        if self._drawing >= Drawing.REPORTED:
-            reported = self._step.reported_on(self._side)[rows]
+        if self.told.drawing >= Drawing.REPORTED:
+            reported = self.step.reported_on(self.side)[rows]
         return Scored(
             lambda: self._logits(rows),
             drawn=tokens,
@@ -268,12 +353,12 @@ class InFlight:
         )
 
     def _guessed(self, rows: Sequence[int]) -> Scored:
-        ranks, lines = self._step.ranks, self._step.guesses_on(self._side)[rows]
+        ranks, lines = self.step.ranks, self.step.guesses_on(self.side)[rows]
         return Scored(
             lambda: self._logits(rows),
             best=lines[:, :ranks],
             following=lines[:, ranks],
-            sigma=self._step.sigma_of(lines),
+            sigma=self.step.sigma_of(lines),
             clock=self._seconds,
         )
 
@@ -281,9 +366,9 @@ class InFlight:
         self, rejector: Rejector, rounds: Sequence[tuple[int, Speculation]]
     ) -> list[Verdict]:
         """The outcomes of rounds whose first rows are these, of the rows that ask for logits."""
-        if self._step.logits is None:
+        if self.step.logits is None:
             raise RuntimeError("a step without logits verifies nothing")
-        scores = self._step.scores(self._step.logits, self._drawing)
+        scores = self.step.scores(self.step.logits, self.told.drawing)
         return rejector.judge(scores, [(self.rows[first], about) for first, about in rounds])
 
     def _seconds(self) -> float:
@@ -291,11 +376,11 @@ class InFlight:
 
     def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[list[int], list[int]]:
         """Tokens, and where the logits were no logits. Lists: so few numbers are quicker so."""
-        width, flat = self._step.run_width, drawn.tolist()
+        width, flat = self.step.run_width, drawn.tolist()
         tokens: list[int] = []
         broken: list[int] = []
         at = 1  # how many tokens are right stands before them
-        for part in self._parts:
+        for part in self.told.parts:
             if isinstance(part, Moved):
                 continue
             count = len(part.tokens)
@@ -306,11 +391,15 @@ class InFlight:
         return tokens, broken
 
     def _logits(self, rows: Sequence[int]) -> Tensor | None:
-        logits = self._step.logits
+        logits = self.step.logits
         if logits is None or not rows:
             return None
-        chosen = logits[torch.tensor(list(rows), device=logits.device), : self._step.head_rows]
+        chosen = logits[torch.tensor(list(rows), device=logits.device), : self.step.head_rows]
         return chosen.clone()
+
+
+def _nothing() -> None:
+    """For a step of which nobody has to hear."""
 
 
 def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -74,6 +74,7 @@ class _Host:
     def __init__(self, size: int, spans: dict[str, slice], runs: int, pinned: bool) -> None:
         self.block = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
         arrays = {name: self.block.numpy()[span] for name, span in spans.items()}
+        self.numbers = arrays
         # Views, because a few numbers are written to one in a third of the time.
         self.part = {name: part.data for name, part in arrays.items()}
         self.seeds = arrays["seeds"].view(np.int64)
@@ -87,6 +88,13 @@ class _Host:
         self.scratch = arrays["scratch"].reshape(runs, -1)
         self.written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
         self.live_rows = self.live_runs = 0
+
+    def follow(self, other: "_Host") -> None:
+        """Say what the other one says."""
+        np.copyto(self.block.numpy(), other.block.numpy())
+        self.written = list(other.written)
+        self.live_rows, self.live_runs = other.live_rows, other.live_runs
+        self.filtered, self.weighted = other.filtered, other.weighted
 
 
 class StepInputs:
@@ -126,6 +134,7 @@ class StepInputs:
         self.shape = shape
         self.sides = [_Host(size, spans, runs, pinned) for _ in range(sides)]
         self._host = self.sides[0]
+        self._following = -1 - np.arange(rows, dtype=np.int32)  # what each row has drawn
         self.device = torch.zeros(size, dtype=torch.int32, device=device)
         self._on_device = {name: self.device[span] for name, span in spans.items()}
 
@@ -186,6 +195,36 @@ class StepInputs:
                 host["sources"][: len(moves)] = _ints([source for source, _ in moves])
                 host["targets"][: len(moves)] = _ints([target for _, target in moves])
         return begins
+
+    def deepen(self, source: int, slots: Sequence[int], widths: Sequence[int]) -> bool:
+        """As the other side, one depth of its trees further: each row goes on from its own token.
+        False where the scratch has no room for that.
+
+        Most of it stays as it is. ``widths``: of rows that are drawn for rejection.
+        """
+        before, host = self.sides[source], self._host
+        rows, runs = before.live_rows, before.live_runs
+        counts = before.part["run_branches"][:runs].tolist()
+        depths = before.part["run_depths"][:runs].tolist()
+        if any(n * (d + 1) > self.shape.scratch for n, d in zip(counts, depths, strict=True)):
+            return False
+        host.follow(before)
+        part = host.numbers
+        part["tokens"][:rows] = self._following[:rows]
+        part["positions"][:rows] += 1
+        part["draw_positions"][:rows] += 1
+        part["run_depths"][:runs] += 1
+        host.part["slots"][:rows] = _ints(slots)
+        begin = 0
+        for i, (count, depth) in enumerate(zip(counts, depths, strict=True)):
+            own = slots[begin : begin + count]
+            host.scratch[i, count * depth : count * (depth + 1)] = own
+            begin += count
+        if host.weighted:
+            host.part["widths"][:rows] = _ints(widths)
+        if self.shape.moves:
+            host.part["num_moves"][0] = 0
+        return True
 
     def put_tokens(self, tokens: Sequence[int]) -> None:
         """Of a step that was filled but for them."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDError
 from ssd_engine.processes import terminal_signals_blocked
+from ssd_engine.serving.pipe_poll import PipePoll
 from ssd_engine.serving.records import Fatal, Ready, encode
 from ssd_engine.tracing import TraceEvent, TraceRing
 
@@ -62,6 +63,7 @@ class EngineProcess(ABC):
         self.gone: asyncio.Future[str] = loop.create_future()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        self._has_data = PipePoll(self._pipe)
         self._process = context.Process(
             target=self._entry, args=(theirs, self._options), name="engine"
         )
@@ -108,7 +110,7 @@ class EngineProcess(ABC):
 
     def _read(self) -> None:
         try:
-            while self._pipe.poll():
+            while self._has_data(0):
                 self._receive(self._decode(self._pipe.recv_bytes()))
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())

@@ -1,9 +1,7 @@
 """The engine's side of its pipe: read what has come, step, say what came of it."""
 
 import logging
-import math
 import os
-import select
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,12 +14,12 @@ from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.log import setup_logging
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.ranks import RankedRunner
+from ssd_engine.serving.pipe_poll import PipePoll
 from ssd_engine.serving.records import Fatal, encode
 
 log = logging.getLogger(__name__)
 
 HANDLE_SECONDS = 0.01  # of records, between two steps
-MOST_SELECTED = 1024  # files that select can watch
 
 
 class Core(Protocol):
@@ -30,7 +28,9 @@ class Core(Protocol):
 
     def handle(self, record: Any) -> None: ...
 
-    def step(self) -> Any: ...
+    def step(self) -> Any:
+        """None: nobody has to hear of it."""
+        ...
 
 
 def run_engine(
@@ -82,21 +82,6 @@ class Inbox(Protocol):
     def send(self, data: bytes) -> None: ...
 
 
-class PipePoll:
-    """Whether a pipe has something to read, asked often: a Connection's own poll takes 20 times
-    as long, as it makes a new selector each time."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._file = pipe.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._file, select.POLLIN)
-
-    def __call__(self, seconds: float | None) -> bool:
-        if seconds and self._file < MOST_SELECTED:  # poll knows no parts of a millisecond
-            return bool(select.select([self._file], (), (), seconds)[0])
-        return bool(self._poll.poll(None if seconds is None else math.ceil(seconds * 1000)))
-
-
 class PipeInbox:
     def __init__(self, pipe: Connection, decode: Callable[[bytes], Any]) -> None:
         self._pipe = pipe
@@ -120,7 +105,9 @@ def serve_records(inbox: Inbox, core: Core, check_integrity: Callable[[], None] 
             if core.has_work and time.monotonic() - begin > HANDLE_SECONDS:
                 break  # whoever sends without end holds up no step
         # With nothing left to compute, one more output carries the books after what was handled.
-        inbox.send(encode(core.step()))
+        output = core.step()
+        if output is not None:
+            inbox.send(encode(output))
         changed = False
         if check_integrity is not None:
             check_integrity()

@@ -29,6 +29,7 @@ from ssd_target.verifier import Drawn
 
 # As they are written in a trace.
 _NUMBERS: dict[LookUp | None, int] = {found: i for i, found in enumerate(LookUp, start=1)}
+MOST_RECORDS = 64  # of links, that are heard between a round and the next
 Receive = Callable[[float], bool]  # handle what comes within so many seconds; False: nothing came
 
 
@@ -163,6 +164,7 @@ class Speculator:
 
     def _begin_step(self, num_rows: int) -> None:
         self._step_begin = self._now()
+        self.listen(MOST_RECORDS)  # branches may have come while rounds were judged
         self.endpoints.check_stalls()
         if not num_rows:
             return
