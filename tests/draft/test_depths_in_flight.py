@@ -2,31 +2,24 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from ssd_draft.core import DraftCore
-from ssd_draft.plan import RANKS, Planner
+from ssd_draft.plan import Planner
 from ssd_draft.records import LinkFrames, LinkUp
 from ssd_draft.speculators import ModelSpeculator
-from ssd_engine.batch import Draw, Part, TreeRows
 from ssd_engine.frames import Branches, Launch, Open, Outcome, Source
-from ssd_engine.guessing import drawn_guesses
 from ssd_engine.model_store import resolve_model
-from ssd_engine.rejection import LIKELIEST, FewWeights
 from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, perturbed_scores
 from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Scored
 from ssd_engine.token_ids import pack_tokens
 from ssd_engine.verification import Verification
 from tests.harness import BLOCK, make_runner
+from tests.ranking_runner import Ranking
 from tests.scale import full_only
 
 DEPTH, BUDGET = 4, 8
@@ -36,114 +29,6 @@ DEPTH, BUDGET = 4, 8
 def runner() -> Iterator[ModelRunner]:
     with torch.backends.mkldnn.flags(enabled=False):
         yield make_runner(resolve_model("stories-draft"))
-
-
-class Ranking:
-    """A runner that ranks by itself, as a GPU does; with ``chains`` it also follows itself.
-
-    Without ``ranks`` it leaves that to others, as a CPU does."""
-
-    def __init__(self, runner: ModelRunner, chains: bool, ranks: bool = True) -> None:
-        self._runner, self.chains, self._ranks = runner, chains, ranks
-        self.num_blocks = runner.num_blocks
-        self._last: list[int] = []
-        self.followed = 0
-        self.launched: list[Ranked] = []
-        self._said: tuple[list[Part], list[Draw | None]] = ([], [])
-        self.deepened = 0
-
-    def deepen(
-        self, flight: "Ranked", slots: Sequence[int], widths: Sequence[int]
-    ) -> "Ranked | None":
-        """By the definition: the step that would be said in full."""
-        assert flight is self.launched[-1]
-        parts, draws = self._said
-        self.deepened += 1
-        deeper: list[Part] = []
-        row = 0
-        for part in parts:
-            assert isinstance(part, TreeRows)
-            own = slots[row : row + len(part.tokens)]
-            tokens = [-(row + i) - 1 for i in range(len(own))]
-            positions = [position + 1 for position in part.positions]
-            scratch = [*part.scratch, *own]
-            changed = dict(tokens=tokens, positions=positions, slots=own, scratch=scratch)
-            deeper.append(replace(part, **changed))  # type: ignore[arg-type]
-            row += len(own)
-        later = [
-            None if draw is None else draw._replace(position=draw.position + 1, width=width)
-            for draw, width in zip(draws, widths, strict=True)
-        ]
-        return self.step(deeper, later)
-
-    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> "Ranked":
-        self._said = list(parts), list(draws)
-        resolved = [self._follow(part) for part in parts]
-        logits = self._runner.forward(resolved)
-        tokens = [
-            part.tokens[: len(part.tokens) - part.num_logits + i + 1]
-            for part in resolved
-            for i in range(part.num_logits)
-        ]
-        rows = [
-            _row_of(draw, before)
-            for draw, before in zip(draws, tokens, strict=True)
-            if draw is not None
-        ]
-        drawn = [draw for draw in draws if draw is not None]
-        self.launched.append(self._scored(logits, drawn, rows))
-        return self.launched[-1]
-
-    def _scored(
-        self, logits: Tensor | None, draws: Sequence[Draw], rows: Sequence[SampleRow]
-    ) -> "Ranked":
-        if logits is None or not self._ranks:
-            return Ranked(Scored(lambda: logits), 0)
-        rejecting = [i for i, draw in enumerate(draws) if draw.width >= 0]
-        scores = perturbed_scores(logits, rows).double()
-        scores[rejecting] = logits[rejecting].double()
-        best = scores.topk(RANKS + 1).indices.int().numpy()
-        following, sigma = best[:, 0].copy(), None
-        if rejecting:
-            widths, weights = zip(*((d.width, d.down_weight) for d in draws), strict=True)
-            tokens, wire = drawn_guesses(logits, rows, widths, weights)
-            following[rejecting] = np.array(tokens)[rejecting]
-            few = wire.float().topk(LIKELIEST)
-            ids, values = few.indices.int().numpy(), few.values.numpy()
-            sigma = FewWeights(ids, values, wire.shape[1], wire.device)
-        self._last = following.tolist()
-        return Ranked(Scored(lambda: logits, best, following, sigma), len(best))
-
-    def _follow(self, part: Part) -> Part:
-        if not isinstance(part, TreeRows) or min(part.tokens) >= 0:
-            return part
-        self.followed += 1
-        return replace(part, tokens=[self._last[-t - 1] for t in part.tokens])
-
-
-def _row_of(draw: Draw, tokens: Sequence[int]) -> SampleRow:
-    """``tokens``: those of its run, up to its own."""
-    names = ("seed", "temperature", "top_k", "top_p", "min_p")
-    how: dict[str, Any] = {name: getattr(draw, name) for name in names}
-    if (history := draw.history) is None:
-        return SampleRow(SamplingParams(**how), (), range(draw.position))
-    output = [*history.output, *draw.path, *tokens[len(tokens) - draw.recent :]]
-    row = SampleRow(replace(history.params, **how), history.prompt, output)
-    assert row.position == draw.position
-    return row
-
-
-class Ranked:
-    def __init__(self, scored: Scored, rows: int) -> None:
-        self._scored, self.rows = scored, range(rows)
-        self.seen = False
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Scored:
-        self.seen = True
-        return self._scored
 
 
 class World:
@@ -212,8 +97,7 @@ def pushed_in_rounds(world: World, chains: bool) -> Any:
             world.advance(key, rng)
     world.step(14)
     assert (world.runner.followed > 10) is chains
-    has_history = any(s.history is not None for s in world.core._links[1].sequences.values())
-    assert (world.runner.deepened > 5) is (chains and not has_history)
+    assert (world.runner.deepened > 5) is chains
     return world.pushed
 
 

@@ -30,7 +30,8 @@ PIECES = {"PIECE": 1024, "OVERLAP": True}
 SIZES = ["i32", "i32", "i32"]
 CANDIDATES = {name: getattr(candidates, name) for name in ("SUMS", "NUMBERS", "MOST")}
 DIGITS = [INTS, LONGS, LONGS, LONGS]
-ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, INTS, INTS, INTS, INTS, INTS, "i32", "i32"]
+TRAIL = [INTS, INTS, "i32"]
+ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, *[INTS] * 5, *TRAIL, "i32", "i32"]
 GUESSED = [LONGS, FLOATS, INTS, INTS, DOUBLES, FLOATS, INTS, FLOATS]
 # What the kernels of rejection read, and what they have in common.
 REJECTED = [FLOATS, FLOATS, INTS, LONGS, INTS, LONGS]
@@ -134,15 +135,15 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         adjusting.add_kernel,
-        [INTS, INTS, INTS, INTS, "i32"],
-        {"MOST": 64, "OVERLAP": True},
+        [INTS, INTS, INTS, INTS, "i32", INTS, *TRAIL, "i32"],
+        {"MOST": 64, "TRAIL": 15, "OVERLAP": True},
     ),
-    (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 0}),
-    (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 15}),
+    (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 0, "TRAIL": 0}),
+    (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 15, "TRAIL": 15}),
     (
         adjusting.bias_kernel,
         [*ADJUSTED, INTS, FLOATS],
-        {"ENTRIES": 1024, "PATH": 15, "OVERLAP": True},
+        {"ENTRIES": 1024, "PATH": 15, "TRAIL": 15, "OVERLAP": True},
     ),
     (
         reporting.survey_kernel,

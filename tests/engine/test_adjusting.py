@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,8 +72,9 @@ class Adjuster:
 
     def __init__(self, places: int = RUNS, vocab: int = VOCAB) -> None:
         self._vocab = vocab
-        self._histories = Histories(places, SHAPE.rows, vocab, DEVICE)
-        self._inputs = HistoryInputs(SHAPE, DEVICE)
+        self._histories = Histories(places, SHAPE.rows, vocab, DEVICE, most_chained=SHAPE.path)
+        self._inputs = HistoryInputs(SHAPE, DEVICE, sides=2)
+        self._side = 0
 
     def adjust(
         self,
@@ -90,11 +92,21 @@ class Adjuster:
 
     def draw(self, logits: Tensor, tokens: Sequence[int], draws: Sequence[Draw | None]) -> Tensor:
         self._histories.tell(self._inputs, range(len(draws)), draws)
+        return self._adjusted(logits, tokens)
+
+    def follow(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
+        """A step whose rows go on, with these tokens, from what they were given before."""
+        self._side = 1 - self._side
+        self._inputs.use(self._side)
+        self._inputs.deepen(1 - self._side)
+        return self._adjusted(logits, tokens)
+
+    def _adjusted(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
         given = torch.tensor(tokens, dtype=torch.int32, device=DEVICE)
         on_device = logits.to(DEVICE)
         adjusted = self._histories.adjust(on_device, given, self._inputs).cpu()
         assert torch.equal(on_device.cpu(), logits)
-        return adjusted[: len(draws)].clone()
+        return adjusted[: len(tokens)].clone()
 
 
 def expected(
@@ -207,5 +219,13 @@ def test_branches_have_paths_of_their_own() -> None:
         for h, path, token in zip(owners, paths, tokens, strict=True)
     ]
     logits = make_logits(5)
-    got = Adjuster().draw(logits, tokens, draws)
+    adjuster = Adjuster()
+    got = adjuster.draw(logits, tokens, draws)
     assert torch.equal(bits(got), bits(adjust_logits(logits[: len(rows)], rows)))
+    for number, tokens in enumerate(([7, 120, 5, 120, 200], [0, 7, 5, 299, 200]), start=6):
+        rows = [
+            replace(row, output=[*row.output, token])
+            for row, token in zip(rows, tokens, strict=True)
+        ]
+        got = adjuster.follow(logits := make_logits(number), tokens)
+        assert torch.equal(bits(got), bits(adjust_logits(logits[: len(rows)], rows)))

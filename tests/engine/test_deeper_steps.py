@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Draw, TreeRows
+from ssd_engine.batch import Chunk, Draw, TreeRows
 from ssd_engine.cuda.graphs import step_runs
 from ssd_engine.cuda.step_inputs import StepInputs, StepShape
 
@@ -52,8 +52,9 @@ def told(inputs: StepInputs, side: int) -> dict[str, list[Any]]:
         wide = 2 if name in ("seeds", "top_p") else 1
         live = runs if name.startswith("run_") else wide * rows
         read[name] = part[: 1 if name == "num_moves" else live].tolist()
-    lengths = host.numbers["run_branches"] * host.numbers["run_depths"]
-    read["scratch"] = [host.scratch[i, : lengths[i]].tolist() for i in range(runs)]
+    if inputs.shape.scratch:
+        lengths = host.numbers["run_branches"] * host.numbers["run_depths"]
+        read["scratch"] = [host.scratch[i, : lengths[i]].tolist() for i in range(runs)]
     read["tables"] = [host.tables[i, :12].tolist() for i in range(runs)]
     read["idle"] = np.unique(host.numbers["slots"][rows:]).tolist()
     read.pop("targets")
@@ -89,3 +90,30 @@ def test_no_deeper_than_there_is_scratch() -> None:
     inputs.fill(step_runs(last, draws(last, {}), BLOCK)[0], DUMMY)
     inputs.use(1)
     assert not inputs.deepen(0, list(range(12)), [-1] * 12)
+
+
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_a_chain_of_single_tokens_likewise(how: dict[str, Any]) -> None:
+    shape = replace(SHAPE, rows=8, rows_per_run=2, scratch=0, moves=0)
+    inputs, fresh = (StepInputs(shape, torch.device("cpu"), sides=2) for _ in range(2))
+    blocks = [list(range(12)), list(range(20, 32)), list(range(40, 52))]
+
+    def chunks(step: int, tokens: list[int]) -> tuple[list[Chunk], list[Draw | None]]:
+        starts = [30 + step, 14 + step, 100 + step]  # the second one comes to another block
+        parts = [
+            Chunk([token], start, own, 1)
+            for token, start, own in zip(tokens, starts, blocks, strict=True)
+        ]
+        return parts, [Draw(9, 0.7, part.end, **how) for part in parts]
+
+    for each in (inputs, fresh):
+        each.clear(DUMMY)
+    inputs.fill(step_runs(*chunks(0, [5, 6, 7]), BLOCK)[0], DUMMY)
+    for step in (1, 2):
+        runs, _ = step_runs(*chunks(step, [-1, -2, -3]), BLOCK)
+        slots = [slot for run in runs for slot in run.slots]
+        inputs.use(step % 2)
+        assert inputs.deepen(1 - step % 2, slots, [how.get("width", -1)] * 3)
+        fresh.use(step % 2)
+        fresh.fill(runs, DUMMY)
+        assert told(inputs, step % 2) == told(fresh, step % 2)

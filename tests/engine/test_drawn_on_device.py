@@ -202,9 +202,9 @@ def test_a_step_follows_what_the_one_before_it_draws(
     on_host = run(make_core(runner), requests)
     launch, unknown = GraphRunner.launch, []
 
-    def seen(self: GraphRunner, parts: Any, draws: Any, dummy_slot: int) -> InFlight | None:
+    def seen(self: GraphRunner, parts: Any, *rest: Any) -> InFlight | None:
         unknown.append(sum(token < 0 for part in parts for token in part.tokens))
-        return launch(self, parts, draws, dummy_slot)
+        return launch(self, parts, *rest)
 
     monkeypatch.setattr(GraphRunner, "launch", seen)
     on_device = run_on_device(runner, None, requests)

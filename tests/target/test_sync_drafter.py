@@ -1,23 +1,23 @@
 """A draft inside the target's engine guesses the same tokens wherever they are drawn."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ssd_engine.batch import Draw, Part
 from ssd_engine.completion import StopRules
 from ssd_engine.model_store import resolve_model
+from ssd_engine.rejection import whole_wire
 from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, sample
 from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Computed, Scored
+from ssd_engine.scored import Computed, Pending
 from ssd_target.sequence import Sequence as TargetSequence
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from tests.harness import BLOCK, make_runner
+from tests.ranking_runner import Ranking
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -26,67 +26,64 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Device:
-    """Draws tokens where the logits are."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.num_blocks = runner.num_blocks
-
-    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> "Device":
-        logits = self._runner.forward(parts)
-        assert logits is not None
-        self._drawn = sample(logits, [_row_of(draw) for draw in draws if draw is not None])
-        return self
-
-    def done(self) -> bool:
-        return True
-
-    @property
-    def rows(self) -> Sequence[int]:
-        return ()
-
-    def result(self) -> Scored:
-        return Scored(lambda: None, following=np.array(self._drawn, dtype=np.int32))
-
-
 class Host:
     """Leaves that to others."""
 
+    chains = False
+
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.num_blocks = runner.num_blocks
+
+    def deepen(self, flight: Pending, slots: Sequence[int], widths: Sequence[int]) -> None:
+        raise AssertionError("it does not chain")
 
     def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Computed:
         return Computed(lambda: self._runner.forward(parts))
 
 
-def _row_of(draw: Draw) -> SampleRow:
-    if (history := draw.history) is None:
-        return SampleRow(SamplingParams(draw.seed, draw.temperature), (), range(draw.position))
-    params = replace(history.params, temperature=draw.temperature)
-    row = SampleRow(params, history.prompt, [*history.output, *draw.path])
-    assert row.position == draw.position
-    return row
+KINDS: dict[str, Callable[[ModelRunner], Any]] = {
+    "host": Host,
+    "device": lambda runner: Ranking(runner, chains=False),
+    "in a chain": lambda runner: Ranking(runner, chains=True),
+}
 
 
+@pytest.mark.parametrize("down_weight", [None, 0.5], ids=["coupled", "rejection"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_guesses_are_the_same_wherever_they_are_drawn(options: str) -> None:
-    guesses = []
-    for kind in (Host, Device):
+def test_guesses_are_the_same_wherever_they_are_drawn(
+    options: str, down_weight: float | None
+) -> None:
+    """Of two sequences, one of which wants fewer; some guesses are right."""
+    guesses: dict[str, list[list[int]]] = {}
+    wires: dict[str, list[Tensor]] = {}
+    for kind, make in KINDS.items():
         with torch.backends.mkldnn.flags(enabled=False):
-            drafter = SyncDrafter(
-                kind(make_runner(resolve_model("stories-draft"))), BLOCK, 256, 6, 64
-            )
-            sampling = SamplingParams(seed=1, temperature=0.0, **OPTIONS[options])
-            sequence = TargetSequence(
-                1, list(range(10, 30)), [40], sampling, StopRules(100), None, [b"x"] * 512
-            )
-            rows = [DraftRow(sequence, 6, None) for _ in range(3)]
-            for row in rows:
-                drafter.draft([row])
-                for token in row.tokens[:4]:
-                    sequence.commit(token)
-            guesses.append([row.tokens for row in rows])
-    assert guesses[0] == guesses[1]
-    assert all(len(tokens) == 6 for tokens in guesses[0])
+            runner = make(make_runner(resolve_model("stories-draft")))
+            drafter = SyncDrafter(runner, BLOCK, 256, 6, 64)
+            temperature = 0.0 if down_weight is None else 0.8
+            sampling = SamplingParams(seed=1, temperature=temperature, **OPTIONS[options])
+            prompts = list(range(10, 30)), list(range(50, 61))
+            sequences = [
+                TargetSequence(i, prompt, [40], sampling, StopRules(100), None, [b"x"] * 512)
+                for i, prompt in enumerate(prompts)
+            ]
+            for right in (4, 6, 0, 5):
+                depths = (6, 3 if right == 6 else 6)
+                pairs = zip(sequences, depths, strict=True)
+                rows = [DraftRow(sequence, depth, down_weight) for sequence, depth in pairs]
+                drafter.draft(rows)
+                drafter.check_integrity()
+                guesses.setdefault(kind, []).extend(row.tokens for row in rows)
+                shipped = [whole_wire(row.wires) for row in rows if row.wires]
+                wires.setdefault(kind, []).extend(shipped)
+                for row in rows:
+                    for token in [*row.tokens[:right], 77]:
+                        row.sequence.commit(token)
+            if kind == "in a chain":
+                assert runner.deepened > 5
+    assert guesses["host"] == guesses["device"] == guesses["in a chain"]
+    assert {len(tokens) for tokens in guesses["host"]} == {3, 6}
+    assert len(wires["host"]) == (0 if down_weight is None else 8)
+    for kind in ("device", "in a chain"):
+        assert all(map(torch.equal, wires["host"], wires[kind]))

@@ -83,6 +83,14 @@ class CachedPath:
         """The chunk's KV is in the cache, and nothing after it is."""
         self._take(chunk.start, chunk.tokens)
 
+    def grow(self, guesses: int) -> None:
+        """Take the blocks of so many guesses."""
+        self._lease.grow(len(self.committed) + guesses)
+
+    def guessed(self, tokens: Sequence[int]) -> None:
+        """The KV of these guesses is in the cache, after that of all committed tokens."""
+        self._take(len(self.committed), tokens)
+
     def move(self, tokens: Sequence[int], sources: Sequence[int]) -> Moved | None:
         """The last committed token, then guesses: they were computed in other slots.
 

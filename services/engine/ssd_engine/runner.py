@@ -205,7 +205,8 @@ class ModelRunner:
         places = min(self.options.max_num_seqs, max(shape.runs for shape in shapes))
         most_rows = max(shape.rows for shape in shapes)
         vocab, overlap = self.config.head_rows, self._kernels.overlap
-        return Histories(places, most_rows, vocab, self.device, overlap)
+        most_chained = self.options.max_path
+        return Histories(places, most_rows, vocab, self.device, overlap, most_chained)
 
     def _check_itself(self) -> None:
         """What it computes is held against plain torch."""
@@ -372,8 +373,8 @@ class ModelRunner:
     def deepen(
         self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
     ) -> Pending | None:
-        """The step after one over trees alone, which is the last that was launched: every row goes
-        on from the token that it has drawn there, and writes to its slot, one depth further.
+        """The step after one over trees, or single tokens, alone, which is the last that was
+        launched: every row goes on from the token that it has drawn there, and writes to its slot.
 
         ``widths``: of rows, run after run, that are drawn for rejection; -1: coupled. None where
         the step has to be said in full.

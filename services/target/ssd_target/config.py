@@ -37,6 +37,10 @@ BOUNDS = {
     "cluster_timeout": (1, 3600),
 }
 
+# Of a draft model inside: a drafted token that was right is not in its cache yet when the next one
+# is drafted.
+DRAFT_STEP_ROWS = 2
+
 
 @dataclass(frozen=True)
 class TargetConfig(ServiceConfig):

@@ -23,6 +23,7 @@ from ssd_engine.tokenizer import Tokenizer, read_chat_template
 from ssd_engine.tracing import TraceRing
 from ssd_target import __version__
 from ssd_target.config import (
+    DRAFT_STEP_ROWS,
     EngineOptions,
     TargetConfig,
     check_config,
@@ -76,8 +77,8 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     if config.draft_model is None:
         return TargetPlan(target, None)
     own = replace(config, name=None, tp=1, num_kv_blocks=None, expand_to=config.draft_expand_to)
-    # A drafted token that was right is not in the draft's cache yet when the next one is drafted.
-    sizes = StepSizes(rows, exact=False, step_rows=2, ranks=2, max_path=config.depth)
+    path = config.depth
+    sizes = StepSizes(rows, exact=False, step_rows=DRAFT_STEP_ROWS, ranks=2, max_path=path)
     draft = plan_model(config.draft_model, own, sizes)
     if draft.model.vocab_size != target.model.vocab_size:
         raise ConfigError(

@@ -302,8 +302,6 @@ class ModelSpeculator:
 
     def _deepen(self, flight: _Flight) -> _Flight | None:
         """Where nothing but trees is in flight, the device needs to be told very little."""
-        if any(w.sequence.history is not None for w in flight.wanted):
-            return None  # what lies before a row is a part of it
         trees: list[Tree] = [w.sequence.state.tree for w in flight.wanted]
         slots = [slot for tree in trees for slot in tree.slots_ahead()]
         widths: list[int] = []

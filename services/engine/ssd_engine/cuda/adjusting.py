@@ -3,7 +3,8 @@
 A table has one row for each sequence: how often each token stands in its output, and whether it
 stands in its prompt. What was committed since the last step is added within a step. Tokens that a
 round verifies, or that a draft guesses, are not in the table: a row compares them with its own
-tokens one by one, so nothing has to be taken back when they are rejected.
+tokens one by one, so nothing has to be taken back when they are rejected. Guesses that the host
+does not know yet, as their steps are in flight, are in the trail.
 
 The same definition as ``sampling.adjust_logits``.
 """
@@ -37,11 +38,21 @@ def add_kernel(
     tokens,  # [most]
     count,  # [1]
     vocab,
+    given,  # [rows] what each row was given
+    chained,  # [rows] how many tokens of the trail come before that
+    trail,  # [TRAIL, stride]: of each row, what it was given in the steps that this one follows
+    stride,
+    rows,
+    TRAIL: tl.constexpr,
     MOST: tl.constexpr,  # a power of 2
     OVERLAP: tl.constexpr,
 ):
     wait_for_inputs(OVERLAP)
     i = tl.arange(0, MOST)
+    if TRAIL:
+        at = tl.load(chained + i, mask=i < rows, other=TRAIL)
+        own = tl.load(given + i, mask=i < rows, other=0)
+        tl.store(trail + at * stride + i, own, mask=at < TRAIL)
     there = i < tl.load(count)
     place = tl.load(places + i, mask=there, other=0).to(tl.int64)
     token = tl.load(tokens + i, mask=there, other=0)
@@ -51,7 +62,21 @@ def add_kernel(
 
 @triton.jit
 def _seen(
-    table, place, vocab, row, token, mask, tokens, recent, lengths, paths, PATH: tl.constexpr
+    table,
+    place,
+    vocab,
+    row,
+    token,
+    mask,
+    tokens,
+    recent,
+    lengths,
+    paths,
+    chained,
+    trail,
+    trail_stride,
+    PATH: tl.constexpr,
+    TRAIL: tl.constexpr,
 ):
     """Entries of the table, with what stands between them and the row's own place."""
     seen = tl.load(table + place.to(tl.int64) * vocab + token, mask=mask, other=0)
@@ -60,6 +85,9 @@ def _seen(
     if PATH:
         for i in range(tl.load(lengths + row)):
             seen += tl.where(token == tl.load(paths + row * PATH + i), ONCE, 0)
+    if TRAIL:
+        for i in range(tl.load(chained + row)):
+            seen += tl.where(token == tl.load(trail + i * trail_stride + row), ONCE, 0)
     return seen
 
 
@@ -86,9 +114,13 @@ def penalise_kernel(
     recent,  # [rows] how many of these, up to its own, come after what is in the table
     lengths,  # [rows] of the paths, which come before these
     paths,  # [rows, PATH]
+    chained,  # [rows] tokens of the trail that come after the path
+    trail,
+    trail_stride,
     stride,  # of a row of logits
     vocab,
     PATH: tl.constexpr,
+    TRAIL: tl.constexpr,
     PIECE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -99,7 +131,23 @@ def penalise_kernel(
     x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
     place = tl.load(places + row)
     if place >= 0:
-        seen = _seen(table, place, vocab, row, token, inside, tokens, recent, lengths, paths, PATH)
+        seen = _seen(
+            table,
+            place,
+            vocab,
+            row,
+            token,
+            inside,
+            tokens,
+            recent,
+            lengths,
+            paths,
+            chained,
+            trail,
+            trail_stride,
+            PATH,
+            TRAIL,
+        )
         x = _adjusted(x, seen, penalties, place)
     tl.store(out + row.to(tl.int64) * vocab + token, x, mask=inside)
 
@@ -115,11 +163,15 @@ def bias_kernel(
     recent,
     lengths,
     paths,
+    chained,
+    trail,
+    trail_stride,
     stride,
     vocab,
     biased,  # [places, ENTRIES] int32: tokens, -1 where there are no more
     biases,  # [places, ENTRIES] float32
     PATH: tl.constexpr,
+    TRAIL: tl.constexpr,
     ENTRIES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -133,7 +185,23 @@ def bias_kernel(
         there = token >= 0
         x = tl.load(logits + row.to(tl.int64) * stride + token, mask=there, other=0.0)
         x += tl.load(biases + entry)
-        seen = _seen(table, place, vocab, row, token, there, tokens, recent, lengths, paths, PATH)
+        seen = _seen(
+            table,
+            place,
+            vocab,
+            row,
+            token,
+            there,
+            tokens,
+            recent,
+            lengths,
+            paths,
+            chained,
+            trail,
+            trail_stride,
+            PATH,
+            TRAIL,
+        )
         x = _adjusted(x, seen, penalties, place)
         tl.store(out + row.to(tl.int64) * vocab + token, x, mask=there)
 
@@ -145,10 +213,17 @@ class Histories:
     """
 
     def __init__(
-        self, places: int, rows: int, vocab: int, device: torch.device, overlap: bool = False
+        self,
+        places: int,
+        rows: int,
+        vocab: int,
+        device: torch.device,
+        overlap: bool = False,
+        most_chained: int = 0,
     ) -> None:
-        """``rows``: of the largest step. There are places for all sequences of one step."""
-        self._vocab, self._device = vocab, device
+        """``rows``: of the largest step. There are places for all sequences of one step.
+        ``most_chained``: steps, one after the other, that follow one that was said in full."""
+        self._vocab, self._device, self._most_chained = vocab, device, most_chained
         self._options = dict(overlapping(overlap), enable_fp_fusion=False)
         self._free = list(range(places))
         self._known: OrderedDict[History, tuple[int, int]] = OrderedDict()  # place, output tokens
@@ -161,6 +236,7 @@ class Histories:
         self._biased = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.int32)
         self._biases = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.float32)
         self._adjusted = empty(rows, vocab, kind=torch.float32)
+        self._trail = empty(max(1, most_chained), rows, kind=torch.int32)
 
     def tell(
         self, inputs: HistoryInputs, rows: Sequence[int], draws: Sequence[Draw | None]
@@ -198,21 +274,23 @@ class Histories:
     def adjust(self, logits: Tensor, tokens: Tensor, inputs: HistoryInputs) -> Tensor:
         """Logits of a step whose rows were given these tokens: [rows, vocab], until the next."""
         rows, vocab = inputs.shape.rows, self._vocab
-        out = self.adjusted(rows)
+        out, trail = self.adjusted(rows), (self._trail, self._trail.stride(0))
         inputs.copy()
         add_kernel[(1,)](
             self._table,
             *(inputs[name] for name in ("new_places", "new_tokens", "num_new")),
             vocab,
+            *(tokens, inputs["chained"], *trail, rows),
+            TRAIL=self._most_chained,
             MOST=triton.next_power_of_2(rows),
             **overlapping(False),  # what it waits for is no kernel, but the copy
         )
         told = [inputs[name] for name in ("recent", "path_lengths", "paths")]
         shared = (
             *(logits, out, self._table, self._penalties, inputs["places"], tokens, *told),
-            *(logits.stride(0), vocab),
+            *(inputs["chained"], *trail, logits.stride(0), vocab),
         )
-        options = dict(self._options, PATH=inputs.shape.path)
+        options = dict(self._options, PATH=inputs.shape.path, TRAIL=self._most_chained)
         penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **options)
         bias_kernel[(rows,)](
             *shared, self._biased, self._biases, ENTRIES=MAX_LOGIT_BIAS_ENTRIES, **options

@@ -219,17 +219,17 @@ class GraphRunner:
     def deepen(
         self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
     ) -> "InFlight | None":
-        """See ModelRunner. Rows are drawn without histories."""
+        """See ModelRunner."""
         if flight is not self._last or not isinstance(flight, InFlight):
             return None
         step, told = flight.step, flight.told
-        if step.num_sides == 1 or not all(isinstance(part, TreeRows) for part in told.parts):
+        if step.num_sides == 1 or not all(map(_goes_deeper, told.parts)):
             return None
         side = self._launches % step.num_sides
         if (before := self._using.get((step.shape, side))) is not None:
             before.synchronize()
         step.use(side)
-        if not step.inputs.deepen(flight.side, slots, widths):
+        if not step.deepen(flight.side, told.drawing, slots, widths):
             return None
         return self._fly(step, side, told)
 
@@ -396,6 +396,11 @@ class InFlight:
             return None
         chosen = logits[torch.tensor(list(rows), device=logits.device), : self.step.head_rows]
         return chosen.clone()
+
+
+def _goes_deeper(part: Part) -> bool:
+    """Whether every row of it may go on from its own token."""
+    return isinstance(part, TreeRows) or (isinstance(part, Chunk) and len(part.tokens) == 1)
 
 
 def _nothing() -> None:

@@ -113,6 +113,16 @@ class StepDrawing:
             raise RuntimeError("a step without histories has none to be told")
         self._histories.tell(self._history_inputs, rows, draws)
 
+    def deepen(
+        self, source: int, drawing: Drawing, slots: Sequence[int], widths: Sequence[int]
+    ) -> bool:
+        """The inputs of this side, one token further than those of the other. See StepInputs."""
+        if not self.inputs.deepen(source, slots, widths):
+            return False
+        if drawing >= Drawing.ADJUSTED:
+            self._history_inputs.deepen(source)
+        return True
+
     def draw(self, logits: Tensor, drawing: Drawing = Drawing.PLAIN) -> None:
         """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
         adjusted = logits

@@ -197,34 +197,47 @@ class StepInputs:
         return begins
 
     def deepen(self, source: int, slots: Sequence[int], widths: Sequence[int]) -> bool:
-        """As the other side, one depth of its trees further: each row goes on from its own token.
-        False where the scratch has no room for that.
+        """As the other side, one token further: each row goes on from its own. Trees get a depth,
+        runs of one row are of the next position. False where the scratch has no room for that.
 
         Most of it stays as it is. ``widths``: of rows that are drawn for rejection.
         """
         before, host = self.sides[source], self._host
         rows, runs = before.live_rows, before.live_runs
-        counts = before.part["run_branches"][:runs].tolist()
-        depths = before.part["run_depths"][:runs].tolist()
-        if any(n * (d + 1) > self.shape.scratch for n, d in zip(counts, depths, strict=True)):
+        if self.shape.scratch and not self._fits_deeper(before):
             return False
         host.follow(before)
         part = host.numbers
         part["tokens"][:rows] = self._following[:rows]
         part["positions"][:rows] += 1
         part["draw_positions"][:rows] += 1
-        part["run_depths"][:runs] += 1
         host.part["slots"][:rows] = _ints(slots)
-        begin = 0
-        for i, (count, depth) in enumerate(zip(counts, depths, strict=True)):
-            own = slots[begin : begin + count]
-            host.scratch[i, count * depth : count * (depth + 1)] = own
-            begin += count
+        if self.shape.scratch:
+            self._deepen_trees(slots)
+        else:
+            part["limits"][:rows] += 1
+            part["run_end"][:runs] += 1
+            part["run_new"][:runs] += 1
         if host.weighted:
             host.part["widths"][:rows] = _ints(widths)
         if self.shape.moves:
             host.part["num_moves"][0] = 0
         return True
+
+    def _fits_deeper(self, host: _Host) -> bool:
+        part, runs = host.numbers, host.live_runs
+        slots = part["run_branches"][:runs] * (part["run_depths"][:runs] + 1)
+        return bool((slots <= self.shape.scratch).all())
+
+    def _deepen_trees(self, slots: Sequence[int]) -> None:
+        host = self._host
+        part, runs, begin = host.numbers, host.live_runs, 0
+        counts, depths = part["run_branches"][:runs].tolist(), part["run_depths"][:runs].tolist()
+        for i, (count, depth) in enumerate(zip(counts, depths, strict=True)):
+            own = slots[begin : begin + count]
+            host.scratch[i, count * depth : count * (depth + 1)] = own
+            begin += count
+        part["run_depths"][:runs] += 1
 
     def put_tokens(self, tokens: Sequence[int]) -> None:
         """Of a step that was filled but for them."""
@@ -300,6 +313,7 @@ class HistoryInputs:
             "places": rows,
             "recent": rows,
             "path_lengths": rows,
+            "chained": rows,
             "paths": rows * shape.path,
         }
         spans, size = _spans(sizes)
@@ -308,9 +322,11 @@ class HistoryInputs:
         self._blocks = [
             torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(sides)
         ]
+        self._arrays = [
+            {name: block.numpy()[span] for name, span in spans.items()} for block in self._blocks
+        ]
         self._hosts = [
-            {name: block.numpy()[span].data for name, span in spans.items()}
-            for block in self._blocks
+            {name: part.data for name, part in arrays.items()} for arrays in self._arrays
         ]
         self._side = 0
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
@@ -341,9 +357,17 @@ class HistoryInputs:
         host["places"][:] = _ints(places)
         host["recent"][:] = _ints(recent)
         host["path_lengths"][:] = _ints(lengths)
+        host["chained"][:] = _ints([0] * rows)
         host["num_new"][0] = len(added)
         host["new_places"][: len(added)] = _ints([place for place, _ in added])
         host["new_tokens"][: len(added)] = _ints([token for _, token in added])
+
+    def deepen(self, source: int) -> None:
+        """As the other side, one token further, which is the one that the step before was given."""
+        np.copyto(self._blocks[self._side].numpy(), self._blocks[source].numpy())
+        arrays = self._arrays[self._side]
+        arrays["chained"] += 1
+        arrays["num_new"][0] = 0
 
 
 def _spans(sizes: dict[str, int]) -> tuple[dict[str, slice], int]:

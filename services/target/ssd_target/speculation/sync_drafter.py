@@ -15,6 +15,7 @@ from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
 from ssd_engine.rejection import Wire
 from ssd_engine.sampling import SampleRow
 from ssd_engine.scored import Pending, Scored
+from ssd_target.config import DRAFT_STEP_ROWS
 from ssd_target.sequence import Sequence
 
 FAN_OUT = 3  # likeliest tokens that rejection's down-weighting is applied to
@@ -24,7 +25,12 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    @property
+    def chains(self) -> bool: ...
+
     def step(self, parts: Rows[Part], draws: Rows[Draw | None]) -> Pending: ...
+
+    def deepen(self, flight: Pending, slots: Rows[int], widths: Rows[int]) -> Pending | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +42,20 @@ class DraftRow:
     wires: list[Wire] = field(default_factory=list)  # a row each: what tokens were drawn from
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The next token of some rows, which is the ``count``-th of each."""
+
+    rows: list[DraftRow]
+    pending: Pending
+    count: int
+
+
 class SyncDrafter:
     def __init__(
         self, runner: Runner, block_size: int, max_context: int, depth: int, prefill_chunk: int
     ) -> None:
-        self._runner = runner
+        self._runner, self._block_size = runner, block_size
         self._pool = BlockPool(runner.num_blocks, block_size)
         self._max_context = max_context
         self._depth = depth
@@ -50,6 +65,10 @@ class SyncDrafter:
     def draft(self, rows: Rows[DraftRow]) -> None:
         """Fill every row; it stays empty where the draft model has no room for its sequence."""
         served = [row for row in rows if self._follow(row.sequence)]
+        wanting = [row for row in served if row.depth]
+        if self._runner.chains and wanting and all(map(self._is_close, wanting)):
+            self._draft_in_a_chain(wanting)
+            return
         while unfinished := [row for row in served if len(row.tokens) < row.depth]:
             self._extend(unfinished)
 
@@ -57,6 +76,11 @@ class SyncDrafter:
         """Whether it must read more of the text first than a round of its own adds."""
         path = self._paths.get(sequence.id)
         return path is None or sequence.num_committed - path.num_known > self._depth + 1
+
+    def _is_close(self, row: DraftRow) -> bool:
+        """Whether its next token takes a step of few rows, as after a round of its own."""
+        missing = row.sequence.num_committed - self._paths[row.sequence.id].num_known
+        return missing <= min(DRAFT_STEP_ROWS, self._prefill_chunk)
 
     def end(self, sequence_id: int) -> None:
         path = self._paths.pop(sequence_id, None)
@@ -90,6 +114,45 @@ class SyncDrafter:
         new = sequence.num_committed - len(path.committed)
         path.commit(sequence.output[len(sequence.output) - new :] if new else ())
         return path
+
+    def _draft_in_a_chain(self, rows: Rows[DraftRow]) -> None:
+        """Each token is launched before the one before it is known here."""
+        for row in rows:
+            self._paths[row.sequence.id].grow(row.depth)
+        chunks = [self._paths[r.sequence.id].next_chunk((), 1, self._prefill_chunk) for r in rows]
+        pending = self._runner.step(chunks, list(map(_draw, rows)))
+        for row, chunk in zip(rows, chunks, strict=True):
+            self._paths[row.sequence.id].wrote(chunk)
+        flight = _Flight(list(rows), pending, 1)
+        while flight.rows:
+            ahead = self._launch_ahead(flight)
+            _guess(flight.rows, flight.pending.result())
+            flight = ahead
+        for row in rows:
+            self._paths[row.sequence.id].guessed(row.tokens[:-1])
+
+    def _launch_ahead(self, flight: "_Flight") -> "_Flight":
+        """The tokens after those in flight."""
+        count = flight.count + 1
+        rows = [row for row in flight.rows if row.depth >= count]
+        if not rows:
+            return _Flight([], flight.pending, count)
+        paths = [self._paths[row.sequence.id] for row in rows]
+        places = [len(path.committed) + flight.count - 1 for path in paths]
+        if flight.count > 1 and len(rows) == len(flight.rows):
+            size = self._block_size
+            slots = [path.slot(place, size) for path, place in zip(paths, places, strict=True)]
+            widths = [-1 if row.down_weight is None else FAN_OUT for row in rows]
+            pending = self._runner.deepen(flight.pending, slots, widths)
+            if pending is not None:
+                return _Flight(rows, pending, count)
+        row_of = dict(zip(map(id, flight.rows), flight.pending.rows, strict=True))
+        chunks = [
+            Chunk([-row_of[id(row)] - 1], place, path.blocks, 1)
+            for row, path, place in zip(rows, paths, places, strict=True)
+        ]
+        draws = [_draw(row, flight.count) for row in rows]
+        return _Flight(rows, self._runner.step(chunks, draws), count)
 
     def _extend(self, rows: Rows[DraftRow]) -> None:
         """One more guess for each, after as many forwards as its prompt needs."""
@@ -128,11 +191,13 @@ class SyncDrafter:
         return rows, chunks
 
 
-def _draw(row: DraftRow) -> Draw:
-    """How the device chooses a row's next token."""
-    sequence = row.sequence
-    position = sequence.num_committed + len(row.tokens)
-    draw = Draw.of(sequence.sampling, position, sequence.history, path=tuple(row.tokens))
+def _draw(row: DraftRow, in_flight: int | None = None) -> Draw:
+    """How the device chooses a row's next token. ``in_flight``: so many come before it, of which
+    the last is not known here."""
+    sequence, recent = row.sequence, 0 if in_flight is None else 1
+    before = len(row.tokens) if in_flight is None else in_flight
+    position, path = sequence.num_committed + before, tuple(row.tokens)
+    draw = Draw.of(sequence.sampling, position, sequence.history, recent, path)
     if row.down_weight is None:
         return draw
     return draw._replace(width=FAN_OUT, down_weight=row.down_weight)
