@@ -422,6 +422,49 @@ def test_a_step_follows_the_one_before_it(runner: ModelRunner, penalised: bool) 
         assert all(token != before for token, before in zip(named, told, strict=True))
 
 
+def test_a_tree_goes_deeper_as_if_it_were_said(runner: ModelRunner) -> None:
+    """Of what the device has drawn the host need not know, whatever penalties it has."""
+    case = Case(random.Random(8), 0, 5, 3)
+    runner.forward([case.chunk()])
+    shape = replace(TREE, path=6)
+    bias = tuple((token, 90.0) for token in range(30, 37))
+    params = SamplingParams(0, temperature=0.0, frequency_penalty=30.0, logit_bias=bias)
+    history, vocab = History(params, [1], [2]), runner.config.head_rows
+
+    def make() -> Step:
+        last = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+        histories = Histories(1, shape.rows, vocab, DEVICE, most_chained=6)
+        made = Step(runner.model, runner.kv, shape, 5, last=last, num_sides=2, histories=histories)
+        made.inputs.clear(DUMMY * BLOCK)
+        return made
+
+    def run(step: Step, side: int) -> list[list[int]]:
+        with torch.inference_mode():
+            step.run(Drawing.ADJUSTED)
+        guesses: list[list[int]] = step.guesses_on(side)[:5, :5].tolist()
+        return guesses
+
+    def say(step: Step, part: Part, path: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        draws: list[Draw | None] = [Draw.of(params, 0, history, 1, each) for each in path]
+        step.inputs.fill(step_runs([part], draws, BLOCK)[0], DUMMY * BLOCK)
+        step.tell_histories(range(5), draws)
+        return run(step, 0)
+
+    deeper, said, path = make(), make(), [(31,), (32,), (33,), (31,), (40,)]
+    found = say(deeper, case.rows(0), path)
+    assert found == say(said, case.rows(0), path)
+    given = list(case.rows(0).tokens)
+    for depth in (1, 2):
+        deeper.use(depth % 2)
+        slots = case.rows(depth).slots
+        assert deeper.deepen(1 - depth % 2, Drawing.ADJUSTED, slots, [-1] * 5)
+        path = [(*each, token) for each, token in zip(path, given, strict=True)]
+        given = [best[0] for best in found]
+        found = run(deeper, depth % 2)
+        assert found == say(said, replace(case.rows(depth), tokens=given), path)
+    assert {token for best in found for token in best[:2]} <= set(range(30, 37))
+
+
 def test_the_outcome_is_found_where_the_tokens_are_drawn(runner: ModelRunner) -> None:
     """However many of the speculated tokens are right."""
     greedy: list[Draw | None] = [Draw(0, 0.0, 0)] * 4
