@@ -46,7 +46,10 @@ def memory() -> Rows:
         flags += ["--num-kv-blocks", str(CONTEXTS * CONTEXT // BLOCK)]
         with service("ssd_target", *flags) as address:
             stub = rpc.TargetServiceStub(grpc.insecure_channel(address))
-            alone = alone or [_generate(stub, i, "off") for i in range(REQUESTS)]
+            # A server with room for more sequences may round otherwise: texts are held against
+            # those of such a one.
+            if kind.seqs == REQUESTS and not alone:
+                alone = [_generate(stub, i, "off") for i in range(REQUESTS)]
             for mode in MODES[:2]:
                 rows.append({"admission": kind.name, "mode": mode, **_together(stub, mode, alone)})
                 print(rows[-1], flush=True)
@@ -61,9 +64,9 @@ def _together(stub: Any, mode: str, alone: list[list[int]]) -> dict[str, Any]:
     with ThreadPoolExecutor(REQUESTS) as pool:
         done = list(pool.map(lambda i: _generate(stub, i, mode), range(REQUESTS)))
     seconds, after = time.monotonic() - begin, _counted()
-    equal = sum(map(list.__eq__, done, alone))
+    equal = sum(map(list.__eq__, done, alone)) if alone else REQUESTS
     return {
-        "texts equal": f"{equal} of {REQUESTS}",
+        "texts equal": f"{equal} of {REQUESTS}" if alone else "",
         "tokens/s": sum(map(len, done)) / seconds,
         **{name: after[name] - before[name] for name in after},
         **({FAILED: f"{REQUESTS - equal} texts differ"} if equal < REQUESTS else {}),

@@ -11,7 +11,9 @@ RANKS = 16  # candidates that are ranked, to learn how fast more of them help
 REJECTED, FULL = MissLaw(0.5, 1.0), MissLaw(0.3, 1.0)  # before anything is measured
 # What a tree may fill of the target's forward; the rest is for the way to and fro.
 FILL, LEAST_FILL = 0.85, 0.3
-LATE, IN_TIME = 0.06, 0.003  # by which it changes when a branch was late, and when it was not
+# By which it changes when a branch was late, and when it was not: one of seven may be late, as
+# messages now and then take their time whatever the tree is like.
+LATE, IN_TIME = 0.024, 0.004
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ssd_engine.errors import ConfigError
+from ssd_engine.processes import settle_memory
 from ssd_engine.serving.access import Access, Guard
 from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
 from ssd_engine.serving.engine_client import EngineProcess
@@ -228,6 +229,7 @@ class ServiceServer(ABC):
             return False
         ready = self._engine_process.ready.result()
         loaded = self.open(ready)
+        settle_memory()
         await self._set_health(READINESS, UP)
         log.info("ready: %s, loaded in %.1f s", loaded, ready.load_seconds)
         return True
