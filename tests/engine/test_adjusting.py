@@ -196,7 +196,7 @@ def test_a_sequence_that_lost_its_place_gets_another() -> None:
 def test_more_tokens_than_a_step_can_add() -> None:
     histories = [make_history(OPTIONS["all"], seed) for seed in range(2)]
     adjuster = Adjuster()
-    for number, count in enumerate((1, SHAPE.rows - 1, SHAPE.rows, 3 * SHAPE.rows)):
+    for number, count in enumerate((1, SHAPE.new_tokens - 1, SHAPE.new_tokens, 3 * SHAPE.rows)):
         logits, runs = make_logits(number), runs_after(histories, number)
         got = adjuster.adjust(logits, histories, runs)
         assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
@@ -229,3 +229,26 @@ def test_branches_have_paths_of_their_own() -> None:
         ]
         got = adjuster.follow(logits := make_logits(number), tokens)
         assert torch.equal(bits(got), bits(adjust_logits(logits[: len(rows)], rows)))
+
+
+def test_a_round_of_guesses_that_were_all_right_is_added_within_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To write a history anew takes longer than the step."""
+    written: list[int] = []
+    write = Histories._write
+
+    def counted(self: Histories, place: int, history: History) -> None:
+        written.append(place)
+        write(self, place, history)
+
+    monkeypatch.setattr(Histories, "_write", counted)
+    histories = [make_history(OPTIONS["repetition"], seed) for seed in range(RUNS)]
+    adjuster = Adjuster()
+    for number in range(3):
+        logits, runs = make_logits(number), [[history.output[-1]] for history in histories]
+        got = adjuster.adjust(logits, histories, runs)
+        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        for history in histories:
+            history.output.extend(range(120, 120 + SHAPE.path + 1))
+    assert len(written) == RUNS

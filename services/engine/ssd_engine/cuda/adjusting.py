@@ -248,7 +248,7 @@ class Histories:
             if draw is not None and draw.history is not None
         ]
         histories = dict.fromkeys(history for _, history, _ in told).keys()
-        places, added = self._follow(histories, inputs.shape.rows)
+        places, added = self._follow(histories, inputs.shape.new_tokens)
         inputs.put([(row, places[history], draw) for row, history, draw in told], added)
 
     def _follow(
@@ -282,7 +282,7 @@ class Histories:
             vocab,
             *(tokens, inputs["chained"], *trail, rows),
             TRAIL=self._most_chained,
-            MOST=triton.next_power_of_2(rows),
+            MOST=triton.next_power_of_2(inputs.shape.new_tokens),
             **overlapping(False),  # what it waits for is no kernel, but the copy
         )
         told = [inputs[name] for name in ("recent", "path_lengths", "paths")]

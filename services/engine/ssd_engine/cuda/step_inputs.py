@@ -35,6 +35,12 @@ class StepShape:
         return -(-self.max_positions // self.block_size)
 
     @property
+    def new_tokens(self) -> int:
+        """That histories may have got since the step before: of every sequence a whole path of
+        guesses that were right, and one more."""
+        return max(self.rows, self.runs * (self.path + 1))
+
+    @property
     def padded_rows(self) -> int:
         return -(-self.rows // 8) * 8
 
@@ -308,8 +314,8 @@ class HistoryInputs:
         rows = shape.rows
         sizes = {
             "num_new": 1,
-            "new_places": rows,
-            "new_tokens": rows,
+            "new_places": shape.new_tokens,
+            "new_tokens": shape.new_tokens,
             "places": rows,
             "recent": rows,
             "path_lengths": rows,
