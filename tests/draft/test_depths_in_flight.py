@@ -87,6 +87,19 @@ class World:
         launch = Launch(key, self.rounds[key], taken[:DEPTH], source, DEPTH, 0)
         self.core.handle(LinkFrames(1, [outcome, launch]))
 
+    def miss(self, key: int, token: int) -> Outcome:
+        """The round ends in an outcome that was hardly foreseen, and the target waits."""
+        outcome = Outcome(key, self.rounds[key], 0, token)
+        self.core.handle(LinkFrames(1, [outcome]))
+        return outcome
+
+    def go_on(self, key: int, outcome: Outcome) -> None:
+        """With what was drafted for it meanwhile."""
+        taken = self.pushed[key, outcome.round, 0, outcome.token][:DEPTH]
+        self.rounds[key] += 1
+        launch = Launch(key, self.rounds[key], taken, Source.JUST_IN_TIME, DEPTH, 0)
+        self.core.handle(LinkFrames(1, [launch]))
+
 
 def pushed_in_rounds(world: World, chains: bool) -> Any:
     """What a draft pushes in rounds that end when all is ready."""
@@ -179,3 +192,32 @@ def test_a_sequence_that_is_closed_in_flight_is_gone(runner: ModelRunner) -> Non
     world.step(3)
     world.core.check_integrity()
     assert world.core.stats().used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("verification", "sampling"),
+    [
+        (Verification.COUPLED, PENALTIES),
+        full_only(Verification.COUPLED, {}),
+        (Verification.REJECTION, dict(temperature=1.0, top_p=0.9)),
+    ],
+)
+def test_a_path_that_is_waited_for_is_drafted_in_a_chain(
+    runner: ModelRunner, verification: Verification, sampling: dict[str, Any]
+) -> None:
+    """What follows an outcome that was not foreseen; the round after it begins with that."""
+    books = []
+    for chains in (False, True):
+        world = World(runner, chains, 2, verification=verification, **sampling)
+        for number in range(4):
+            world.step(14)
+            told = {key: world.miss(key, 70 + number) for key in world.rounds}
+            before = world.runner.deepened
+            world.step(9)
+            assert (world.runner.deepened > before) is chains
+            for key, outcome in told.items():
+                world.go_on(key, outcome)
+        world.step(14)
+        books.append(world.pushed)
+    assert books[0] == books[1]
+    assert sum(len(tokens) == DEPTH for tokens in books[0].values()) >= 8

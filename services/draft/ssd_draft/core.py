@@ -155,7 +155,7 @@ class DraftCore:
             self._look_at_frames(link)
         chosen, chunk = self._choose()
         if chosen:
-            self._speculate(chosen, chunk)
+            self._speculate(list(chosen), list(chosen.values()), chunk)
         for link in self._links.values():
             self._push(link)
         return DraftOutput(self._outputs(), self.load(), self.stats(), self._trace.take())
@@ -345,8 +345,8 @@ class DraftCore:
     def _active(self, link: Link) -> bool:
         return any(not sequence.complete for sequence in link.sequences.values())
 
-    def _choose(self) -> tuple[list[DraftSequence], int]:
-        """Sequences of the next forward, and the longest piece of a prompt in it.
+    def _choose(self) -> tuple[dict[DraftSequence, int], int]:
+        """Sequences of the next forward, with their rows, and the longest piece of a prompt in it.
 
         Links that share it get equal parts of its rows. Of a link, what its target waits for comes
         first, then what has waited longest. The very first may be larger than its part.
@@ -355,7 +355,7 @@ class DraftCore:
         active = [account for account, link in links.items() if self._active(link)]
         turn = self._shares.turn(links, active, self._now())
         chunk = max(1, min(self._chunk, turn.max_rows // 2))
-        chosen: list[DraftSequence] = []
+        chosen: dict[DraftSequence, int] = {}
         left = turn.max_rows
         part = turn.max_rows // max(1, len(turn.sharing))
         for account in turn.sharing:
@@ -368,19 +368,20 @@ class DraftCore:
             left -= self._fill(chosen, links[account], left, chunk)
         return chosen, chunk
 
-    def _fill(self, chosen: list[DraftSequence], link: Link, room: int, chunk: int) -> int:
+    def _fill(self, chosen: dict[DraftSequence, int], link: Link, room: int, chunk: int) -> int:
         """Add sequences of a link; returns their rows."""
         taken = 0
         for sequence in _by_urgency(link):
+            if sequence in chosen:
+                continue
             rows = self._speculator.rows(sequence, chunk)
-            if (taken + rows <= room or not chosen) and sequence not in chosen:
-                chosen.append(sequence)
+            if taken + rows <= room or not chosen:
+                chosen[sequence] = rows
                 taken += rows
         self._shares.charge(link.account, taken)
         return taken
 
-    def _speculate(self, chosen: list[DraftSequence], chunk: int) -> None:
-        rows_of = [self._speculator.rows(s, chunk) for s in chosen]
+    def _speculate(self, chosen: list[DraftSequence], rows_of: list[int], chunk: int) -> None:
         total = sum(rows_of)
         plans = [self._plan(s, total - rows) for s, rows in zip(chosen, rows_of, strict=True)]
         awaited = [s for s in chosen if s.phase is Phase.DECIDED and not _has_tokens(s)]

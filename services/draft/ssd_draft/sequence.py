@@ -45,14 +45,17 @@ class Offer:
     rankings: list[list[int]] = field(default_factory=list)
     num_pushed: int = 0
 
-    def is_due(self, depth: int) -> bool:
-        """Something is there to be pushed; beyond ``depth`` nothing is of use."""
-        return min(len(self.tokens), depth) > self.num_pushed
+    @property
+    def depth(self) -> int:
+        return len(self.tokens)
 
-    def push(self, depth: int) -> Branch:
-        """What was not pushed yet."""
-        start, self.num_pushed = self.num_pushed, min(len(self.tokens), depth)
-        return Branch(self.accepted, self.token, start, self.tokens[start : self.num_pushed])
+    def push(self, depth: int) -> Branch | None:
+        """What was not pushed yet, None where that is nothing; beyond ``depth`` it is of no use."""
+        start, end = self.num_pushed, min(len(self.tokens), depth)
+        if start >= end:
+            return None
+        self.num_pushed = end
+        return Branch(self.accepted, self.token, start, self.tokens[start:end])
 
 
 class DraftSequence:
@@ -149,12 +152,13 @@ class DraftSequence:
         """Branches, or parts of them, that the target has not got."""
         self.pushed_at, self.answered = now, True
         depth = self.useful_depth
-        return [offer.push(depth) for offer in self.offers.values() if offer.is_due(depth)]
+        pushed = [offer.push(depth) for offer in self.offers.values()]
+        return [branch for branch in pushed if branch is not None]
 
     @property
     def push_is_due(self) -> bool:
         depth = self.useful_depth
-        return any(offer.is_due(depth) for offer in self.offers.values())
+        return any(min(len(o.tokens), depth) > o.num_pushed for o in self.offers.values())
 
     @property
     def useful_depth(self) -> int:

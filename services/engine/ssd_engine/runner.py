@@ -376,8 +376,9 @@ class ModelRunner:
         """The step after one over trees, or single tokens, alone, which is the last that was
         launched: every row goes on from the token that it has drawn there, and writes to its slot.
 
-        ``widths``: of rows, run after run, that are drawn for rejection; -1: coupled. None where
-        the step has to be said in full.
+        ``widths``: of rows, run after run, that are drawn for rejection; -1: coupled. Rows with a
+        history were drawn there with one recent token, their own. None where the step has to be
+        said in full.
         """
         return None if self._steps is None else self._steps.deepen(flight, slots, widths)
 

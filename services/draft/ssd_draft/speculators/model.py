@@ -24,7 +24,7 @@ from ssd_draft.plan import RANKS, RoundPlan
 from ssd_draft.sequence import DraftSequence, Offer, Phase
 from ssd_draft.speculators.base import Cannot, Need
 from ssd_draft.tree import Ranked, Tree
-from ssd_engine.batch import Chunk, Draw, Part, TreeRows
+from ssd_engine.batch import Chunk, Draw, Part, Rows, TreeRows
 from ssd_engine.block_pool import BlockLease, BlockPool
 from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.frames import Verification
@@ -105,7 +105,8 @@ class _Flight:
     parts: list[Part]
     wanted: list[_Wanted]
     pending: Pending
-    trees: list[tuple[Tree, int]] = field(default_factory=list)  # with the depth, if it is ahead
+    # What it extends, and from which depth on, if it is ahead.
+    extends: list[tuple[Tree | Offer, int]] = field(default_factory=list)
 
     def is_next(self, sequences: Sequence[DraftSequence]) -> bool:
         """Whether it was launched ahead for these sequences, and nothing has come between."""
@@ -114,9 +115,9 @@ class _Flight:
         return all(
             sequence is w.sequence
             and sequence.state is not None
-            and sequence.state.tree is tree
-            and tree.depth == depth
-            for sequence, w, (tree, depth) in zip(sequences, self.wanted, self.trees, strict=True)
+            and _extended(sequence) is what
+            and what.depth == depth
+            for sequence, w, (what, depth) in zip(sequences, self.wanted, self.extends, strict=True)
         )
 
 
@@ -258,6 +259,8 @@ class ModelSpeculator:
         scored = flight.pending.result()
         if flight.wanted:
             self._use(scored, flight.wanted)
+        if self._ahead is not None:
+            self._note_tokens(self._ahead)
         return sum(len(part.tokens) for part in flight.parts)
 
     def _launch(
@@ -287,23 +290,38 @@ class ModelSpeculator:
         if len(going) == len(flight.parts) and (deeper := self._deepen(flight)) is not None:
             return deeper
         wanted: list[_Wanted] = []
-        trees: list[tuple[Tree, int]] = []
         begin = 0
         for w in going:
-            tree: Tree = w.sequence.state.tree
             rows = flight.pending.rows[w.begin : w.begin + w.part.num_logits]
-            part = tree.rows_ahead([-row - 1 for row in rows])
+            part = self._part_ahead(w.sequence, [-row - 1 for row in rows])
             wanted.append(_Wanted(w.sequence, part, w.plan, begin))
-            trees.append((tree, tree.depth + 1))
             begin += part.num_logits
         parts: list[Part] = [w.part for w in wanted]
         draws = [draw for w in wanted for draw in _draws(w, ahead=1)]
-        return _Flight(parts, wanted, self._runner.step(parts, draws), trees)
+        return _Flight(parts, wanted, self._runner.step(parts, draws), _extending(wanted))
+
+    def _part_ahead(self, sequence: DraftSequence, tokens: list[int]) -> Rows:
+        """``tokens`` stand for what the forward in flight will give."""
+        if sequence.phase is Phase.VERIFYING:
+            rows: TreeRows = sequence.state.tree.rows_ahead(tokens)
+            return rows
+        state, guesses = sequence.state, _decided(sequence).depth + 1
+        state.path.grow(guesses)
+        return Chunk(tokens, sequence.num_committed + guesses - 1, state.path.blocks, 1)
+
+    def _note_tokens(self, ahead: _Flight) -> None:
+        """Of what was launched without them: their KV is in the cache before anybody asks."""
+        for w in ahead.wanted:
+            if w.sequence.phase is Phase.DECIDED:
+                decided, path = _decided(w.sequence), w.sequence.state.path
+                start = w.sequence.num_committed + decided.depth - 1
+                path.wrote(Chunk(decided.tokens[-1:], start, path.blocks, 1))
 
     def _deepen(self, flight: _Flight) -> _Flight | None:
-        """Where nothing but trees is in flight, the device needs to be told very little."""
-        trees: list[Tree] = [w.sequence.state.tree for w in flight.wanted]
-        slots = [slot for tree in trees for slot in tree.slots_ahead()]
+        """Where every row in flight goes on, the device needs to be told very little."""
+        if not flight.extends and any(isinstance(w.part, Chunk) for w in flight.wanted):
+            return None  # its last token is committed, or was said: only later ones are guesses
+        slots = [slot for w in flight.wanted for slot in self._slots_ahead(w.sequence)]
         widths: list[int] = []
         for w in flight.wanted:
             width = -1 if w.coupled else w.plan.width(w.depth + 1)
@@ -311,18 +329,25 @@ class ModelSpeculator:
         pending = self._runner.deepen(flight.pending, slots, widths)
         if pending is None:
             return None
-        ahead = [(tree, tree.depth + 1) for tree in trees]
-        return _Flight(flight.parts, flight.wanted, pending, ahead)
+        return _Flight(flight.parts, flight.wanted, pending, _extending(flight.wanted))
+
+    def _slots_ahead(self, sequence: DraftSequence) -> list[int]:
+        if sequence.phase is Phase.VERIFYING:
+            slots: list[int] = sequence.state.tree.slots_ahead()
+            return slots
+        path, guesses = sequence.state.path, _decided(sequence).depth + 1
+        path.grow(guesses)
+        return [path.slot(sequence.num_committed + guesses - 1, self._block_size)]
 
     def _goes_on(self, w: _Wanted) -> bool:
-        """Whether its tree gets another depth after the one in flight."""
-        if not isinstance(w.part, TreeRows):
+        """Whether what it extends gets another token after the one in flight."""
+        sequence, what = w.sequence, _extended(w.sequence)
+        if what is None or what.depth + 1 >= w.plan.depth + LOOK_AHEAD:
             return False
-        tree: Tree = w.sequence.state.tree
-        depth = tree.depth + 1
-        last = w.sequence.num_committed + tree.longest + depth
-        deep = depth >= w.plan.depth + LOOK_AHEAD
-        return not deep and tree.has_room(ahead=1) and last < self._max_context
+        last = sequence.num_committed + what.depth + 1
+        if isinstance(what, Tree):
+            return what.has_room(ahead=1) and last + what.longest < self._max_context
+        return last < int(sequence.state.path.max_tokens)
 
     def _parts(self, sequence: DraftSequence, limit: int, plan: RoundPlan) -> list[Part]:
         state: _State = sequence.state
@@ -488,9 +513,23 @@ def _slots(lease: BlockLease, block_size: int) -> list[int]:
     return [block * block_size + i for block in lease.blocks for i in range(block_size)]
 
 
+def _extended(sequence: DraftSequence) -> Tree | Offer | None:
+    """What its forwards make longer; None before there is a tree."""
+    if sequence.phase is Phase.DECIDED:
+        return _decided(sequence)
+    tree: Tree | None = sequence.state.tree
+    return tree
+
+
+def _extending(wanted: Sequence[_Wanted]) -> list[tuple[Tree | Offer, int]]:
+    """What a forward extends that is launched while another one is in flight."""
+    found = [_extended(w.sequence) for w in wanted]
+    return [(what, what.depth + 1) for what in found if what is not None]
+
+
 def _can_chain(w: _Wanted) -> bool:
     """Whether the tokens after its rows are those that the device chooses."""
-    return isinstance(w.part, TreeRows) and w.plan.ranks <= RANKS + 1
+    return not w.is_chain and w.plan.ranks <= RANKS + 1
 
 
 def _draws(w: _Wanted, ahead: int = 0) -> Sequence[Draw]:
@@ -498,13 +537,16 @@ def _draws(w: _Wanted, ahead: int = 0) -> Sequence[Draw]:
     sequence, n = w.sequence, w.sequence.num_committed
     if sequence.phase is Phase.DECIDED:
         tokens = _decided(sequence).tokens
-        return [_draw(w, n + len(tokens), 0, tokens, len(tokens))]
+        count = len(tokens) + ahead
+        # What is not known here is the row's own token, the last one.
+        return [_draw(w, n + count, ahead, tokens, count)]
     if isinstance(w.part, Chunk):
         return [_draw(w, n + i, i) for i in range(w.part.num_logits)]
     depth = w.depth + ahead
     if sequence.history is None:
         first = _draw(w, n + depth + 1, 1, (), depth)
-        return [first.moved(o.accepted) for o in w.offers]
+        after = [first.moved(accepted) for accepted in range(len(sequence.speculation) + 1)]
+        return [after[o.accepted] for o in w.offers]
     chain, draws = sequence.speculation, []
     for o in w.offers:
         path = [*chain[: o.accepted], o.token, *o.tokens]

@@ -210,7 +210,7 @@ class StepInputs:
         """
         before, host = self.sides[source], self._host
         rows, runs = before.live_rows, before.live_runs
-        if self.shape.scratch and not self._fits_deeper(before):
+        if not self._fits_deeper(before):
             return False
         host.follow(before)
         part = host.numbers
@@ -218,12 +218,17 @@ class StepInputs:
         part["positions"][:rows] += 1
         part["draw_positions"][:rows] += 1
         host.part["slots"][:rows] = _ints(slots)
-        if self.shape.scratch:
-            self._deepen_trees(slots)
-        else:
-            part["limits"][:rows] += 1
-            part["run_end"][:runs] += 1
-            part["run_new"][:runs] += 1
+        depths = part["run_depths"][:runs].tolist()
+        for i, begin in enumerate(part["run_begin"][:runs].tolist()):
+            count = int(part["run_branches"][i]) if depths[i] else 1
+            if depths[i]:
+                own, depth = slots[begin : begin + count], depths[i]
+                host.scratch[i, count * depth : count * (depth + 1)] = own
+                part["run_depths"][i] += 1
+            else:
+                part["limits"][begin] += 1
+                part["run_end"][i] += 1
+                part["run_new"][i] += 1
         if host.weighted:
             host.part["widths"][:rows] = _ints(widths)
         if self.shape.moves:
@@ -232,18 +237,9 @@ class StepInputs:
 
     def _fits_deeper(self, host: _Host) -> bool:
         part, runs = host.numbers, host.live_runs
-        slots = part["run_branches"][:runs] * (part["run_depths"][:runs] + 1)
+        branches, depths = part["run_branches"][:runs], part["run_depths"][:runs]
+        slots = np.where(depths > 0, branches * (depths + 1), 0)
         return bool((slots <= self.shape.scratch).all())
-
-    def _deepen_trees(self, slots: Sequence[int]) -> None:
-        host = self._host
-        part, runs, begin = host.numbers, host.live_runs, 0
-        counts, depths = part["run_branches"][:runs].tolist(), part["run_depths"][:runs].tolist()
-        for i, (count, depth) in enumerate(zip(counts, depths, strict=True)):
-            own = slots[begin : begin + count]
-            host.scratch[i, count * depth : count * (depth + 1)] = own
-            begin += count
-        part["run_depths"][:runs] += 1
 
     def put_tokens(self, tokens: Sequence[int]) -> None:
         """Of a step that was filled but for them."""
