@@ -1,5 +1,6 @@
 """What each sampling option costs, what speculation is worth with it, and with rejection."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,7 @@ def rejection(num_prompts: int) -> Rows:
 
 def _with_streams(client: Client, prompts: Sequence[str], streams: int) -> Rows:
     times: dict[tuple[str, str], list[float]] = {}
+    hits: dict[str, list[float]] = {}
     last: dict[tuple[str, str], list[Generated]] = {}
     for repeat in range(REPEATS + 1):
         for name, chosen in OPTIONS.items():
@@ -80,6 +82,7 @@ def _with_streams(client: Client, prompts: Sequence[str], streams: int) -> Rows:
                 last[name, mode] = _generate(client, prompts, streams, mode, chosen)
                 if repeat:  # the first time, things are not warm
                     times.setdefault((name, mode), []).append(_round_ms(last[name, mode]))
+                    hits.setdefault(name, []).append(_hit_ms(last[name, mode]))
     ms = {key: statistics.median(values) for key, values in times.items()}
     return [
         {
@@ -89,6 +92,7 @@ def _with_streams(client: Client, prompts: Sequence[str], streams: int) -> Rows:
             **against(done, [one.tokens for one in last[name, "off"]]),
             "ms/round": ms[name, mode],
             f"of {PLAIN}": ms[name, mode] / ms[PLAIN, mode],
+            **_hit_times(hits, name, mode),
             **_guessed(done, mode),
             "tokens/s of a stream": statistics.median(one.rate for one in done),
         }
@@ -111,6 +115,21 @@ def _round_ms(done: Sequence[Generated]) -> float:
     stats = [one.stats for one in done]
     micros = sum(s.cache_round_micros + s.other_round_micros for s in stats)
     return 1e-3 * micros / max(1, sum(s.rounds for s in stats))
+
+
+def _hit_ms(done: Sequence[Generated]) -> float:
+    """Likewise, of rounds whose speculation came from the cache; NaN where there are none."""
+    rounds = sum(one.stats.cache_rounds for one in done)
+    return 1e-3 * sum(one.stats.cache_round_micros for one in done) / rounds if rounds else math.nan
+
+
+def _hit_times(hits: Mapping[str, Sequence[float]], name: str, mode: str) -> dict[str, float]:
+    """How often rounds hit differs between options: so these are told apart."""
+    known = {key: [ms for ms in each if not math.isnan(ms)] for key, each in hits.items()}
+    if mode == "off" or not known[name] or not known[PLAIN]:
+        return {}
+    own, plain = statistics.median(known[name]), statistics.median(known[PLAIN])
+    return {"ms/hit": own, f"of {PLAIN}'s hits": own / plain}
 
 
 def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
