@@ -7,7 +7,6 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
 from ssd_engine.frames import (
-    Branch,
     Branches,
     Close,
     DraftFrame,
@@ -199,10 +198,9 @@ def _verification(field: str, value: int) -> Verification:
 def encode_draft_frames(
     epoch: int, frames: Sequence[DraftFrame], load: Load
 ) -> pb.SpeculateResponse:
-    return pb.SpeculateResponse(
+    response = pb.SpeculateResponse(
         frames=pb.DraftFrames(
             epoch=epoch,
-            frames=map(_draft_frame, frames),
             load=pb.DraftLoad(
                 step_micros=min(load.step_micros, MAX_UINT32),
                 just_in_time_micros=min(load.just_in_time_micros, MAX_UINT32),
@@ -210,24 +208,26 @@ def encode_draft_frames(
             ),
         )
     )
+    for frame in frames:
+        _add(response.frames, frame)
+    return response
 
 
-def _draft_frame(frame: DraftFrame) -> pb.DraftFrame:
+def _add(message: pb.DraftFrames, frame: DraftFrame) -> None:
+    """In place: a message that is copied into another takes twice the time."""
     if isinstance(frame, Branches):
-        branches = pb.Branches(branches=map(_branch, frame.branches))
-        return pb.DraftFrame(sequence=frame.sequence, round=frame.round, branches=branches)
-    if isinstance(frame, Plane):
+        wire = message.frames.add(sequence=frame.sequence, round=frame.round)
+        wire.branches.SetInParent()
+        add = wire.branches.branches.add
+        for b in frame.branches:
+            add(accepted=b.accepted, token=b.token, start=b.start, tokens=b.tokens)
+    elif isinstance(frame, Plane):
         plane = pb.TensorPlaneAnswer(
             kind=f"TENSOR_PLANE_KIND_{frame.kind.upper()}",
             address=frame.address,
             secret=frame.secret,
         )
-        return pb.DraftFrame(plane=plane)
-    notice = pb.Notice(kind=pb.NoticeKind.Name(frame.kind), reason=frame.reason)
-    return pb.DraftFrame(sequence=frame.sequence, round=frame.round, notice=notice)
-
-
-def _branch(branch: Branch) -> pb.Branch:
-    return pb.Branch(
-        accepted=branch.accepted, token=branch.token, start=branch.start, tokens=branch.tokens
-    )
+        message.frames.add(plane=plane)
+    else:
+        notice = pb.Notice(kind=pb.NoticeKind.Name(frame.kind), reason=frame.reason)
+        message.frames.add(sequence=frame.sequence, round=frame.round, notice=notice)

@@ -114,9 +114,10 @@ def decode_draft_frames(message: pb.DraftFrames) -> Decoded:
     branches = sum(len(frame.branches.branches) for frame in message.frames)
     if branches > MAX_BRANCHES:
         raise InputError("branches", f"at most {MAX_BRANCHES} in a message, got {branches}")
-    tokens = sum(len(b.tokens) for frame in message.frames for b in frame.branches.branches)
-    if tokens > MAX_TOKENS:
-        raise InputError("tokens", f"at most {MAX_TOKENS} in a message, got {tokens}")
+    if message.ByteSize() > MAX_TOKENS:  # a token takes a byte at least
+        tokens = sum(len(b.tokens) for frame in message.frames for b in frame.branches.branches)
+        if tokens > MAX_TOKENS:
+            raise InputError("tokens", f"at most {MAX_TOKENS} in a message, got {tokens}")
     frames = [known for frame in message.frames if (known := _frame(frame)) is not None]
     load = _load(message.load) if message.HasField("load") else None
     return Decoded(frames, load, unknown=len(message.frames) - len(frames))
@@ -129,7 +130,7 @@ def _frame(frame: pb.DraftFrame) -> DraftFrame | None:
         return Branches(
             frame.sequence,
             frame.round,
-            [Branch(b.accepted, b.token, b.start, list(b.tokens)) for b in frame.branches.branches],
+            [Branch(b.accepted, b.token, b.start, b.tokens[:]) for b in frame.branches.branches],
         )
     if kind == "notice":
         return _notice(frame)
