@@ -31,7 +31,7 @@ SIZES = ["i32", "i32", "i32"]
 CANDIDATES = {name: getattr(candidates, name) for name in ("SUMS", "NUMBERS", "MOST")}
 DIGITS = [INTS, LONGS, LONGS, LONGS]
 TRAIL = [INTS, INTS, "i32"]
-ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, *[INTS] * 5, *TRAIL, "i32", "i32"]
+ADJUSTED = [FLOATS, FLOATS, INTS, DOUBLES, *[INTS] * 5, *TRAIL, "i32", "i32", "i32"]
 GUESSED = [LONGS, FLOATS, INTS, INTS, DOUBLES, FLOATS, INTS, FLOATS]
 # What the kernels of rejection read, and what they have in common.
 REJECTED = [FLOATS, FLOATS, INTS, LONGS, INTS, LONGS]

@@ -27,6 +27,7 @@ from ssd_engine.history import History
 from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 
 IN_PROMPT = 1
+ALIGNMENT = 16  # of rows, in numbers
 ONCE = tl.constexpr(2)  # in the output
 PENALTIES = tl.constexpr(3)  # numbers of a sequence: repetition, presence, frequency
 
@@ -118,6 +119,7 @@ def penalise_kernel(
     trail,
     trail_stride,
     stride,  # of a row of logits
+    out_stride,
     vocab,
     PATH: tl.constexpr,
     TRAIL: tl.constexpr,
@@ -149,7 +151,7 @@ def penalise_kernel(
             TRAIL,
         )
         x = _adjusted(x, seen, penalties, place)
-    tl.store(out + row.to(tl.int64) * vocab + token, x, mask=inside)
+    tl.store(out + row.to(tl.int64) * out_stride + token, x, mask=inside)
 
 
 @triton.jit
@@ -167,6 +169,7 @@ def bias_kernel(
     trail,
     trail_stride,
     stride,
+    out_stride,
     vocab,
     biased,  # [places, ENTRIES] int32: tokens, -1 where there are no more
     biases,  # [places, ENTRIES] float32
@@ -203,7 +206,7 @@ def bias_kernel(
             TRAIL,
         )
         x = _adjusted(x, seen, penalties, place)
-        tl.store(out + row.to(tl.int64) * vocab + token, x, mask=there)
+        tl.store(out + row.to(tl.int64) * out_stride + token, x, mask=there)
 
 
 class Histories:
@@ -235,7 +238,9 @@ class Histories:
         self._penalties = empty(places, PENALTIES.value, kind=torch.float64)
         self._biased = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.int32)
         self._biases = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.float32)
-        self._adjusted = empty(rows, vocab, kind=torch.float32)
+        # Rows begin where several numbers can be read at once, however many tokens there are.
+        width = -(-vocab // ALIGNMENT) * ALIGNMENT
+        self._adjusted = empty(rows, width, kind=torch.float32)[:, :vocab]
         self._trail = empty(max(1, most_chained), rows, kind=torch.int32)
 
     def tell(
@@ -288,7 +293,7 @@ class Histories:
         told = [inputs[name] for name in ("recent", "path_lengths", "paths")]
         shared = (
             *(logits, out, self._table, self._penalties, inputs["places"], tokens, *told),
-            *(inputs["chained"], *trail, logits.stride(0), vocab),
+            *(inputs["chained"], *trail, logits.stride(0), out.stride(0), vocab),
         )
         options = dict(self._options, PATH=inputs.shape.path, TRAIL=self._most_chained)
         penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **options)
