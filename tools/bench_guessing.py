@@ -271,7 +271,7 @@ def both(ours: Counts, theirs: Counts, statistic: Statistic) -> str:
 
 def rates(planner: Planner, depth: int) -> str:
     """As they were at the end, for speculations from the cache."""
-    measured = planner._rates[True]
+    measured = planner._rates[Verification.COUPLED, True]
     laws = [f"{law.first:.2f}·F^-{law.r:.2f}" for law in (measured.rejected.law, measured.full.law)]
     counts = measured.fan_out(depth, planner._budget)
     return f"{measured.alpha.value:5.2f}  {laws[0]:11} {laws[1]:11} {counts}"

@@ -1,6 +1,7 @@
 """How many outcomes of a round to prepare for: from rates that are measured on each link."""
 
 from dataclasses import dataclass, field
+from itertools import product
 
 from ssd_draft.sequence import DraftSequence, Phase
 from ssd_engine.fan_out import AcceptanceRate, MissLaw, MissRate, fan_out
@@ -33,7 +34,7 @@ class RoundPlan:
 
 @dataclass(slots=True)
 class Rates:
-    """Measured on one link, for speculations of one origin."""
+    """Measured on one link, for speculations of one origin that are verified in one way."""
 
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
     rejected: MissRate = field(default_factory=lambda: MissRate(REJECTED, max_fan_out=RANKS))
@@ -56,8 +57,10 @@ class Planner:
         self.depth = depth
         self._budget = budget
         self._lists = {True: hit_list, False: miss_list}
-        self._rates = {True: Rates(), False: Rates()}
-        self._fan_outs: dict[tuple[bool, int, int], list[int]] = {}  # by what has been measured
+        kinds = product(Verification, (True, False))  # with whether it came from the cache
+        self._rates = {kind: Rates() for kind in kinds}
+        # By what has been measured.
+        self._fan_outs: dict[tuple[Verification, bool, int, int], list[int]] = {}
         self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
 
     def observe_use(self, sequence: DraftSequence, late: bool) -> None:
@@ -70,7 +73,7 @@ class Planner:
         self, sequence: DraftSequence, accepted: int, rank: int | None, ranked: int
     ) -> None:
         """A round has ended: so many tokens were right, the next one had this rank."""
-        rates = self._rates[sequence.source is Source.CACHE]
+        rates = self._rates[sequence.verification, sequence.source is Source.CACHE]
         if sequence.speculation:
             rates.alpha.observe(accepted, len(sequence.speculation))
         if ranked:
@@ -88,9 +91,9 @@ class Planner:
             padded = (*chosen, *(chosen[-1:] * (length + 1)))
             return RoundPlan(list(padded[: length + 1]), depth)
         budget, depth = self._affordable(sequence, clock, depth, others)
-        case = (from_cache, length, budget)
+        case = (sequence.verification, from_cache, length, budget)
         if case not in self._fan_outs:
-            self._fan_outs[case] = self._rates[from_cache].fan_out(*case[1:])
+            self._fan_outs[case] = self._rates[case[:2]].fan_out(length, budget)
         return RoundPlan(self._fan_outs[case], depth)
 
     def _affordable(
