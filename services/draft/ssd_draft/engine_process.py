@@ -14,6 +14,7 @@ from ssd_draft.records import (
     LinkUp,
     decode_to_engine,
 )
+from ssd_engine.processes import settle_memory
 from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.engine_loop import PipeInbox, run_engine, serve_records, warm_up
 from ssd_engine.serving.records import Ready, encode
@@ -31,6 +32,7 @@ def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
     runner = _load(options)
     core = make_core(options, runner)
     num_blocks = 0 if runner is None else runner.num_blocks
+    settle_memory()
     pipe.send_bytes(encode(Ready(num_blocks, time.monotonic() - started)))
     check = core.check_integrity if options.check_integrity else None
     serve_records(PipeInbox(pipe, decode_to_engine), Sparing(core), check)

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from ssd_engine.frames import TargetFrame
+from ssd_engine.processes import settle_memory
 from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.engine_loop import run_engine, serve_records, warm_up
 from ssd_engine.serving.pipe_poll import PipePoll
@@ -76,6 +77,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         kept=_kept(runner, options),
     )
     inbox.core = core
+    settle_memory()
     ability = local_offer(torch.device(options.runner.device))
     kinds = [kind.value for kind in ability.kinds]
     pipe.send_bytes(encode(PlaneAbility(kinds, ability.host_id, ability.device_id)))

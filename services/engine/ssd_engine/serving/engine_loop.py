@@ -12,7 +12,7 @@ import torch
 from ssd_engine.batch import Chunk
 from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.log import setup_logging
-from ssd_engine.processes import exit_with_parent, settle_memory
+from ssd_engine.processes import exit_with_parent
 from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.pipe_poll import PipePoll
 from ssd_engine.serving.records import Fatal, encode
@@ -96,7 +96,6 @@ class PipeInbox:
 
 
 def serve_records(inbox: Inbox, core: Core, check_integrity: Callable[[], None] | None) -> None:
-    settle_memory()
     changed = False
     while True:
         begin = time.monotonic()

@@ -228,8 +228,8 @@ class ServiceServer(ABC):
                 log.info("told to stop while loading")
             return False
         ready = self._engine_process.ready.result()
-        loaded = self.open(ready)
         settle_memory()
+        loaded = self.open(ready)
         await self._set_health(READINESS, UP)
         log.info("ready: %s, loaded in %.1f s", loaded, ready.load_seconds)
         return True
