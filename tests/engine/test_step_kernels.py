@@ -32,7 +32,7 @@ from ssd_engine.tensor_parallel import SingleRank
 from tests.engine.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
-from tests.scale import full_only
+from tests.scale import FULL, full_only
 from tools.gpu.attention_check import SMALL, check_attention, paged
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -454,7 +454,7 @@ def test_a_tree_goes_deeper_as_if_it_were_said(runner: ModelRunner) -> None:
     found = say(deeper, case.rows(0), path)
     assert found == say(said, case.rows(0), path)
     given = list(case.rows(0).tokens)
-    for depth in (1, 2):
+    for depth in range(1, 3 if FULL else 2):
         deeper.use(depth % 2)
         slots = case.rows(depth).slots
         assert deeper.deepen(1 - depth % 2, Drawing.ADJUSTED, slots, [-1] * 5)
