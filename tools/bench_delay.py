@@ -9,6 +9,7 @@ pinned to one core, the draft to another; the target is grown until a forward ta
 
 import argparse
 import contextlib
+import math
 import statistics
 from collections import defaultdict
 
@@ -91,10 +92,11 @@ def table(measured: dict[tuple[str, int], list[Generated]]) -> None:
     for delay in DELAYS_MS:
         ssd, blocking = measured["ssd", delay], measured["blocking", delay]
         rounds = hit_rounds(ssd)
-        growth = [r / b - 1 for r, b in zip(rounds, base, strict=True)]
+        # Of generations that have hit with and without the delay: a short one may not.
+        growth = [r / b - 1 for r, b in zip(rounds, base, strict=True) if r and b] or [math.nan]
         low, high = bootstrap(growth)
         hits = sum(g.stats.cache_rounds for g in ssd) / sum(g.stats.rounds for g in ssd)
-        middle = statistics.median(rounds)
+        middle = statistics.median([r for r in rounds if r] or [math.nan])
         print(
             f"{delay:4d} ms   {middle:6.1f} ms  {statistics.median(growth):+6.1%}"
             f"  {low:+6.1%} to {high:+5.1%}  {other_round(ssd):5.1f} ms  {hits:4.0%}"

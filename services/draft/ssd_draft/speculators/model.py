@@ -399,7 +399,7 @@ class ModelSpeculator:
     def _guess(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
-        if scored.following is not None:
+        if scored.following is not None and all(map(_can_chain, others)):
             self._take_drawn(others, scored, scored.following)
             return
         guesses = iter(_ranked(scored, others, coupled=True))
@@ -410,7 +410,7 @@ class ModelSpeculator:
     def _draw(self, others: list[_Wanted], scored: Scored) -> None:
         if not others:
             return
-        if scored.following is not None:
+        if scored.following is not None and scored.sigma is not None:
             self._take_drawn(others, scored, scored.following)
             return
         widths = [w.plan.width(w.depth) for w in others for _ in range(w.part.num_logits)]
