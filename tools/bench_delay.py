@@ -96,7 +96,7 @@ def table(measured: dict[tuple[str, int], list[Generated]]) -> None:
         growth = [r / b - 1 for r, b in zip(rounds, base, strict=True) if r and b] or [math.nan]
         low, high = bootstrap(growth)
         hits = sum(g.stats.cache_rounds for g in ssd) / sum(g.stats.rounds for g in ssd)
-        middle = statistics.median([r for r in rounds if r] or [math.nan])
+        middle = statistics.median(rounds)
         print(
             f"{delay:4d} ms   {middle:6.1f} ms  {statistics.median(growth):+6.1%}"
             f"  {low:+6.1%} to {high:+5.1%}  {other_round(ssd):5.1f} ms  {hits:4.0%}"

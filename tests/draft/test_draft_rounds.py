@@ -192,6 +192,15 @@ def test_trees_are_narrower_after_one_that_was_late(
     assert fill[Verification.REJECTION] == FILL  # its steps take another time
 
 
+def test_branches_that_are_late_in_a_row_count_for_more(runner: ModelRunner) -> None:
+    draft = Draft(runner)
+    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+    sequence, planner = draft.sequence, draft.planner
+    for late in (True, True, False, True):
+        planner.observe_use(sequence, late)
+    assert planner._fill[Verification.COUPLED] == pytest.approx(FILL - 4 * LATE + IN_TIME)
+
+
 @pytest.mark.parametrize(("per_row", "depth", "width"), [(0.0, 3, BUDGET), (0.4e-3, 1, 2)])
 def test_a_tree_that_takes_too_long_loses_what_costs_time(
     per_row: float, depth: int, width: int

@@ -13,8 +13,9 @@ REJECTED, FULL = MissLaw(0.5, 1.0), MissLaw(0.3, 1.0)  # before anything is meas
 # What a tree may fill of the target's forward; the rest is for the way to and fro.
 FILL, LEAST_FILL = 0.85, 0.3
 # By which it changes when a branch was late, and when it was not: one of seven may be late, as
-# messages now and then take their time whatever the tree is like.
+# messages now and then take their time whatever the tree is like. Late ones in a row count more.
 LATE, IN_TIME = 0.024, 0.004
+MOST_IN_A_ROW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,13 @@ class Planner:
         # By what has been measured.
         self._fan_outs: dict[tuple[Verification, bool, int, int], list[int]] = {}
         self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
+        self._late = dict.fromkeys(Verification, 0)  # in a row
 
     def observe_use(self, sequence: DraftSequence, late: bool) -> None:
         """A branch that was prepared was called for: it was there, or too late."""
         kind = sequence.verification
-        fill = self._fill[kind] + (-LATE if late else IN_TIME)
+        self._late[kind] = min(self._late[kind] + 1, MOST_IN_A_ROW) if late else 0
+        fill = self._fill[kind] + (-LATE * self._late[kind] if late else IN_TIME)
         self._fill[kind] = min(max(fill, LEAST_FILL), 1.0)
 
     def observe(
