@@ -159,8 +159,8 @@ class Simulation:
             clock=lambda: self.now,
         )
         runner = ByForward(self.num_blocks, self.forward)
-        runner.swap = target.swap  # type: ignore[method-assign]
         if kept is not None:
+            runner.swap = target.swap  # type: ignore[method-assign]
             target.host_copies.allocate(kept.num_blocks)
         self.core = EngineCore(
             runner,

@@ -195,7 +195,7 @@ def positions_are_off_by_one(patch: pytest.MonkeyPatch) -> None:
         tokens = [*chunk.tokens, *speculation]
         moved = replace(chunk, tokens=tokens, start=chunk.start + 1, num_logits=len(tokens))
         extended = self._work(sequence, moved)
-        return Work(sequence, replace(moved, blocks=extended.chunk.blocks))
+        return replace(extended, chunk=replace(moved, blocks=extended.chunk.blocks))
 
     patch.setattr(Scheduler, "extend", extend)
 
