@@ -1,0 +1,48 @@
+"""Between two depths of a tree the draft's engine is silent, and loses nothing of what it saw."""
+
+from ssd_draft.core import DraftCore
+from ssd_draft.engine_process import SILENCE_SECONDS, Sparing
+from ssd_draft.plan import Planner
+from ssd_draft.records import DraftOutput, LinkOutput
+from ssd_draft.speculators import NgramSpeculator
+from ssd_engine.tracing import Kind, make_trace
+
+
+class Working(DraftCore):
+    """Has work for some steps; says something in those that are named."""
+
+    def __init__(self, steps: int, says: set[int]) -> None:
+        super().__init__(NgramSpeculator(), lambda depth: Planner(depth, 4), 1, None, 8, 8)
+        self.left, self.number, self._says = steps, 0, says
+        self._events = make_trace(True)
+
+    @property
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> DraftOutput:
+        self.left, self.number = self.left - 1, self.number + 1
+        self._events.moment(Kind.PUSH, sequence=self.number, round=0, tokens=1)
+        links = [LinkOutput(1, [], 1)] if self.number in self._says else []
+        return DraftOutput(links, self.load(), self.stats(), self._events.take())
+
+
+def spoken(core: Working, seconds: float) -> dict[int, list[int]]:
+    """The steps that are told, each with those whose traces come with it."""
+    now = 0.0
+    engine = Sparing(core, clock=lambda: now)
+    told: dict[int, list[int]] = {}
+    while engine.has_work:
+        now += seconds
+        output = engine.step()
+        if output is not None:
+            told[core.number] = [event.sequence for event in output.trace]
+    return told
+
+
+def test_it_speaks_when_it_has_something_to_say_and_when_it_is_done() -> None:
+    assert spoken(Working(6, {3}), 0.0) == {3: [1, 2, 3], 6: [4, 5, 6]}
+
+
+def test_it_is_not_silent_for_long() -> None:
+    assert list(spoken(Working(9, set()), SILENCE_SECONDS / 2.5)) == [3, 6, 9]
