@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssd_draft.core import DraftCore
-from ssd_draft.plan import FILL, IN_TIME, LATE, Planner
+from ssd_draft.plan import FILL, IN_TIME, LATE, Planner, RoundPlan
 from ssd_draft.records import LinkFrames, LinkUp
 from ssd_draft.sequence import DraftSequence
 from ssd_draft.speculators import ModelSpeculator
@@ -190,6 +190,18 @@ def test_trees_are_narrower_after_one_that_was_late(
     draft.tell(outcome, draft.launch(tokens[:taken], source, wanted))
     assert fill[Verification.COUPLED] == pytest.approx(FILL - LATE if late else FILL + IN_TIME)
     assert fill[Verification.REJECTION] == FILL  # its steps take another time
+
+
+def test_no_more_is_pushed_than_was_planned(runner: ModelRunner) -> None:
+    """The depth beyond the plan is for the guesses of the next round, which begins with them."""
+    draft = Draft(runner)
+    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+    sequence = draft.sequence
+    sequence.plan = RoundPlan(sequence.plan.fan_out, DEPTH - 2)
+    for offer in sequence.offers.values():
+        offer.num_pushed = 0
+    assert {len(branch.tokens) for branch in sequence.pushes(0.0)} == {DEPTH - 2}
+    assert not sequence.push_is_due
 
 
 def test_branches_that_are_late_in_a_row_count_for_more(runner: ModelRunner) -> None:
