@@ -162,8 +162,8 @@ class DraftSequence:
 
     @property
     def useful_depth(self) -> int:
-        """Of what is pushed. A tree goes beyond its plan only for the guesses after its branches:
-        without them the next round would begin a forward later."""
+        """How long branches are pushed. A tree goes beyond its plan only for the guesses after its
+        branches: without them the next round would begin a forward later."""
         planned = self.phase is Phase.VERIFYING and self.plan is not None
         return min(self.depth, self.plan.depth) if planned else self.depth
 

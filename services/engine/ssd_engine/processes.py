@@ -48,7 +48,7 @@ def exit_with_parent() -> None:
 
 
 def settle_memory() -> None:
-    """Of a process that is ready: what is there stays. A garbage collection that looked at all of
-    it would take a tenth of a second, in the middle of rounds."""
+    """Keep what a process has loaded out of garbage collections: one that looked at all of it would
+    take a tenth of a second, in the middle of rounds."""
     gc.collect()
     gc.freeze()

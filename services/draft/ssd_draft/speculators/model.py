@@ -194,7 +194,7 @@ class ModelSpeculator:
         self._check_context(sequence)
 
     def _keep_branch(self, sequence: DraftSequence) -> None:
-        """Of all that was drafted, the decided branch's."""
+        """Keep what was drafted for the decided branch, and drop the rest."""
         state: _State = sequence.state
         at = None if state.tree is None else state.tree.index(_decided(sequence))
         if state.tree is None or at is None:
@@ -310,7 +310,8 @@ class ModelSpeculator:
         return Chunk(tokens, sequence.num_committed + guesses - 1, state.path.blocks, 1)
 
     def _note_tokens(self, ahead: _Flight) -> None:
-        """Of what was launched without them: their KV is in the cache before anybody asks."""
+        """Tokens are known now whose forward was launched without them: their KV is in the cache
+        before anybody asks."""
         for w in ahead.wanted:
             if w.sequence.phase is Phase.DECIDED:
                 decided, path = _decided(w.sequence), w.sequence.state.path

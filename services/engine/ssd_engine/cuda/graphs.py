@@ -1,9 +1,10 @@
 """The graph runner: steps of few rows, each shape captured once and replayed.
 
 Between two replays the host fills a block of pinned memory and launches; what comes back is one
-small copy, whose arrival an event tells. A step is two graphs: a short one, which is launched in no
-time, and the long one, whose launch is over before the short one has been computed. While a step is
-computed, the block of the next one is filled for the case that all of this one is right.
+small copy, whose arrival an event tells. A target's step begins with a short graph, which is
+launched in no time; the launch of the long one is over before the short one has been computed.
+While a step is computed, the block of the next one is filled for the case that all of this one is
+right. A draft's step is one graph: while it is launched, the device computes the one before it.
 """
 
 import logging
@@ -65,8 +66,7 @@ class _InParts:
 
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
-    """For drafts: the device has the depth before, and another launch would take longer than it
-    gains."""
+    """A draft's step: while it is launched, the device computes the one before it."""
 
     starts: list[torch.cuda.Event]
     stream: torch.cuda.Stream
@@ -231,10 +231,10 @@ class GraphRunner:
         step.use(side)
         if not step.deepen(flight.side, told.drawing, slots, widths):
             return None
-        return self._fly(step, side, told)
+        return self._fly(step, side, told, _nothing)
 
     def _fly(
-        self, step: Step, side: int, told: "_Told", launched: Callable[[], None] = lambda: None
+        self, step: Step, side: int, told: "_Told", launched: Callable[[], None]
     ) -> "InFlight":
         """Launch a step whose inputs are filled."""
         turn, drawing = self._launches % STARTS, told.drawing

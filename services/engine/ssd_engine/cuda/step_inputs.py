@@ -36,7 +36,7 @@ class StepShape:
 
     @property
     def new_tokens(self) -> int:
-        """That histories may have got since the step before: of every sequence a whole path of
+        """How many tokens histories may get between two steps: for every sequence a whole path of
         guesses that were right, and one more."""
         return max(self.rows, self.runs * (self.path + 1))
 
@@ -220,9 +220,9 @@ class StepInputs:
         host.part["slots"][:rows] = _ints(slots)
         depths = part["run_depths"][:runs].tolist()
         for i, begin in enumerate(part["run_begin"][:runs].tolist()):
-            count = int(part["run_branches"][i]) if depths[i] else 1
-            if depths[i]:
-                own, depth = slots[begin : begin + count], depths[i]
+            if depth := depths[i]:
+                count = int(part["run_branches"][i])
+                own = slots[begin : begin + count]
                 host.scratch[i, count * depth : count * (depth + 1)] = own
                 part["run_depths"][i] += 1
             else:
