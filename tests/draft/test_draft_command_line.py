@@ -38,7 +38,7 @@ def test_check_config_accepts_a_model_and_none() -> None:
         (["stories-draft", "--max-seqs-per-link", "0"], "--max-seqs-per-link: must be in [1, "),
         (["stories-draft", "--depth", "0"], "--depth: must be in [1, 64], got 0"),
         (["stories-draft", "--budget", "0"], "--budget: must be in [1, 1024], got 0"),
-        (["stories-draft", "--max-rows", "8"], "--max-rows 8 must be at least --budget 16"),
+        (["stories-draft", "--max-rows", "8"], "--max-rows 8 must be at least --budget 24"),
         (["stories-draft", "--max-frames", "0"], "--max-frames: must be in [1, "),
         (["stories-draft", "--link-write-timeout", "nan"], "--link-write-timeout: must be in [1, "),
         (["stories-draft", "--fan-out", "3,x"], "--fan-out: auto, or a list such as 3,2,1"),

@@ -34,7 +34,7 @@ class DraftConfig(ServiceConfig):
     max_links_per_identity: int | None = None
     max_seqs_per_link: int | None = None
     depth: int = 8
-    budget: int = 16
+    budget: int = 24
     fan_out: str = AUTO
     fan_out_miss: str = AUTO
     max_rows: int = 256
