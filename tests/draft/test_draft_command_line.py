@@ -45,7 +45,7 @@ def test_check_config_accepts_a_model_and_none() -> None:
         (["stories-draft", "--fan-out", ""], "--fan-out: auto, or a list"),
         (["stories-draft", "--fan-out", "3,-1"], "--fan-out: auto, or a list"),
         (["stories-draft", "--fan-out", "1,1,1,1", "--depth", "2"], "at most 3 numbers"),
-        (["stories-draft", "--fan-out-miss", "3,2"], "--fan-out-miss: 3,2 makes 19 branches"),
+        (["stories-draft", "--fan-out-miss", "4,3"], "--fan-out-miss: 4,3 makes 28 branches"),
         (["stories-draft", "--expand-to", "layers=1"], "--expand-to: layers=1 is less than"),
         (["stories-draft", "--max-model-len", "1000000"], "--allow-long-context"),
         (["stories-draft", "--plane-ports", "7500"], "--plane-ports: a range of ports such as"),

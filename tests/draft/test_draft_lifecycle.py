@@ -80,7 +80,7 @@ def test_it_says_what_it_is(server: DraftProcess, fingerprint: str) -> None:
     assert info.tokenizer_fingerprint == fingerprint
     assert info.vocab_size == vocab_size()
     assert info.num_parameters > 1e5
-    assert (info.max_depth, info.max_branches, info.max_sequences) == (8, 16, 4)
+    assert (info.max_depth, info.max_branches, info.max_sequences) == (8, 24, 4)
     assert info.num_kv_blocks > 0
     assert info.protocol_version == 1
 

@@ -131,8 +131,9 @@ ONTO = {"residual": True, "bias": True}
         full_only(ProductShape(128, 3328, 1, **ONTO), (3, 9), 2),  # blocks share the tile
         full_only(ProductShape(256, 4096, 1, **ONTO), (8, 70), 9),  # four of them; rows apart
         full_only(ProductShape(128, 4096, 1, **NORMED), (8, 70), 8),  # eight of them
+        full_only(ProductShape(128, 4096, 1, **ONTO), (8, 70), 3),  # three of them
     ],
-    ids=["gated", "normed", "onto", "wide", "pieces", "shared", "apart", "eight"],
+    ids=["gated", "normed", "onto", "wide", "pieces", "shared", "apart", "eight", "three"],
 )
 def test_a_row_has_the_same_bits_however_many_there_are(
     shape: ProductShape, rows: Sequence[int], processors: int
@@ -212,6 +213,7 @@ def test_waves_cover_all_tiles_with_the_blocks_that_there_are(processors: int) -
         ProductShape(4096, 4096, 1, **ONTO),
         ProductShape(9728, 896, 1, **GATED),
         ProductShape(896, 4864, 1, **ONTO),
+        ProductShape(5120, 8192, 1, **ONTO),  # three blocks share a tile
         ProductShape(32000, 1024, 1, norm=True, wide=True),
         ProductShape(1152, 896, 1),
     ],

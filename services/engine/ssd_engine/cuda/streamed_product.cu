@@ -49,12 +49,18 @@ __device__ constexpr bool some_split(int split) {
         if (each == split) return true;
     return false;
 }
+__device__ constexpr int most_split() {
+    int most = 1;
+    for (int each : SPLITS) most = each > most ? each : most;
+    return most;
+}
+constexpr int MOST_SPLIT = most_split();
 constexpr bool USES_SCALES = NORM && (!APART || some_split(1));
 
 // The first panel of a slice.
 __device__ __forceinline__ int first_of(int slice, int split) {
     if (slice == split) return PANELS_OF_K;
-    return slice * (PANELS_OF_K - (split > 1 ? MORE : 0)) / split / 2 * 2;
+    return (slice * (PANELS_OF_K - (split > 1 ? MORE : 0)) + split) / (2 * split) * 2;
 }
 
 struct Work {
@@ -294,10 +300,11 @@ template <int SPLIT, int COUNT> __device__ __forceinline__ void add_up(
 #pragma unroll
         for (int b = 0; b < SPLIT; b += 2 * apart)
 #pragma unroll
-            for (int e = 0; e < COUNT; e++) {
-                float4 &to = there[b][e], &from = there[b + apart][e];
-                to.x += from.x, to.y += from.y, to.z += from.z, to.w += from.w;
-            }
+            for (int e = 0; e < COUNT; e++)
+                if (b + apart < SPLIT) {
+                    float4 &to = there[b][e], &from = there[b + apart][e];
+                    to.x += from.x, to.y += from.y, to.z += from.z, to.w += from.w;
+                }
 #pragma unroll
     for (int e = 0; e < COUNT; e++) {
         const float4 sum = there[0][e];
@@ -312,14 +319,11 @@ template <int SPLIT, int TOTAL, int FROM> __device__ __forceinline__ void add_gr
         add_groups<SPLIT, TOTAL, FROM + count>(c, left, own);
     }
 }
-template <int TOTAL> __device__ __forceinline__ void add_all(
+template <int SPLIT, int TOTAL> __device__ __forceinline__ void add_all(
     float (&c)[TOTAL][4], const float4* left, int split, int own) {
-    if constexpr (some_split(2))
-        if (split == 2) return add_groups<2, TOTAL, 0>(c, left, own);
-    if constexpr (some_split(4))
-        if (split == 4) return add_groups<4, TOTAL, 0>(c, left, own);
-    if constexpr (some_split(8))
-        if (split == 8) return add_groups<8, TOTAL, 0>(c, left, own);
+    if constexpr (SPLIT > 1 && some_split(SPLIT))
+        if (split == SPLIT) return add_groups<SPLIT, TOTAL, 0>(c, left, own);
+    if constexpr (SPLIT > 2) add_all<SPLIT - 1>(c, left, split, own);
 }
 
 extern "C" __global__ void __launch_bounds__(COMPUTING + 32 + TELLING, 1)
@@ -443,7 +447,7 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
     wait_for_previous();
     const Told told = {bias, residual, out, next_norm, next_x, next_squares, rows};
     const int half = warp / 4;
-    int i = 0, shared_waves = 0;
+    int i = 0;
     bool has_scales = false;
     float c[EIGHTS][4];
 #pragma unroll 1
@@ -482,7 +486,7 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
             has_scales = true;
         }
         if (work.split > 1) {
-            const long slot = (long)shared_waves++ * gridDim.x + work.slot;
+            const long slot = (long)w * gridDim.x + work.slot;
             float4* lies = left + slot * LEFT_BY_ONE + threadIdx.x;
             bool adds = false;
             if (is_last) {
@@ -499,7 +503,7 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
                 wait_for_word(TOLD);
                 if (*before != work.split - 1) continue;
             }
-            if (!APART) add_all(c, lies, work.split, work.slice);
+            if (!APART) add_all<MOST_SPLIT>(c, lies, work.split, work.slice);
         }
 #if RESIDUAL
         float* buffer = buffers + half * 2 * BUFFER;
@@ -550,7 +554,7 @@ add_slices(const float4* left, const float* squares, const u16* bias, const u16*
     const uint4 norm = norm_of(told, column);
     wait_for_previous();
     const uint4 r = residual_of(told, first_row + row_of(), column);
-    add_all(c, lies, split, -1);
+    add_all<MOST_SPLIT>(c, lies, split, -1);
     write_chunk(told, c, tile, half, first_row, buffer, r, norm);
 #else
     float* scales = (float*)shared;
@@ -559,7 +563,7 @@ add_slices(const float4* left, const float* squares, const u16* bias, const u16*
     if (threadIdx.x < CHUNK * 64)
         find_scales<1, 0>(scales, squares, first_row + threadIdx.x / 8, threadIdx.x % 32, eps);
 #endif
-    add_all(c, lies, split, -1);
+    add_all<MOST_SPLIT>(c, lies, split, -1);
     __syncthreads();
     write_rows<CHUNK>(told, c, tile, half, first_row, scales);
 #endif

@@ -33,7 +33,7 @@ MOST_ROWS = WIDTHS[-1]
 FEW_ROWS = 64  # so many are added up by the last block of a tile; more by a kernel of its own
 TILE = 128  # outputs
 PANEL = 64  # of k; and of hidden states whose squares are one number
-SPLITS = (1, 2, 4, 8)
+SPLITS = range(1, 9)
 SPLIT_COST = 1600  # of k: as long takes it to add up what blocks have left of a tile, measured
 LEAST_SLICE = 256  # of k
 MORE = 2  # panels that the last slice has more than the others
@@ -106,7 +106,7 @@ class Room:
 def room_of(processors: int, device: torch.device) -> Room:
     slots = MOST_SHARED_WAVES * processors
     left = torch.zeros(slots * MOST_ROWS * TILE, device=device)
-    return Room(left, torch.zeros(processors, dtype=torch.int32, device=device))
+    return Room(left, torch.zeros(slots, dtype=torch.int32, device=device))
 
 
 class NormedRows:
