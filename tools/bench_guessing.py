@@ -98,8 +98,9 @@ class Bench:
         tokens: int,
         depth: int,
         draft: ModelRunner | None = None,
+        at_once: int | None = None,
     ) -> None:
-        """``draft``: None takes the shipped one, on the CPU."""
+        """``draft``: None takes the shipped one, on the CPU. ``at_once``: texts; None: all."""
         torch.set_num_threads(1)
         directory = resolve_model(TARGET)
         self._depth, self._tokens = depth, tokens
@@ -111,11 +112,22 @@ class Bench:
         chats = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
         # A seed of its own for each text: with a shared one, texts are no independent samples.
         self._texts = [(chat, seed) for seed, chat in enumerate(chats * seeds)]
-        self._prompts = prompts
+        self._prompts, self._at_once = prompts, at_once
 
     def measure(self, way: Way, budget: int, make_planner: Callable[[], Planner]) -> Counts:
-        look_ups = LookUps()
         texts = self._texts if way.temperature else self._texts[: self._prompts]
+        few = self._at_once or len(texts)
+        groups = [texts[i : i + few] for i in range(0, len(texts), few)]
+        return np.concatenate([self._measure(way, budget, make_planner, each) for each in groups])
+
+    def _measure(
+        self,
+        way: Way,
+        budget: int,
+        make_planner: Callable[[], Planner],
+        texts: Sequence[tuple[list[int], int]],
+    ) -> Counts:
+        look_ups = LookUps()
         # A depth takes several forwards where its rows do not fit into one.
         forwards = 1 + len(texts) * (budget + self._depth + 1) // DRAFT_ROWS
         steps = (self._depth + 4) * forwards

@@ -153,6 +153,18 @@ def test_blocks_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(operands.run(shape, kernels), forwards)  # nothing is left of the run before
 
 
+@pytest.mark.full
+@interpreted
+@needs_tool("g++")
+@pytest.mark.usefixtures("emulated")
+def test_bits_are_the_same_where_clusters_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ProductShape(256, 4096, 70, **ONTO)
+    operands, kernels = Operands(shape, CPU, 70), kernels_for(9)
+    together = operands.run(shape, kernels)
+    monkeypatch.setattr(EmulatedKernel, "most_clusters", lambda *_: 1)
+    assert torch.equal(operands.run(shape, kernels), together)
+
+
 @interpreted
 @needs_tool("g++")
 @pytest.mark.usefixtures("emulated")

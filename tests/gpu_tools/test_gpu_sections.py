@@ -2,6 +2,7 @@
 
 import contextlib
 import zlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,9 @@ def test_a_text_that_differs_fails_the_section() -> None:
     }
 
 
-@pytest.mark.full  # ways are counted one after the other, and in processes
+@pytest.mark.full  # ways are counted in processes
 def test_a_draft_is_held_against_one_on_the_cpu() -> None:
-    draft = make_runner(resolve_model(DRAFT), 4096, max_num_seqs=256)
+    draft = partial(make_runner, resolve_model(DRAFT), 4096, max_num_seqs=256)
     few = {name: OPTIONS[name] for name in (PLAIN, "all")}
     rows = guesses.compare(2, 12, draft, few)
     assert [row["options"] for row in rows] == [*few, "rejection", "rejection, all"]

@@ -7,7 +7,7 @@ chooses among as many tokens as a large model has; a checkpoint's own tokens are
 
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -25,28 +25,31 @@ from tools.gpu.report import FAILED, Rows
 DEPTH, BUDGET = TargetConfig.depth, DraftConfig.budget
 TOKENS = 96
 SEQUENCES = 16
+SEEDS = {Verification.COUPLED: 1, Verification.REJECTION: 4}  # of a prompt: rejection's luck varies
 HEAD = "hidden=256,vocab=128256"  # a hidden entry of its own keeps the new tokens undrawn
+MakeDraft = Callable[[], ModelRunner]
 MOST_POINTS, MOST_SHARE = 0.03, 0.03  # by which hit rates and tokens a round may differ
 
 
 def guesses(num_prompts: int) -> Rows:
-    return compare(min(num_prompts, SEQUENCES), TOKENS, _draft_on_gpu(), OPTIONS)
+    return compare(min(num_prompts, SEQUENCES), TOKENS, draft_on_gpu, OPTIONS)
 
 
 def compare(
-    prompts: int, tokens: int, draft: ModelRunner, options: Mapping[str, Mapping[str, Any]]
+    prompts: int, tokens: int, draft: MakeDraft, options: Mapping[str, Mapping[str, Any]]
 ) -> Rows:
-    """``draft`` beside one on the CPU, which takes processes of its own, one for each way."""
+    """``draft`` makes the one that is held against one on the CPU. Processes of their own count
+    what is guessed in each way."""
     ways = _ways(options)
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) // 2), spawned) as pool:
-        on_cpu = {
-            name: pool.submit(_count_on_cpu, prompts, tokens, way) for name, way in ways.items()
+    with ProcessPoolExecutor(max(1, os.cpu_count() or 2), spawned) as pool:
+        counting = {
+            name: [pool.submit(_count, prompts, tokens, way, of) for of in (draft, None)]
+            for name, way in ways.items()
         }
-        bench = Bench(prompts, 1, tokens, DEPTH, draft)
         rows: Rows = []
-        for name, way in ways.items():
-            rows.append({"options": name, **_compared(_count(bench, way), on_cpu[name].result())})
+        for name, counted in counting.items():
+            rows.append({"options": name, **_compared(*(each.result() for each in counted))})
             print(rows[-1], flush=True)
     return rows
 
@@ -61,11 +64,9 @@ def _ways(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Way]:
     return coupled | rejecting
 
 
-def _count_on_cpu(prompts: int, tokens: int, way: Way) -> Counts:
-    return _count(Bench(prompts, 1, tokens, DEPTH), way)
-
-
-def _count(bench: Bench, way: Way) -> Counts:
+def _count(prompts: int, tokens: int, way: Way, draft: MakeDraft | None) -> Counts:
+    seeds, made = SEEDS[way.verification], draft() if draft is not None else None
+    bench = Bench(prompts, seeds, tokens, DEPTH, made, at_once=prompts)
     return bench.measure(way, BUDGET, lambda: Planner(DEPTH, BUDGET))
 
 
@@ -96,7 +97,7 @@ def _compared(*counts: Counts) -> dict[str, Any]:
     return row
 
 
-def _draft_on_gpu() -> ModelRunner:
+def draft_on_gpu() -> ModelRunner:
     return engines.load_runner(
         DRAFT,
         HEAD,

@@ -30,17 +30,25 @@ OPTIONS["all"] = {
 STREAMS = (1, 8)
 TOKENS = 96
 REPEATS = 3
+FEW_HITS = 100
 MODELS = ModelPair(Model("stories-target", "llama-3.1-8b"), Model("stories-draft"))
+
+Runs = Sequence[Sequence[Generated]]
 
 
 def options(num_prompts: int) -> Rows:
-    """The 8B shape and the draft as it ships on one GPU: every option, in turns."""
+    """The 8B shape and the draft as it ships on one GPU: every option, in turns. All speculate to
+    the same depth: with options whose guesses are right more often a round is deeper, and longer
+    for that. ``ssd`` as it comes, left for ``sync`` where that is faster, and kept on."""
     prompts = story_prompts(max(STREAMS) * max(1, min(num_prompts, 16) // 8), seed=3)
+    few, flags = prompts[: len(prompts) // 2], (*TIMED, "--no-adapt-depth")
     rows: Rows = []
-    with mps(), as_it_comes(MODELS, *TIMED, draft_share=DRAFT_SHARE) as client:
-        for streams in STREAMS:
-            few = prompts if streams > 1 else prompts[: len(prompts) // 2]
-            rows += _with_streams(client, few, streams)
+    with mps():
+        with as_it_comes(MODELS, *flags, draft_share=DRAFT_SHARE) as client:
+            for streams in STREAMS:
+                rows += _with_streams(client, prompts if streams > 1 else few, streams, "ssd")
+        with as_it_comes(MODELS, *flags, "--no-auto-off", draft_share=DRAFT_SHARE) as client:
+            rows += _with_streams(client, few, 1, "ssd, kept on")
     return rows
 
 
@@ -72,31 +80,29 @@ def rejection(num_prompts: int) -> Rows:
     return rows
 
 
-def _with_streams(client: Client, prompts: Sequence[str], streams: int) -> Rows:
-    times: dict[tuple[str, str], list[float]] = {}
-    hits: dict[str, list[float]] = {}
-    last: dict[tuple[str, str], list[Generated]] = {}
+def _with_streams(client: Client, prompts: Sequence[str], streams: int, called: str) -> Rows:
+    """``called``: ssd, in the table."""
+    done: dict[tuple[str, str], list[list[Generated]]] = {}
     for repeat in range(REPEATS + 1):
         for name, chosen in OPTIONS.items():
             for mode in ("off", "ssd"):
-                last[name, mode] = _generate(client, prompts, streams, mode, chosen)
+                ran = _generate(client, prompts, streams, mode, chosen)
                 if repeat:  # the first time, things are not warm
-                    times.setdefault((name, mode), []).append(_round_ms(last[name, mode]))
-                    hits.setdefault(name, []).append(_hit_ms(last[name, mode]))
-    ms = {key: statistics.median(values) for key, values in times.items()}
+                    done.setdefault((name, mode), []).append(ran)
+    ms = {key: statistics.median(map(_round_ms, runs)) for key, runs in done.items()}
     return [
         {
             "streams": streams,
             "options": name,
-            "mode": mode,
-            **against(done, [one.tokens for one in last[name, "off"]]),
+            "mode": mode if mode == "off" else called,
+            **against(runs[-1], [one.tokens for one in done[name, "off"][-1]]),
             "ms/round": ms[name, mode],
             f"of {PLAIN}": ms[name, mode] / ms[PLAIN, mode],
-            **_hit_times(hits, name, mode),
-            **_guessed(done, mode),
-            "tokens/s of a stream": statistics.median(one.rate for one in done),
+            **_hit_times(runs, done[PLAIN, mode]),
+            **_guessed([one for run in runs for one in run], mode),
+            "tokens/s of a stream": statistics.median(one.rate for run in runs for one in run),
         }
-        for (name, mode), done in last.items()
+        for (name, mode), runs in done.items()
     ]
 
 
@@ -117,19 +123,20 @@ def _round_ms(done: Sequence[Generated]) -> float:
     return 1e-3 * micros / max(1, sum(s.rounds for s in stats))
 
 
-def _hit_ms(done: Sequence[Generated]) -> float:
-    """Likewise, of rounds whose speculation came from the cache; NaN where there are none."""
-    rounds = sum(one.stats.cache_rounds for one in done)
-    return 1e-3 * sum(one.stats.cache_round_micros for one in done) / rounds if rounds else math.nan
-
-
-def _hit_times(hits: Mapping[str, Sequence[float]], name: str, mode: str) -> dict[str, float]:
+def _hit_times(runs: Runs, plain: Runs) -> dict[str, float]:
     """How often rounds hit differs between options: so these are told apart."""
-    known = {key: [ms for ms in each if not math.isnan(ms)] for key, each in hits.items()}
-    if mode == "off" or not known[name] or not known[PLAIN]:
+    own, of_plain = _hit_ms(runs), _hit_ms(plain)
+    if math.isnan(own) or math.isnan(of_plain):
         return {}
-    own, plain = statistics.median(known[name]), statistics.median(known[PLAIN])
-    return {"ms/hit": own, f"of {PLAIN}'s hits": own / plain}
+    return {"ms/hit": own, f"of {PLAIN}'s hits": own / of_plain}
+
+
+def _hit_ms(runs: Runs) -> float:
+    """Of rounds whose speculation came from the cache; NaN where there are few."""
+    stats = [one.stats for run in runs for one in run]
+    rounds = sum(each.cache_rounds for each in stats)
+    micros = sum(each.cache_round_micros for each in stats)
+    return 1e-3 * micros / rounds if rounds >= FEW_HITS else math.nan
 
 
 def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
@@ -140,5 +147,6 @@ def _guessed(done: Sequence[Generated], mode: str) -> dict[str, float]:
         "hit rate": sum(one.stats.hits for one in done) / rounds,
         "late": sum(one.stats.late for one in done) / rounds,
         "sync": sum(one.stats.sync_rounds for one in done) / rounds,
+        "plain": sum(one.stats.plain_rounds for one in done) / rounds,
         "tokens/round": sum(len(one.tokens) - 1 for one in done) / rounds,
     }

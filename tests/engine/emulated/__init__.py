@@ -89,6 +89,9 @@ class EmulatedKernel:
         if not self._run(*grid, self._block, cluster, shared, backwards, given.pointers):
             raise RuntimeError("the kernel does not come to an end")
 
+    def most_clusters(self, grid: tuple[int, int], cluster: int) -> int:
+        return grid[0] * grid[1] // cluster
+
 
 def emulated_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:
     """In place of driver.tensor_map; device.h says what it holds."""

@@ -46,7 +46,15 @@ void yield();
 struct Barrier {
     int needed = 0, come = 0, times = 0;
     void arrive() {
-        if (++come == needed) come = 0, times++;
+        come++;
+        go_on();
+    }
+    void leave() {
+        needed--;
+        go_on();
+    }
+    void go_on() {
+        if (come && come == needed) come = 0, times++;
     }
     void wait() {
         const int now = times;
@@ -107,6 +115,7 @@ inline std::function<void()> entry;
 inline void trampoline() {
     entry();
     current->done = true;
+    current->block->cluster->barrier.leave();  // it waits for those that have not come to their end
     _longjmp(scheduler, 1);
 }
 
@@ -311,6 +320,7 @@ inline char* resolve(u32 where) {
     return (char*)device::current->block->cluster->blocks[where >> 24]->memory.data() +
            (where & 0xffffff);
 }
+inline void put_there(u32 where, float4 v) { *(float4*)resolve(where) = v; }
 inline u32 of_block(u32 where, u32 block) { return block << 24 | (where & 0xffffff); }
 inline u32 half_bits(float v) {
     int exponent;

@@ -78,12 +78,6 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-__device__ __forceinline__ u32 of_block(u32 where, u32 block) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(where), "r"(block));
-    return there;
-}
-
 __device__ __forceinline__ u32 to_halves(float lower, float upper) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
@@ -100,14 +94,6 @@ __device__ __forceinline__ float2 of_halves(u32 pair) {
 // Of the warps that compute.
 __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-}
-
-__device__ __forceinline__ void arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wait_for_all() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // What this thread wrote to shared memory can be read by matrix instructions after a barrier.

@@ -75,6 +75,23 @@ __device__ __forceinline__ void wait_for_products() {
     IN_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
     "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+// A cluster: blocks that run side by side. Where something of this block lies in another one, and a
+// barrier of all threads that have not come to their end.
+
+__device__ __forceinline__ u32 of_block(u32 where, u32 block) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(where), "r"(block));
+    return there;
+}
+
+__device__ __forceinline__ void arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_for_all() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // The copy engine. It finds a tensor by its map, and tells a barrier what has landed.
 
 struct alignas(64) Map {

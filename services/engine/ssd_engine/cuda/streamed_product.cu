@@ -10,7 +10,8 @@
 // A warp asks the copy engine for pieces of the weight and of x, STAGES ahead. Two groups of four
 // warps multiply, each with half of the tile. Of a tile that several blocks have slices of, the last
 // one adds up what the others leave in memory; it has more of k than the others, and finds their
-// sums when it is done. Where rows are many (APART), another kernel adds.
+// sums when it is done. Where rows are many (APART), another kernel adds; or these blocks are a
+// cluster (TOGETHER): each gets from the others what they have of its share of the rows, and adds.
 //
 // NORM: x is to be normalised. It comes as the hidden states times the norm's weight; their squares,
 // added up by 64, give the scale of each row, which the sums are multiplied with.
@@ -20,8 +21,8 @@
 // written, too.
 //
 // Compiled for: N, K, ROWS (8 to 256, a multiple of 8), STAGES, PANELS (of 64 k, of a stage), WAVES,
-// SPLITS, FIRSTS (the first tile of each wave, and the number of tiles), MORE, APART, NORM, GATED,
-// RESIDUAL, BIAS, WIDE (out is float32).
+// SPLITS, FIRSTS (the first tile of each wave, and the number of tiles), MORE, APART, TOGETHER (of
+// one wave alone), NORM, GATED, RESIDUAL, BIAS, WIDE (out is float32).
 
 constexpr int SPLITS[] = {SPLIT_LIST};
 constexpr int FIRSTS[] = {FIRST_LIST};
@@ -55,7 +56,7 @@ __device__ constexpr int most_split() {
     return most;
 }
 constexpr int MOST_SPLIT = most_split();
-constexpr bool USES_SCALES = NORM && (!APART || some_split(1));
+constexpr bool USES_SCALES = NORM && (!APART || TOGETHER || some_split(1));
 
 // The first panel of a slice.
 __device__ __forceinline__ int first_of(int slice, int split) {
@@ -285,6 +286,29 @@ __device__ __forceinline__ void write_chunk(const Told& told, const float (&c)[C
     }
 }
 
+// Sums of slices, by twos, and twos of these.
+template <int SPLIT, int COUNT> __device__ __forceinline__ void add_slices_of(
+    float (&c)[COUNT][4], float4 (&there)[SPLIT][COUNT]) {
+#pragma unroll
+    for (int apart = 1; apart < SPLIT; apart *= 2)
+#pragma unroll
+        for (int b = 0; b + apart < SPLIT; b += 2 * apart)
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) {
+                float4 &to = there[b][e], &from = there[b + apart][e];
+                to.x += from.x, to.y += from.y, to.z += from.z, to.w += from.w;
+            }
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        const float4 sum = there[0][e];
+        c[e][0] = sum.x, c[e][1] = sum.y, c[e][2] = sum.z, c[e][3] = sum.w;
+    }
+}
+
+__device__ __forceinline__ float4 four(const float (&c)[4]) {
+    return make_float4(c[0], c[1], c[2], c[3]);
+}
+
 // What SPLIT blocks have left of COUNT eights; what is this one's own it has itself.
 template <int SPLIT, int COUNT> __device__ __forceinline__ void add_up(
     float (&c)[COUNT][4], const float4* left, int own) {
@@ -293,23 +317,8 @@ template <int SPLIT, int COUNT> __device__ __forceinline__ void add_up(
     for (int b = 0; b < SPLIT; b++)
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
-            there[b][e] = b == own ? make_float4(c[e][0], c[e][1], c[e][2], c[e][3])
-                                   : __ldcg(left + (long)b * LEFT_BY_ONE + e * COMPUTING);
-#pragma unroll
-    for (int apart = 1; apart < SPLIT; apart *= 2)
-#pragma unroll
-        for (int b = 0; b < SPLIT; b += 2 * apart)
-#pragma unroll
-            for (int e = 0; e < COUNT; e++)
-                if (b + apart < SPLIT) {
-                    float4 &to = there[b][e], &from = there[b + apart][e];
-                    to.x += from.x, to.y += from.y, to.z += from.z, to.w += from.w;
-                }
-#pragma unroll
-    for (int e = 0; e < COUNT; e++) {
-        const float4 sum = there[0][e];
-        c[e][0] = sum.x, c[e][1] = sum.y, c[e][2] = sum.z, c[e][3] = sum.w;
-    }
+            there[b][e] = b == own ? four(c[e]) : __ldcg(left + (long)b * LEFT_BY_ONE + e * COMPUTING);
+    add_slices_of(c, there);
 }
 template <int SPLIT, int TOTAL, int FROM> __device__ __forceinline__ void add_groups(
     float (&c)[TOTAL][4], const float4* left, int own) {
@@ -325,6 +334,46 @@ template <int SPLIT, int TOTAL> __device__ __forceinline__ void add_all(
         if (split == SPLIT) return add_groups<SPLIT, TOTAL, 0>(c, left, own);
     if constexpr (SPLIT > 2) add_all<SPLIT - 1>(c, left, split, own);
 }
+
+#if TOGETHER
+constexpr int BLOCKS = SPLITS[0], SHARE = (CHUNKS + BLOCKS - 1) / BLOCKS;  // chunks of a block
+static_assert(WAVES == 1 && BLOCKS * SHARE * CHUNK * COMPUTING * 16 <= STAGES * STAGE_BYTES);
+
+__device__ __forceinline__ void put_there(u32 where, float4 v) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(where), "f"(v.x),
+                 "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+// Where a block finds what another one, or itself, has of a chunk of its rows.
+__device__ __forceinline__ float4* place_of(char* room, int from, int chunk) {
+    const int share = chunk / BLOCKS;
+    return (float4*)room + (from * SHARE + share) * CHUNK * COMPUTING + threadIdx.x;
+}
+
+// Chunks are dealt out to the blocks of the cluster. The room is where weights have landed before.
+__device__ __forceinline__ void share_out(const float (&c)[EIGHTS][4], char* room, int own) {
+    arrive(), wait_for_all();  // all weights were multiplied
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j++) {
+        const u32 where = address(place_of(room, own, j));
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+            if (j % BLOCKS != own)
+                put_there(of_block(where + e * COMPUTING * 16, j % BLOCKS), four(c[j * CHUNK + e]));
+    }
+    arrive(), wait_for_all();
+}
+
+__device__ __forceinline__ void add_chunk(float (&c)[CHUNK][4], char* room, int own, int chunk) {
+    float4 there[BLOCKS][CHUNK];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+            there[b][e] = b == own ? four(c[e]) : place_of(room, b, chunk)[e * COMPUTING];
+    add_slices_of(c, there);
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(COMPUTING + 32 + TELLING, 1)
 streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map xs, float4* left,
@@ -485,6 +534,19 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
             wait_for_word(TOLD_SCALES, COMPUTING + TELLING);
             has_scales = true;
         }
+#if RESIDUAL
+        const int column = column_of(work.tile, half);
+        const uint4 norm = norm_of(told, column);
+#endif
+#if TOGETHER
+#if RESIDUAL
+        uint4 ahead[SHARE];
+#pragma unroll
+        for (int j = 0; j < SHARE; j++)
+            ahead[j] = residual_of(told, (j * BLOCKS + work.slice) * CHUNK * 8 + row_of(), column);
+#endif
+        share_out(c, stages, work.slice);
+#else
         if (work.split > 1) {
             const long slot = (long)w * gridDim.x + work.slot;
             float4* lies = left + slot * LEFT_BY_ONE + threadIdx.x;
@@ -497,7 +559,7 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
                 float4* mine = lies + work.slice * LEFT_BY_ONE;
 #pragma unroll
                 for (int e = 0; e < EIGHTS; e++)
-                    __stcg(mine + e * COMPUTING, make_float4(c[e][0], c[e][1], c[e][2], c[e][3]));
+                    __stcg(mine + e * COMPUTING, four(c[e]));
                 if (APART) continue;
                 give_word(LEFT);
                 wait_for_word(TOLD);
@@ -506,13 +568,14 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
             if (!APART) add_all<MOST_SPLIT>(c, lies, work.split, work.slice);
         }
 #if RESIDUAL
-        float* buffer = buffers + half * 2 * BUFFER;
-        const int column = column_of(work.tile, half);
-        const uint4 norm = norm_of(told, column);
         uint4 ahead[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             ahead[j] = residual_of(told, j * CHUNK * 8 + row_of(), column);
+#endif
+#endif
+#if RESIDUAL || TOGETHER
+        [[maybe_unused]] int written = 0;
 #pragma unroll
         for (int j = 0; j < CHUNKS; j++) {
             float these[CHUNK][4];
@@ -524,10 +587,25 @@ streamed_product(const __grid_constant__ Map weight, const __grid_constant__ Map
                     these[e][v] = c[j * CHUNK + e < most ? j * CHUNK + e : most][v];
                 }
             const int row = j * CHUNK * 8;
-            const uint4 r = AHEAD < CHUNKS ? residual_of(told, row + row_of(), column) : ahead[j % AHEAD];
-            write_chunk(told, these, work.tile, half, row, buffer + j % 2 * BUFFER, r, norm);
+#if TOGETHER
+            if (j % BLOCKS != work.slice) continue;
+            add_chunk(these, stages, work.slice, j);
+#endif
+#if RESIDUAL
+            uint4 r;
+            if constexpr (TOGETHER)
+                r = ahead[j / MOST_SPLIT];
+            else
+                r = AHEAD < CHUNKS ? residual_of(told, row + row_of(), column) : ahead[j % AHEAD];
+            float* buffer = buffers + (half * 2 + written++ % 2) * BUFFER;
+            write_chunk(told, these, work.tile, half, row, buffer, r, norm);
+#else
+            write_rows<CHUNK>(told, these, work.tile, half, row, scales);
+#endif
         }
-        if (CHUNKS % 2) meet(half);
+#if RESIDUAL
+        if (written % 2) meet(half);
+#endif
 #else
         write_rows<EIGHTS>(told, c, work.tile, half, 0, scales);
 #endif

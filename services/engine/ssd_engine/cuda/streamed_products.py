@@ -6,6 +6,7 @@ than the largest are computed in pieces.
 """
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
@@ -30,7 +31,7 @@ from ssd_engine.cuda.product_shape import ProductShape
 SOURCE = Path(__file__).parent / "streamed_product.cu"
 WIDTHS = (8, 32, 64, 128, 192, 256)  # numbers of rows that kernels are compiled for
 MOST_ROWS = WIDTHS[-1]
-FEW_ROWS = 64  # so many are added up by the last block of a tile; more by a kernel of its own
+FEW_ROWS = 64  # so many are added up by the last block of a tile; more by all, or by another kernel
 TILE = 128  # outputs
 PANEL = 64  # of k; and of hidden states whose squares are one number
 SPLITS = range(1, 9)
@@ -162,6 +163,7 @@ class StreamedKernel:
             "FIRST_LIST": ",".join(map(str, accumulate(tiles, initial=0))),
             "MORE": MORE,
             "APART": int(self._apart),
+            "TOGETHER": int(self._apart and len(waves) == 1 and splits[0] > 1),
             "NORM": int(shape.norm),
             "GATED": int(shape.gated),
             "RESIDUAL": int(shape.residual),
@@ -172,7 +174,8 @@ class StreamedKernel:
         self._grid = (max(wave.split * wave.tiles for wave in waves), 1)
         shared_tiles = sum(wave.tiles for wave in waves if wave.split > 1)
         self._adding_grid = (shared_tiles, width // CHUNK_ROWS)
-        self._adds = self._apart and shared_tiles > 0
+        self._shares = self._apart and shared_tiles > 0
+        self._split, self._tiles = splits[0], tiles[0]
         room = room_of(kernels.processors, device)
         nothing = (None,) * 7 + (0.0, 0)
         self._told = Arguments(
@@ -184,8 +187,17 @@ class StreamedKernel:
         compile_ahead(SOURCE, self._defines)
 
     @cached_property
-    def _kernel(self) -> Kernel:
-        return compiled_kernel(SOURCE, self._defines, self._device, BLOCK, self._shared)
+    def _kernel_and_cluster(self) -> tuple[Kernel, int]:
+        """And how many of its blocks add up a tile among themselves."""
+        if self._defines["TOGETHER"]:
+            kernel = self._compiled(self._defines)
+            if kernel.most_clusters(self._grid, self._split) >= self._tiles:
+                return kernel, self._split
+        # A part of a device may have no room for all clusters at once.
+        return self._compiled({**self._defines, "TOGETHER": 0}), 1
+
+    def _compiled(self, defines: Mapping[str, int | str]) -> Kernel:
+        return compiled_kernel(SOURCE, defines, self._device, BLOCK, self._shared)
 
     @cached_property
     def _adding_kernel(self) -> Kernel:
@@ -213,8 +225,9 @@ class StreamedKernel:
             self._told.put(place, argument)
         self._told.put(0, self._map_of(weight))
         self._told.put(1, self._map_of_rows(x))
-        self._kernel.launch(self._grid, self._told)
-        if self._adds:
+        kernel, cluster = self._kernel_and_cluster
+        kernel.launch(self._grid, self._told, cluster)
+        if self._shares and cluster == 1:
             for place, argument in enumerate((squares, *changing), start=1):
                 self._told_adding.put(place, argument)
             self._adding_kernel.launch(self._adding_grid, self._told_adding)
