@@ -1,5 +1,8 @@
 """An endpoint that does not pay, as measured, is left and tried again later (payoff.py)."""
 
+import statistics
+from random import Random
+
 import pytest
 
 from ssd_target.speculation.payoff import (
@@ -11,6 +14,7 @@ from ssd_target.speculation.payoff import (
     PROBE_ROUNDS,
     Payoff,
     Phase,
+    Rate,
 )
 
 PLAIN_SECONDS = 0.010
@@ -85,3 +89,39 @@ def test_without_auto_off_an_endpoint_is_kept_whatever_it_is_worth() -> None:
     for _ in range(1000):
         payoff.observe(True, 1, 1.0)
     assert payoff.speculates
+
+
+def share_of_rounds_on(gain: float, seed: int, rounds: int) -> float:
+    """Rounds give as many tokens with it as without, now one and now many, and are quicker."""
+    dice, payoff, on = Random(seed), Payoff(), 0
+    for _ in range(rounds):
+        seconds = PLAIN_SECONDS * dice.uniform(0.9, 1.1) / (gain if payoff.speculates else 1)
+        on += payoff.speculates
+        payoff.observe(payoff.speculates, dice.choice([1, 1, 2, 3, 4, 5, 6, 6]), seconds)
+    return on / rounds
+
+
+@pytest.mark.parametrize(
+    ("gain", "least", "most"),
+    [(0.6, 0.0, 0.1), (0.85, 0.0, 0.25), (1.15, 0.8, 1.0), (1.5, 0.9, 1.0)],
+)
+def test_a_gain_is_found_among_rounds_that_give_one_token_or_many(
+    gain: float, least: float, most: float
+) -> None:
+    shares = [share_of_rounds_on(gain, seed, 2000) for seed in range(20)]
+    assert least <= statistics.mean(shares) <= most
+
+
+def test_a_rate_says_how_well_it_is_known() -> None:
+    dice, values, errors = Random(1), [], []
+    for _ in range(200):
+        rate = Rate()
+        for _ in range(50):
+            rate.observe(dice.choice([1, 2, 6]), PLAIN_SECONDS)
+        values.append(rate.value)
+        errors.append(rate.error)
+    assert statistics.mean(errors) == pytest.approx(statistics.stdev(values), rel=0.15)
+    certain = Rate()
+    for _ in range(5):
+        certain.observe(1, PLAIN_SECONDS)
+    assert certain.error == pytest.approx(0, abs=1e-3)

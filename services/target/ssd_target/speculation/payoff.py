@@ -5,13 +5,16 @@ the draft model inside the target (mode sync) is compared with plain rounds. Whi
 rounds in many go without it, to know what these are worth. When it is not worth more, it is left
 for a while that doubles each time it fails its probe.
 
+A round gives one token or many: a dozen of them say little where two ways are nearly as fast. So a
+comparison goes on until the difference is clear, or has been looked at for long enough, and one
+that pays is left only for a clear one. What is far too slow is known after the first rounds.
+
 What pays for one stream may not pay for sixteen: rates and verdicts are kept for each of a few
 batch sizes.
 """
 
+import math
 from enum import Enum
-
-from ssd_engine.pace import Average
 
 # In rounds for each row of the batch size.
 FIRST_ROUNDS = 12  # with speculation, before the first verdict
@@ -19,8 +22,10 @@ PROBE_ROUNDS = 8
 PLAIN_ROUNDS = 4
 BETWEEN_PLAIN = 256
 FIRST_PAUSE, LONGEST_PAUSE = 128, 8192
+LONGEST_TRIAL = 128  # of looking more closely
 GAIN = 1.02  # at least, to be on
-MEMORY = 0.97
+CLEAR = 1.0  # standard errors
+MEMORY = 0.99
 
 LARGEST_SIZE = 8  # batch sizes are told apart up to here: 1, 2 to 3, 4 to 7, 8 and more
 STEADY_STEPS = 16  # of another batch size, before its verdict is taken
@@ -33,21 +38,35 @@ class Phase(Enum):
 
 
 class Rate:
-    """Tokens per second of a row, recent rounds counting more."""
+    """Tokens per second of a row, recent rounds counting more, and how well that is known."""
 
     def __init__(self) -> None:
-        self._tokens, self._seconds = Average(MEMORY), Average(MEMORY)
+        self._weight = self._squared_weight = 0.0
+        self._sums = [0.0] * 5  # tokens, seconds, squares, and the product between these
         self.rounds = 0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        self._tokens.observe(tokens)
-        self._seconds.observe(seconds)
+        self._weight = MEMORY * self._weight + 1
+        self._squared_weight = MEMORY**2 * self._squared_weight + 1
+        new = (tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
+        self._sums = [MEMORY * old + value for old, value in zip(self._sums, new, strict=True)]
         self.rounds += 1
 
     @property
     def value(self) -> float:
-        seconds = self._seconds.value()
-        return self._tokens.value() / seconds if seconds else 0.0
+        tokens, seconds = self._sums[:2]
+        return tokens / seconds if seconds else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of a ratio of two means."""
+        if self.rounds < 2:
+            return math.inf
+        _, seconds, tokens2, product, seconds2 = self._sums
+        rate = self.value
+        residual = max(0.0, tokens2 - 2 * rate * product + rate * rate * seconds2) / self._weight
+        residual *= self.rounds / (self.rounds - 1)
+        return math.sqrt(residual * self._squared_weight) / seconds if seconds else math.inf
 
 
 class Comparison:
@@ -59,6 +78,7 @@ class Comparison:
         self.with_it, self.without = Rate(), Rate()
         self.verdict: bool | None = None  # whether it pays; None: not known yet
         self._left = FIRST_ROUNDS * size  # rounds of this phase
+        self._trial = LONGEST_TRIAL * size  # rounds that are left to look more closely
         self._pause = FIRST_PAUSE
 
     @property
@@ -79,19 +99,36 @@ class Comparison:
     def _next_phase(self) -> None:
         if self.phase is Phase.OFF:
             self.with_it = Rate()  # what it was worth then says little about now
+            self._trial = LONGEST_TRIAL * self._size
             self._enter(Phase.ON, PROBE_ROUNDS)
-        elif self.phase is Phase.ON and self.without.rounds < PLAIN_ROUNDS * self._size:
+        elif self.without.rounds < PLAIN_ROUNDS * self._size:
             self._enter(Phase.PLAIN, PLAIN_ROUNDS)
-        elif self.with_it.value < GAIN * self.without.value:
+        else:
+            self._judge()
+
+    def _judge(self) -> None:
+        gain = self.with_it.value - GAIN * self.without.value
+        error = math.hypot(self.with_it.error, GAIN * self.without.error)
+        clear = abs(gain) >= CLEAR * error
+        if not clear and self._trial > 0:
+            self._look_more_closely()
+        elif gain < 0 and (clear or not self.verdict):
             self.verdict = False
             self._enter(Phase.OFF, self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        elif self.phase is Phase.ON:
-            self.verdict, self._pause = True, FIRST_PAUSE
-            self._enter(Phase.PLAIN, PLAIN_ROUNDS)
         else:
-            self.verdict = True
-            self._enter(Phase.ON, BETWEEN_PLAIN)
+            self.verdict, self._pause = True, FIRST_PAUSE
+            if self.phase is Phase.ON:
+                self._enter(Phase.PLAIN, PLAIN_ROUNDS)
+            else:
+                self._trial = LONGEST_TRIAL * self._size
+                self._enter(Phase.ON, BETWEEN_PLAIN)
+
+    def _look_more_closely(self) -> None:
+        """At what is known less well."""
+        phase = Phase.ON if self.with_it.error > self.without.error else Phase.PLAIN
+        self._enter(phase, PROBE_ROUNDS)
+        self._trial -= self._left
 
     def _enter(self, phase: Phase, rounds: int) -> None:
         self.phase, self._left = phase, rounds * self._size
