@@ -6,14 +6,13 @@ import contextlib
 import importlib
 import os
 import sys
-import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
 
-from ssd_client import params, render, stream
+from ssd_client import params, render
+from ssd_client.api import Client, Stream
 from ssd_client.endpoints import DEFAULT_ADDRESS, connect_one
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.failover import RetryPolicy
@@ -31,7 +30,6 @@ from ssd_client.options import (
 )
 from ssd_client.prompt import PromptFlags, read_prompt
 from ssd_client.request import GenerateOptions, build_request
-from ssd_client.result import GenerationResult, Timing
 from ssd_client.security import Security
 from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
@@ -154,15 +152,10 @@ def generate(**flags: Any) -> None:
         serving(notes, flags["target"], plan, flags["security"]) as endpoints,
         _traced(flags) as span,
     ):
-        events = stream.generate(
-            endpoints,
-            request,
-            timeout_s=flags["timeout"],
-            policy=RetryPolicy(retries=flags["retries"]),
-            metadata=span.metadata if span else (),
-        )
-        with contextlib.closing(events):
-            _show(span.see(events) if span else events, output)
+        policy = RetryPolicy(retries=flags["retries"])
+        client = Client.over(endpoints, flags["timeout"], policy)
+        with client.send(request, span.metadata if span else ()) as events:
+            _show(events, span, output)
 
 
 @cli.command()
@@ -189,22 +182,18 @@ def _traced(flags: dict[str, Any]) -> contextlib.AbstractContextManager[RootSpan
     return root_span(flags["otlp_endpoint"])
 
 
-def _show(events: Iterator[Any], output: render.Output) -> None:
+def _show(events: Stream, span: RootSpan | None, output: render.Output) -> None:
     """Follows a generation to its end, and shows what arrived whatever ends it."""
-    result = GenerationResult(Timing(sent=time.monotonic()))
     try:
-        for event in events:
-            result.add(event, time.monotonic())
+        for event in span.see(events) if span else events:
             output.show(event)
     except (KeyboardInterrupt, SystemExit):
-        result.end(time.monotonic())
-        output.end(result, "interrupted")
+        output.end(events.result, "interrupted")
         raise
     except ClientError:
-        result.end(time.monotonic())
-        output.end(result, "failed")
+        output.end(events.result, "failed")
         raise
-    output.end(result, None)
+    output.end(events.result, None)
 
 
 def _check_generate(flags: dict[str, Any]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from ssd_client import params, render, stream
+from ssd_client import params, render
+from ssd_client.api import Client
+from ssd_client.asking import Options
 from ssd_client.bench.equality import first_difference, token_at
 from ssd_client.bench.prompts import STORIES, load_prompts
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
@@ -17,8 +19,7 @@ from ssd_client.errors import BadInputError, ClientError
 from ssd_client.events import TokenLogprobs
 from ssd_client.openai import OpenAIServer, check_baseline
 from ssd_client.render import write_stdout
-from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
-from ssd_client.result import GenerationResult, Timing
+from ssd_client.result import GenerationResult
 from ssd_client.security_options import security_options
 from ssd_client.speculation import MODES
 
@@ -141,22 +142,18 @@ def _part(sides: Sequence[Side], flags: dict[str, Any], number: int, prompt: str
 
 
 def _generate(side: Side, flags: dict[str, Any], number: int, prompt: str) -> GenerationResult:
-    options = GenerateOptions(
-        temperature=flags["temperature"],
-        seed=flags["seed"] + number,
-        max_tokens=flags["max_tokens"],
-        mode=side.mode,
-        logprobs=True,
-        top_logprobs=_TOP,
-    )
-    result = GenerationResult(Timing(sent=0.0))
-    content = ChatPrompt((("user", prompt),)) if flags["chat"] else TextPrompt(prompt)
-    request = build_request(content, options)
-    events = stream.generate([side.endpoint], request)
-    with contextlib.closing(events):
-        for event in events:
-            result.add(event, 0.0)
-    return result
+    client = Client.over([side.endpoint])
+    ask = client.chat if flags["chat"] else client.generate
+    options: Options = {
+        "temperature": flags["temperature"],
+        "seed": flags["seed"] + number,
+        "max_tokens": flags["max_tokens"],
+        "logprobs": True,
+        "top_logprobs": _TOP,
+    }
+    if side.mode is not None:
+        options["mode"] = side.mode
+    return ask(prompt, **options)
 
 
 def _gap(logprobs: Sequence[TokenLogprobs], position: int, other: int | None) -> float | None:

@@ -34,7 +34,7 @@ _KEPT_CHANNELS = 8  # of an endpoint, with the calls that run on them
 _MAX_ENDPOINTS = 256  # of a command, however often its names are looked up
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_OPTIONS = [
+CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     # A peer that vanished without a word is noticed within 40 s.
@@ -68,7 +68,7 @@ class Endpoint:
         self.generation += 1
         # A pool of its own: a channel that is made anew gets a connection of its own, too.
         pool = [("grpc.use_local_subchannel_pool", 1)] if self._channels else []
-        channel = self.security.channel(self.address, [*_OPTIONS, *pool], self.server_name)
+        channel = self.security.channel(self.address, [*CHANNEL_OPTIONS, *pool], self.server_name)
         self._channels.append(channel)
         self.target = target_pb2_grpc.TargetServiceStub(channel)
         self.draft = speculation_pb2_grpc.SpeculationServiceStub(channel)

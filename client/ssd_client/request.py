@@ -5,8 +5,9 @@ Only what was set goes on the wire; for the rest the server's defaults hold.
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,7 @@ class GenerateOptions:
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
+    """BadInputError where a value cannot be sent; whether it can be served, the server judges."""
     request = target_pb2.GenerateRequest(request_id=options.request_id or "")
     _set_prompt(request, prompt)
     if options.chat_template_kwargs is not None:
@@ -86,7 +88,8 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.Genera
     _set_speculation(request, options)
     if options.logprobs or options.top_logprobs:
         request.logprobs.chosen = True
-        request.logprobs.top_n = options.top_logprobs or 0
+        with _named("top_logprobs"):
+            request.logprobs.top_n = options.top_logprobs or 0
     return request
 
 
@@ -103,7 +106,15 @@ def resume_request(
 
 def pack_token_ids(token_ids: Iterable[int]) -> bytes:
     ids = tuple(token_ids)
-    return struct.pack(f"<{len(ids)}I", *ids)
+    try:
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error:
+        wrong = next(each for each in ids if not _is_token_id(each))
+        raise BadInputError(f"token_ids: {wrong!r} is no token id") from None
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**32
 
 
 def _set_prompt(request: target_pb2.GenerateRequest, prompt: Prompt) -> None:
@@ -122,31 +133,56 @@ def _set_sampling(request: target_pb2.GenerateRequest, options: GenerateOptions)
     for name in _SAMPLING:
         value = getattr(options, name)
         if value is not None:
-            setattr(request.sampling, name, value)
-    for token_id, bias in options.logit_bias.items():
-        request.sampling.logit_bias[token_id] = bias
+            with _named(name):
+                setattr(request.sampling, name, value)
+    with _named("logit_bias"):
+        for token_id, bias in options.logit_bias.items():
+            request.sampling.logit_bias[token_id] = bias
 
 
 def _set_stop(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
     if options.max_tokens is not None:
-        request.stop.max_tokens = options.max_tokens
+        with _named("max_tokens"):
+            request.stop.max_tokens = options.max_tokens
     if options.ignore_eos:
         request.stop.ignore_eos = True
     # Touching an empty submessage would not put it on the wire; extending it would.
+    if isinstance(options.stop, str):
+        raise BadInputError(f"stop: a list of texts is needed, such as [{options.stop!r}]")
     if options.stop:
-        request.stop.strings.extend(options.stop)
+        with _named("stop"):
+            request.stop.strings.extend(options.stop)
     if options.stop_token_id:
-        request.stop.token_ids.extend(options.stop_token_id)
+        with _named("stop_token_id"):
+            request.stop.token_ids.extend(options.stop_token_id)
 
 
 def _set_speculation(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
     if options.mode is not None:
-        request.speculation.mode = MODES[options.mode]
+        request.speculation.mode = _one_of("mode", options.mode, MODES)
     if options.verification is not None:
-        request.speculation.verification = VERIFICATIONS[options.verification]
-    if options.depth is not None:
-        request.speculation.depth = options.depth
+        request.speculation.verification = _one_of(
+            "verification", options.verification, VERIFICATIONS
+        )
     if options.draft:
-        request.speculation.endpoints.extend(options.draft)
-    if options.down_weight is not None:
-        request.speculation.down_weight = options.down_weight
+        with _named("draft"):
+            request.speculation.endpoints.extend(options.draft)
+    for name in ("depth", "down_weight"):
+        if getattr(options, name) is not None:
+            with _named(name):
+                setattr(request.speculation, name, getattr(options, name))
+
+
+def _one_of(name: str, value: str, values: Mapping[str, Any]) -> Any:
+    if value not in values:
+        raise BadInputError(f"{name}: one of {', '.join(values)} is needed, got {value!r}")
+    return values[value]
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """What a message cannot hold is the caller's, and is called by its name."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{name}: {error}") from None

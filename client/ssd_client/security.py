@@ -11,6 +11,7 @@ import grpc
 
 from ssd_client.errors import BadInputError
 
+Options = Sequence[tuple[str, Any]]  # of a channel
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])")
 
 
@@ -27,32 +28,51 @@ class Security:
     insecure: bool = False  # a token may travel in the clear
 
     def channel(
-        self, address: str, options: Sequence[tuple[str, Any]], server_name: str | None = None
+        self, address: str, options: Options, server_name: str | None = None
     ) -> grpc.Channel:
         """`server_name`: whom to expect there, unless the user has said it."""
-        host = address.rsplit(":", 1)[0]
-        # A proxy from the environment is for other machines, not for this one.
-        proxy = [("grpc.enable_http_proxy", 0)] if is_loopback(host) else []
-        expected = self.server_name or server_name
-        channel = self._transport(address, [*options, *proxy], expected)
+        chosen, credentials = self._transport(address, options, server_name)
+        shown = self.metadata(address)
+        if credentials is None:
+            channel = grpc.insecure_channel(address, options=chosen)
+        else:
+            channel = grpc.secure_channel(address, credentials, options=chosen)
+        return grpc.intercept_channel(channel, _Bearer(shown)) if shown else channel
+
+    def async_channel(
+        self, address: str, options: Options, server_name: str | None = None
+    ) -> grpc.aio.Channel:
+        """Likewise, for asyncio; the token goes with every call, as `metadata`."""
+        chosen, credentials = self._transport(address, options, server_name)
+        self.metadata(address)  # whether it may be shown
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=chosen)
+        return grpc.aio.secure_channel(address, credentials, options=chosen)
+
+    def metadata(self, address: str) -> tuple[tuple[str, str], ...]:
+        """What every call shows of the token, if there is one."""
         if self.token is None:
-            return channel
-        if not (self.tls or self.insecure or is_loopback(host)):
+            return ()
+        if not (self.tls or self.insecure or is_loopback(_host(address))):
             raise BadInputError(
                 f"--token-file: the token would travel in the clear to {address}; "
                 "give --tls-ca or --tls, or say --insecure"
             )
-        return grpc.intercept_channel(channel, _Bearer(self.token))
+        return (("authorization", f"Bearer {self.token}"),)
 
     def _transport(
-        self, address: str, options: list[tuple[str, Any]], expected: str | None
-    ) -> grpc.Channel:
+        self, address: str, options: Options, server_name: str | None
+    ) -> tuple[list[tuple[str, Any]], grpc.ChannelCredentials | None]:
+        """Options, and credentials where there is TLS."""
+        # A proxy from the environment is for other machines, not for this one.
+        proxy = [("grpc.enable_http_proxy", 0)] if is_loopback(_host(address)) else []
+        chosen = [*options, *proxy]
         if not self.tls:
-            return grpc.insecure_channel(address, options=options)
+            return chosen, None
+        expected = self.server_name or server_name
         if expected is not None:
-            options.append(("grpc.ssl_target_name_override", expected))
-        credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
-        return grpc.secure_channel(address, credentials, options=options)
+            chosen.append(("grpc.ssl_target_name_override", expected))
+        return chosen, grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
 
     def for_named_by_others(self) -> Security:
         """For addresses that no user wrote but a server named: whoever has no certificate of the
@@ -61,6 +81,10 @@ class Security:
 
 
 PLAIN = Security()
+
+
+def _host(address: str) -> str:
+    return address.rsplit(":", 1)[0]
 
 
 def is_loopback(host: str) -> bool:
@@ -86,11 +110,11 @@ class _Bearer(
 ):
     """Shows the token with every call."""
 
-    def __init__(self, token: str) -> None:
-        self._shown = ("authorization", f"Bearer {token}")
+    def __init__(self, shown: Sequence[tuple[str, str]]) -> None:
+        self._shown = shown
 
     def _intercept(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._shown]
+        metadata = [*(details.metadata or ()), *self._shown]
         return continuation(
             _Details(
                 details.method,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ssd_client.errors import BadInputError
 from ssd_client.events import Event, Finished, Moved, Started, Tokens
-from ssd_client.stream import Metadata
+from ssd_client.route import Metadata
 
 _EXPORT_S = 5.0  # for one batch, tries again included
 _LAST_S = 2.0  # for what is left at the end

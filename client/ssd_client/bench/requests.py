@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ssd_client import stream
+from ssd_client.api import Client
 from ssd_client.endpoints import Endpoint
 from ssd_client.errors import ClientError
 from ssd_client.events import Tokens
 from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
-from ssd_client.result import GenerationResult, Timing
 from ssd_client.speculation import SpeculationStats
 from ssd_client.waiting import take
 
@@ -78,27 +77,24 @@ class TargetAsk:
     """Asks a target, in one mode."""
 
     def __init__(self, endpoint: Endpoint, options: GenerateOptions, chat: bool) -> None:
-        self._endpoint, self._options, self._chat = endpoint, options, chat
+        self._client, self._options, self._chat = Client.over([endpoint]), options, chat
 
     def __call__(self, number: int, prompt: str) -> Measured:
         content = ChatPrompt((("user", prompt),)) if self._chat else TextPrompt(prompt)
-        result = GenerationResult(Timing(sent=time.monotonic()))
         arrivals: list[tuple[float, int]] = []
-        error, now = None, result.timing.sent
-        events = stream.generate([self._endpoint], build_request(content, self._options))
-        with contextlib.closing(events):
+        error = None
+        with self._client.send(build_request(content, self._options)) as events:
+            result = events.result
             try:
                 for event in events:
-                    now = time.monotonic()
-                    result.add(event, now)
                     if isinstance(event, Tokens) and event.token_ids:
-                        arrivals.append((now, len(event.token_ids)))
+                        arrivals.append((time.monotonic(), len(event.token_ids)))
             except ClientError as failure:
-                error, now = str(failure), time.monotonic()
+                error = str(failure)
         return Measured(
             number,
             result.timing.sent,
-            now,
+            result.timing.ended or result.timing.sent,
             arrivals,
             result.token_ids,
             result.text,

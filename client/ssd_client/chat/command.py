@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 
-from ssd_client import params, render, stream
+from ssd_client import params, render
+from ssd_client.api import Client
 from ssd_client.chat.screen import OriginScreen, PlainScreen, Screen
 from ssd_client.chat.session import Quit, Session
 from ssd_client.endpoints import Endpoint
@@ -29,7 +29,7 @@ from ssd_client.options import (
 )
 from ssd_client.prompt import decode
 from ssd_client.request import GenerateOptions, build_request
-from ssd_client.result import GenerationResult, Timing
+from ssd_client.result import GenerationResult
 from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
 
@@ -130,7 +130,8 @@ class Chat:
         metrics: bool,
         baseline: OpenAIServer | None,
     ) -> None:
-        self._session, self._endpoints, self._screen = session, endpoints, screen
+        self._session, self._screen = session, screen
+        self._client = Client.over(endpoints, policy=PATIENCE)
         self._notes, self._metrics, self._baseline = notes, metrics, baseline
 
     def run(self, read: Callable[[], str]) -> None:
@@ -159,13 +160,12 @@ class Chat:
 
     def _say(self, said: str) -> None:
         request = build_request(self._session.prompt(said), self._session.options)
-        result = GenerationResult(Timing(sent=time.monotonic()))
-        events = stream.generate(self._endpoints, request, policy=PATIENCE)
         stopped = None
+        events = self._client.send(request)
+        result = events.result
         try:
-            with contextlib.closing(events):
+            with events:
                 for event in events:
-                    result.add(event, time.monotonic())
                     if isinstance(event, Moved):
                         render.note(self._notes, render.move_text(event))
                     elif isinstance(event, Tokens):
