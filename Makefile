@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 	bench-useless bench-fairness bench-acceptance bench-cpu-weights soak protos manifests sbom clean
 
 help:
-	@echo "make demo       stream a story from the shipped model"
+	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
 	@echo "make test       lint, types and tests (long checks: a tenth)"
 	@echo "make test-full  the same with every check in full"
 	@echo "make test-under-load  make test, while as many processes as there are cores burn them"
@@ -50,8 +50,10 @@ $(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
 	@touch $@ $(VENV)/.serve
 
+# The shipped pair, grown until speculation pays on two cores.
 demo: $(VENV)/.serve
-	$(BIN)/ssd-client generate --local --chat --temperature 0.6 \
+	$(BIN)/ssd-client race --local --local-device cpu --temperature 0.6 --seed 5 \
+		--local-expand-to hidden=1536,ff=6144,layers=8 --local-draft-expand-to hidden=768,ff=3072 \
 		"Tell me a story about a shy lamb who learns to sing."
 
 lint: style

@@ -14,7 +14,7 @@ from rich.console import Console
 from ssd_client import params, render
 from ssd_client.api import Client, Stream
 from ssd_client.endpoints import DEFAULT_ADDRESS, connect_one
-from ssd_client.errors import BadInputError, ClientError
+from ssd_client.errors import BadInputError, ClientError, EndpointLostError
 from ssd_client.failover import RetryPolicy
 from ssd_client.local import LocalFlags, plan_local
 from ssd_client.options import (
@@ -46,6 +46,7 @@ _LATER = {
     "chat": "ssd_client.chat.command",
     "compare": "ssd_client.compare",
     "models": "ssd_client.status",
+    "race": "ssd_client.race.command",
     "report": "ssd_client.bench.again",
     "status": "ssd_client.status",
 }
@@ -71,11 +72,17 @@ class _Program(click.Group):
             render.show_error(BadInputError(error.format_message()))
             code = error.exit_code
         except ClientError as error:
-            render.show_error(error)
+            render.show_error(error, _hint(error))
             code = error.exit_code
         except click.Abort:  # click's word for Ctrl-C
             code = INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _hint(error: ClientError) -> str:
+    """What a newcomer may not know."""
+    refused = isinstance(error, EndpointLostError) and "Connection refused" in error.reason
+    return "; nobody listens there: --local starts a target and a draft here" if refused else ""
 
 
 def _show_version(context: click.Context, param: click.Parameter, value: bool) -> None:
@@ -211,7 +218,7 @@ def _output(notes: Console, flags: dict[str, Any]) -> render.Output:
     if flags["as_json"]:
         logprobs = flags["logprobs"] or flags["top_logprobs"] is not None
         return render.JsonOutput(notes, logprobs=logprobs)
-    return render.TextOutput(notes)
+    return render.TextOutput(notes, flags["mode"], flags["verification"])
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -156,9 +156,9 @@ class LocalTarget:
 
     With `draft`, a draft service of that model is started beside it, and both load at the same
     time; with `mps` they compute on one GPU at the same time, too, the draft on at most
-    `draft_share` percent of it. Enter it from a thread that lives as long as the block: on Linux
-    the services are stopped with the thread that started them. `on_phase` is told "starting",
-    "loading" and "ready".
+    `draft_share` percent of it. `cores` and `draft_cores` are all that the services run on. Enter
+    it from a thread that lives as long as the block: on Linux the services are stopped with the
+    thread that started them. `on_phase` is told "starting", "loading" and "ready".
     """
 
     def __init__(
@@ -171,6 +171,8 @@ class LocalTarget:
         mps: bool = False,
         draft_share: int = 100,
         through: Callable[[str], str] = lambda address: address,
+        cores: Collection[int] | None = None,
+        draft_cores: Collection[int] | None = None,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.address = ""
@@ -182,6 +184,7 @@ class LocalTarget:
         self._mps = mps
         self._draft_share = draft_share
         self._through = through
+        self._cores, self._draft_cores = cores, draft_cores
         self._on_phase = on_phase
 
     def __enter__(self) -> LocalTarget:
@@ -221,12 +224,15 @@ class LocalTarget:
                 self._draft_flags,
                 name=f"draft {self._draft}",
                 environment={**shared, **share_variables(self._draft_share)},
+                cores=self._draft_cores,
             )
             shared = {**shared, **share_variables(100 - self._draft_share or 100)}
             services.append(stack.enter_context(draft))
             address = self._through(draft.address)
             flags += ["--draft", address, "--trust-draft", address]
-        target = LocalService("ssd_target", self._model, flags, environment=shared)
+        target = LocalService(
+            "ssd_target", self._model, flags, environment=shared, cores=self._cores
+        )
         services.append(stack.enter_context(target))
         for each in services:
             stack.callback(each.ask_to_stop)

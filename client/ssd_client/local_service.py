@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -48,6 +48,7 @@ class LocalService:
         *,
         name: str = "",
         environment: Mapping[str, str] | None = None,  # on top of ours
+        cores: Collection[int] | None = None,  # None: any
         startup_timeout_s: float = 300.0,
         grace_s: float = 10.0,
     ) -> None:
@@ -56,6 +57,7 @@ class LocalService:
         self._module = module
         self._arguments = ["serve", model, *flags]
         self._environment = environment or {}
+        self._cores = cores
         self._startup_timeout_s = startup_timeout_s
         self._grace_s = grace_s
 
@@ -116,7 +118,7 @@ class LocalService:
                 env={**os.environ, **self._environment, "PYTHONSAFEPATH": "1"},
                 # A group of its own: Ctrl-C reaches the client only, which then stops the group.
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=_before_it_runs(self._cores),
             )
 
     def _wait_for_port(self, port_file: Path) -> int:
@@ -188,8 +190,9 @@ def _raise_exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs before its program so that the kernel ends it with its parent (Linux).
+def _before_it_runs(cores: Collection[int] | None) -> Callable[[], None] | None:
+    """What a child does before its program, on Linux: stays on its cores, and has the kernel end it
+    with its parent.
 
     The kernel sends the signal as each thread of the parent dies, so it may come more than once.
     """
@@ -199,6 +202,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def arm() -> None:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:  # it died before the call
             os._exit(1)

@@ -23,7 +23,7 @@ from ssd.v1 import target_pb2
 from ssd_client.errors import ClientError, count, printable
 from ssd_client.events import Event, Moved, TokenLogprobs, Tokens
 from ssd_client.result import GenerationResult, Timing
-from ssd_client.speculation import SpeculationStats, mode_name
+from ssd_client.speculation import SpeculationStats, mode_name, served_otherwise
 
 _WIDE = 10_000  # a pipe has no width: nothing is folded in it
 
@@ -40,8 +40,12 @@ class Output(Protocol):
 class TextOutput:
     """Streams the text to stdout and ends with statistics on stderr."""
 
-    def __init__(self, notes: Console) -> None:
+    def __init__(
+        self, notes: Console, mode: str | None = None, verification: str | None = None
+    ) -> None:
+        """`mode` and `verification`: as they were asked for, if they were."""
         self._notes = notes
+        self._asked = mode, verification
         self._written = False
 
     def show(self, event: Event) -> None:
@@ -59,6 +63,10 @@ class TextOutput:
             speculation = speculation_line(result)
             if speculation:
                 note(self._notes, speculation)
+            if result.speculation and (
+                otherwise := served_otherwise(*self._asked, result.speculation)
+            ):
+                note(self._notes, otherwise)
 
     def _write(self, text: str) -> None:
         if text:
@@ -228,8 +236,8 @@ def startup_status(console: Console, title: str) -> Iterator[Any]:
         yield lambda phase: status.update(f"{title}: {phase} …")
 
 
-def show_error(error: ClientError) -> None:
-    click.echo(f"error: {printable(str(error))}", err=True)
+def show_error(error: ClientError, hint: str = "") -> None:
+    click.echo(f"error: {printable(str(error))}{hint}", err=True)
 
 
 def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:

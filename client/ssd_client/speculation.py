@@ -75,14 +75,37 @@ class SpeculationStats:
         return self.drafted_tokens > 0 or self.hit_rate is not None
 
     @property
+    def look_ups(self) -> int:
+        return self.hits + self.late + self.stale + self.missed
+
+    @property
     def hit_rate(self) -> float | None:
-        """The share of look-ups that gave a speculation; None where nothing was looked up."""
-        return _share(self.cache_rounds, self.hits + self.late + self.stale + self.missed)
+        """The share of look-ups that found their branch in full; None without any."""
+        return _share(self.hits, self.look_ups)
 
     @property
     def acceptance(self) -> float | None:
         """The share of speculated tokens that were right; None where none were speculated."""
         return _share(self.accepted_tokens, self.drafted_tokens)
+
+
+def served_otherwise(mode: str | None, verification: str | None, stats: SpeculationStats) -> str:
+    """What was not served as it was asked for, in words; empty where all was. None: not asked."""
+    if not stats.rounds:
+        return ""
+    found = []
+    if mode in MODES and mode != "off" and not _went_by(mode, stats):
+        found.append(f"{mode} as {'sync' if mode == 'ssd' and stats.sync_rounds else 'off'}")
+    if verification == "rejection" and stats.speculated and not stats.rejection_rounds:
+        found.append("rejection as coupled")
+    return f"served otherwise than asked: {', '.join(found)}" if found else ""
+
+
+def _went_by(mode: str, stats: SpeculationStats) -> bool:
+    """Whether any round did."""
+    if mode == "sync":
+        return stats.sync_rounds > 0
+    return stats.look_ups + stats.just_in_time_rounds + stats.ngram_rounds > 0
 
 
 _COUNTERS = [each.name for each in fields(SpeculationStats) if each.type == "int"]

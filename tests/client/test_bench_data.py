@@ -156,7 +156,7 @@ def test_the_keys_are_those_of_vllm_and_ours() -> None:
         "p99_e2el_ms": 1000.0,
         "spec_decode_acceptance_rate": 75.0,
         "spec_decode_num_drafts": 8,
-        "hit_rate": 0.7,
+        "hit_rate": 0.6,
         "late_rounds": 1,
         "missed_rounds": 3,
         "tokens_per_round_hit": 22 / 7,

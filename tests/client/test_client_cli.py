@@ -308,7 +308,10 @@ def test_a_field_violation(start):
 def test_other_failures_have_exit_code_1(start, nobody):
     result = invoke("x", "--target", nobody)
     assert result.exit_code == 1
-    assert result.stderr == f"error: {nobody}: cannot connect: Connection refused\n"
+    assert result.stderr == (
+        f"error: {nobody}: cannot connect: Connection refused; nobody listens there: --local "
+        "starts a target and a draft here\n"
+    )
     server = start(refuse=status(grpc.StatusCode.INTERNAL, "two\nlines\x1b[2J"))
     result = invoke("x", "--target", server.address)
     assert result.stderr == f"error: {server.address}: two lines�[2J\n"

@@ -17,7 +17,7 @@ from ssd_client.render import (
     statistics,
 )
 from ssd_client.result import GenerationResult, Timing
-from ssd_client.speculation import SpeculationStats, stats_of
+from ssd_client.speculation import SpeculationStats, served_otherwise, stats_of
 
 
 def started(endpoint="a:1", seed=123):
@@ -136,7 +136,7 @@ def test_the_line_of_a_speculative_generation():
     )
     assert line_of(stats, 232) == (
         "speculation: 61 rounds · 3.8 tokens/round · 160 of 232 tokens from the cache · "
-        "hit rate 86 % · acceptance 79 % · 3 late · 7 missed (5 length, 2 token) · "
+        "hit rate 83 % · acceptance 79 % · 3 late · 7 missed (5 length, 2 token) · "
         "fallbacks: disconnected 4, busy 1"
     )
 
@@ -251,3 +251,25 @@ def test_durations(seconds, text):
 )
 def test_what_a_move_is_called(moved, text):
     assert move_text(moved) == text
+
+
+@pytest.mark.parametrize(
+    ("mode", "verification", "stats", "said"),
+    [
+        (None, None, {"plain_rounds": 4}, ""),
+        ("off", None, {"plain_rounds": 4}, ""),
+        ("ssd", None, {"hits": 1, "plain_rounds": 3}, ""),
+        ("ssd", None, {"token_misses": 1, "plain_rounds": 3}, ""),
+        ("ssd", None, {"sync_rounds": 4}, "ssd as sync"),
+        ("ssd", None, {"plain_rounds": 4}, "ssd as off"),
+        ("sync", None, {"plain_rounds": 4}, "sync as off"),
+        ("sync", None, {"sync_rounds": 1, "plain_rounds": 3}, ""),
+        (None, "rejection", {"hits": 4, "drafted_tokens": 9}, "rejection as coupled"),
+        (None, "rejection", {"drafted_tokens": 9, "rejection_rounds": 4}, ""),
+        ("ssd", "rejection", {"sync_rounds": 4, "drafted_tokens": 9},
+         "ssd as sync, rejection as coupled"),
+    ],
+)  # fmt: skip
+def test_what_was_served_otherwise_than_asked_is_said(mode, verification, stats, said):
+    line = served_otherwise(mode, verification, SpeculationStats(rounds=4, **stats))
+    assert line == (f"served otherwise than asked: {said}" if said else "")

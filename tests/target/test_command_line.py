@@ -1,19 +1,22 @@
 """``ssd-target`` at start-up: bad input is one line and exit code 2, before anything is loaded."""
 
 import json
+import re
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from ssd_engine.model_store import resolve_model
-from ssd_target.cli import main, serve
+from ssd_engine.serving.command_line import EVERYDAY, GROUPS
+from ssd_target.cli import join, main, serve
 from ssd_target.config import TargetConfig
 
 
@@ -241,3 +244,45 @@ class TestEnvironment:
 
     def test_a_flag_wins_over_its_variable(self) -> None:
         assert check("stories-target", "--tp", "2", env={"SSD_TARGET_TP": "3"})[0] == 0
+
+
+def test_options_come_in_groups_everyday_ones_first() -> None:
+    said = CliRunner().invoke(main, ["serve", "-h"]).output
+    groups = re.findall(r"^([A-Z][a-z ]+):$", said, re.MULTILINE)
+    assert groups[0] == EVERYDAY
+    assert set(groups) < set(GROUPS)
+    assert said.index("--listen") < said.index("--generation-config") < said.index("--tls-cert")
+
+
+@pytest.mark.parametrize("command", [serve, join])
+def test_every_option_has_a_group(command: click.Command) -> None:
+    grouped = {name for names in GROUPS.values() for name in names}
+    options = [each.name for each in command.params if isinstance(each, click.Option)]
+    assert set(options) <= grouped
+
+
+def check_config(*flags: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["serve", "stories-target", *flags, "--check-config"])
+    return done.exit_code, done.output
+
+
+def test_check_config_names_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = check_config("--listen", address)
+    assert (code, said.count("another process listens there")) == (2, 1)
+    assert f"--listen {address}" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_check_config_names_a_device_that_is_not_there() -> None:
+    code, said = check_config("--device", "cuda", "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert "--device cuda with 1 ranks on this node: 0 CUDA devices are visible" in said
+
+
+def test_check_config_names_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_engine.serving.preflight.available_memory", lambda: 1 << 20)
+    code, said = check_config("--device", "cpu", "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert "of this host's memory are free" in said

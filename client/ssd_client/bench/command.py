@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,17 +24,12 @@ from ssd_client.bench.table import TerminalProgress, show_results
 from ssd_client.bench.wandb_log import check_wandb_extra, log_results
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.local import (
-    DEFAULT_DRAFTS,
-    DEFAULT_MODEL,
-    NO_DRAFT,
-    LocalFlags,
     LocalPlan,
-    plan_local,
 )
+from ssd_client.local_pair import pair_options, plan_pair
 from ssd_client.openai import check_baseline
-from ssd_client.options import local_options
 from ssd_client.security_options import security_options
-from ssd_client.serving import check_local, pick, serving
+from ssd_client.serving import check_local, serving
 from ssd_client.traces import write_perfetto
 
 TRACE_EVENTS = "200000"
@@ -106,23 +100,7 @@ TRACE_EVENTS = "200000"
     "0,5,20.",
 )
 @security_options
-@local_options
-@click.option(
-    "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."
-)
-@click.option(
-    "--local-draft-expand-to", type=params.Utf8(), help="Grow the draft of --local, likewise."
-)
-@click.option(
-    "--local-target-options",
-    type=params.Parsed(shlex.split, "options"),
-    help="More options of the target of --local.",
-)
-@click.option(
-    "--local-draft-options",
-    type=params.Parsed(shlex.split, "options"),
-    help="More options of the draft of --local.",
-)
+@pair_options
 def bench(**flags: Any) -> None:
     """Measures off, sync and ssd on the same prompts and seeds, in turns.
 
@@ -203,34 +181,15 @@ def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
 
 
 def _plan(flags: dict[str, Any], proxy: DelayProxy | None) -> LocalPlan:
-    """A draft beside the target for ssd, and its model inside the target, too, for sync.
-
-    Where one GPU has no room for both, ssd is measured only if it was asked for.
-    """
     modes = flags["modes"] or MODES
-    named = flags["local_draft"] or DEFAULT_DRAFTS.get(flags["local_model"] or DEFAULT_MODEL)
-    model = None if named == NO_DRAFT else named
-    named_ssd = "ssd" in (flags["modes"] or ()) and model is not None
-    mode = "off" if "ssd" not in modes else "ssd" if named_ssd else None
-    plan = plan_local(pick(LocalFlags, {**flags, "mode": mode, "draft": ()}))
-    target, draft = ["--trace-events", TRACE_EVENTS], ["--trace-events", TRACE_EVENTS]
-    if "sync" in modes and model is not None and "--draft-model" not in plan.target_flags:
-        target += ["--draft-model", model]
-        target += _grown("--draft-expand-to", flags["local_draft_expand_to"])
-    target += _grown("--expand-to", flags["local_expand_to"])
-    draft += _grown("--expand-to", flags["local_draft_expand_to"])
-    target += flags["local_target_options"] or ()
-    draft += flags["local_draft_options"] or ()
+    plan = plan_pair(flags, modes, named=bool(flags["modes"]))
+    traced = ("--trace-events", TRACE_EVENTS)
     return dataclasses.replace(
         plan,
-        target_flags=(*plan.target_flags, *target),
-        draft_flags=(*plan.draft_flags, *draft),
+        target_flags=(*traced, *plan.target_flags),
+        draft_flags=(*traced, *plan.draft_flags),
         through=plan.through if proxy is None else proxy.to,
     )
-
-
-def _grown(flag: str, shape: str | None) -> list[str]:
-    return [flag, shape] if shape else []
 
 
 def _show(flags: dict[str, Any], running: Bench, progress: TerminalProgress) -> None:

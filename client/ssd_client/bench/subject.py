@@ -32,7 +32,7 @@ class Subject:
     def __init__(self, stack: contextlib.ExitStack, target: Endpoint, wait_for_links: bool) -> None:
         """Drafts are connected, too, where they can be reached from here."""
         self.target = target
-        self.info = _settled_info(target) if wait_for_links else target.model_info(_TIMEOUT_S)
+        self.info = settled_info(target) if wait_for_links else target.model_info(_TIMEOUT_S)
         self.drafts: list[Endpoint] = []
         self.draft_infos: list[dict[str, Any]] = []
         self.unreached: list[str] = []  # drafts that the target has and this process has not
@@ -117,7 +117,7 @@ def command_line() -> str:
     return shlex.join(["ssd-client", *words])
 
 
-def _settled_info(target: Endpoint) -> target_pb2.GetModelInfoResponse:
+def settled_info(target: Endpoint) -> target_pb2.GetModelInfoResponse:
     """When links have had the time to come up, or to say why they do not."""
     deadline = time.monotonic() + _LINK_S
     while True:

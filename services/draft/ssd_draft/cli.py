@@ -8,18 +8,25 @@ import click
 from ssd_draft import __version__
 from ssd_draft.config import SPECULATORS, DraftConfig
 from ssd_engine.log import setup_logging
-from ssd_engine.serving.command_line import Options, exit_codes, serving_extra
+from ssd_engine.serving.command_line import (
+    CONTEXT,
+    VERSION,
+    GroupedCommand,
+    Options,
+    exit_codes,
+    serving_extra,
+)
 
 option = Options(DraftConfig, "SSD_DRAFT")
 
 
-@click.group()
-@click.version_option(__version__, prog_name="ssd-draft")
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="ssd-draft", message=VERSION)
 def main() -> None:
     """Serve speculations. Every option has an environment variable: --tp is SSD_DRAFT_TP."""
 
 
-@main.command()
+@main.command(cls=GroupedCommand)
 @click.argument("model", required=False, envvar=option.variable("model"))
 @option(
     "--speculator",
@@ -61,11 +68,13 @@ def serve(check_config: bool, **options: Any) -> None:
 def _serve(config: DraftConfig, check_only: bool) -> None:
     with serving_extra("ssd-draft"):
         from ssd_draft.server import DraftServer, plan_draft
+        from ssd_engine.serving.preflight import check_here
 
     plan = plan_draft(config)
     if check_only:
         if plan is not None:
             plan.load_tokenizer()
+        check_here(config, plan, config.tp)
         click.echo(f"ok: {plan or config.speculator}")
         return
 

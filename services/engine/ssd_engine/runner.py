@@ -1,7 +1,6 @@
 """One rank's model and cache, and the forward over a batch of chunks."""
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from ssd_engine.decoder import Decoder, DecoderWeights
 from ssd_engine.device_memory import blocks_on_device, check_weights_fit, needed_share
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config
+from ssd_engine.host_memory import available_memory
 from ssd_engine.kernel_cache import use_kernel_cache
 from ssd_engine.kv_cache import KVCache, KVCacheSpec
 from ssd_engine.kv_swap import HostCopies, Swap
@@ -505,15 +505,3 @@ def _logit_rows(parts: Sequence[Rows]) -> list[int]:
         end += len(part.tokens)
         rows += range(end - part.num_logits, end)
     return rows
-
-
-def available_memory() -> int:
-    """Bytes that this machine can still give, the page cache not counted as taken."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        log.debug("no /proc/meminfo")
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

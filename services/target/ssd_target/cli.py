@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from ssd_engine.log import FORMATS, setup_logging
-from ssd_engine.serving.command_line import Options, exit_codes, serving_extra
+from ssd_engine.serving.command_line import (
+    CONTEXT,
+    VERSION,
+    GroupedCommand,
+    Options,
+    exit_codes,
+    serving_extra,
+)
 from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 from ssd_target import __version__
 from ssd_target.config import BACKUPS, GENERATION_CONFIGS, MODES, JoinConfig, TargetConfig
@@ -16,13 +23,13 @@ option = Options(TargetConfig, "SSD_TARGET")
 join_option = Options(JoinConfig, "SSD_TARGET")
 
 
-@click.group()
-@click.version_option(__version__, prog_name="ssd-target")
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="ssd-target", message=VERSION)
 def main() -> None:
     """Serve a target model. Every option has an environment variable: --tp is SSD_TARGET_TP."""
 
 
-@main.command()
+@main.command(cls=GroupedCommand)
 @click.argument("model", envvar=option.variable("model"))
 @option.model()
 @option(
@@ -122,7 +129,7 @@ def serve(check_config: bool, **options: Any) -> None:
         _serve(TargetConfig(**options), check_config)
 
 
-@main.command()
+@main.command(cls=GroupedCommand)
 @join_option("--leader", "HOST:PORT of the leader's --cluster-listen; a name may be one of DNS.")
 @join_option("--node", "This node's number, from 1 on; the leader is 0.", type=int)
 @join_option("--cluster-secret-file", "File with the leader's secret.", type=Path)
@@ -153,11 +160,13 @@ def join(check_config: bool, **options: Any) -> None:
 
 def _serve(config: TargetConfig, check_only: bool) -> None:
     with serving_extra("ssd-target"):
+        from ssd_engine.serving.preflight import check_here
         from ssd_target.server import TargetServer, plan_target
 
     plan = plan_target(config)
     if check_only:
         plan.check_tokenizers()
+        check_here(config, plan.target, config.tp // config.nodes)
         click.echo(f"ok: {plan}")
         return
 

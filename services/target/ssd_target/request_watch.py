@@ -147,5 +147,5 @@ def _speculation(stats: SpeculationStats) -> dict[str, int | float]:
         "rounds": stats.rounds,
         "draft_tokens": stats.drafted_tokens,
         "accepted_tokens": stats.accepted_tokens,
-        "hit_rate": stats.cache_rounds / look_ups if look_ups else 0.0,
+        "hit_rate": stats.hits / look_ups if look_ups else 0.0,
     }

@@ -22,6 +22,135 @@ EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 Decorator = Callable[[Any], Any]
 
 
+EVERYDAY = "Everyday"
+# Groups of --help, everyday ones first; options have their names without dashes.
+GROUPS: dict[str, tuple[str, ...]] = {
+    EVERYDAY: (
+        "listen",
+        "name",
+        "device",
+        "tp",
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "draft",
+        "draft_model",
+        "mode",
+        "depth",
+        "speculator",
+        "metrics_listen",
+        "check_config",
+    ),
+    "Requests": (
+        "generation_config",
+        "chat_template",
+        "max_waiting",
+        "write_timeout",
+        "max_backlog_kib",
+        "max_message_mib",
+    ),
+    "Memory and speed": (
+        "gpu_memory_utilization",
+        "num_kv_blocks",
+        "block_size",
+        "swap_gib",
+        "prefill_chunk",
+        "threads",
+        "kernels",
+        "kernel_cache",
+        "self_check",
+        "allow_long_context",
+        "expand_to",
+        "draft_expand_to",
+    ),
+    "Speculation": (
+        "adapt_depth",
+        "auto_off",
+        "wait",
+        "backup",
+        "budget",
+        "fan_out",
+        "fan_out_miss",
+        "max_rows",
+        "discover_seconds",
+        "allow_draft",
+        "trust_draft",
+        "link_timeout",
+        "synthetic_acceptance",
+    ),
+    "Targets of a draft": (
+        "max_links",
+        "max_links_per_identity",
+        "max_seqs_per_link",
+        "max_frames",
+        "link_write_timeout",
+        "plane_ports",
+    ),
+    "Who may connect": (
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "token_file",
+        "insecure",
+        "draft_tls_ca",
+        "draft_token_file",
+        "limit_requests",
+        "limit_tokens_per_minute",
+        "limit_prompt_tokens",
+    ),
+    "Several nodes": (
+        "nodes",
+        "leader",
+        "node",
+        "model",
+        "cluster_listen",
+        "cluster_secret_file",
+        "join_timeout",
+        "cluster_timeout",
+    ),
+    "Operation": (
+        "health_listen",
+        "port_file",
+        "drain_timeout",
+        "keepalive_seconds",
+        "reflection",
+        "log_level",
+        "log_format",
+        "log_prompts",
+        "otlp_endpoint",
+        "trace_events",
+        "eager",
+        "check_integrity",
+    ),
+}
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+VERSION = "%(prog)s %(version)s"
+
+
+class GroupedCommand(click.Command):
+    """Options in groups, in --help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records: dict[str, dict[str, tuple[str, str]]] = {group: {} for group in GROUPS}
+        for param in self.get_params(ctx):
+            record, name = param.get_help_record(ctx), param.name or ""
+            if record is not None and isinstance(
+                param, click.Option
+            ):  # click's own, --help, is an everyday one
+                records[_GROUP_OF.get(name, EVERYDAY)][name] = record
+        for group, named in records.items():
+            lines = sorted(named.items(), key=lambda each: _place(group, each[0]))
+            if lines:
+                with formatter.section(group):
+                    formatter.write_dl([record for _, record in lines])
+
+
+def _place(group: str, name: str) -> int:
+    names = GROUPS[group]
+    return names.index(name) if name in names else len(names)
+
+
 class Options:
     """Options whose defaults are a configuration's; --tp has the variable PREFIX_TP."""
 
@@ -165,7 +294,7 @@ class Options:
             "--check-config",
             is_flag=True,
             envvar=self.variable("check_config"),
-            help="Validate the options and the model, and exit.",
+            help="Check options, model, device, memory and ports, and exit.",
         )
 
 

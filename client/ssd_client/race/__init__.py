@@ -1,0 +1,1 @@
+"""`ssd-client race`: one text, told by each mode after the other, side by side on the screen."""

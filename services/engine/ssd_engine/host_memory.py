@@ -1,0 +1,18 @@
+"""The memory of this host."""
+
+import logging
+import os
+
+log = logging.getLogger(__name__)
+
+
+def available_memory() -> int:
+    """Bytes that this machine can still give, the page cache not counted as taken."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        log.debug("no /proc/meminfo")
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,165 @@
+"""`ssd-client race` against scripted targets: who runs, what is said, what a terminal shows."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from scripted_target import full_text, full_tokens
+
+from ssd.v1 import target_pb2
+from ssd_client.cli import cli
+from ssd_client.errors import BadInputError
+from ssd_client.events import Started, Tokens
+from ssd_client.local_pair import plan_pair
+from ssd_client.race.command import _local_heats
+from ssd_client.race.lanes import Lane, Run, differing, verdict
+from ssd_client.race.screen import Columns
+from ssd_client.result import GenerationResult, Timing
+from ssd_client.security import PLAIN
+
+LOCAL = {
+    "local_model": None,
+    "local_draft": None,
+    "local_device": "cpu",
+    "local_draft_device": None,
+    "local_mps": False,
+    "local_draft_share": None,
+    "local_expand_to": "hidden=512",
+    "local_draft_expand_to": "hidden=384",
+    "local_target_options": ["--depth", "3"],
+    "local_draft_options": None,
+    "modes": (),
+    "security": PLAIN,
+}
+
+
+def race(*arguments):
+    return CliRunner().invoke(cli, ["race", *arguments])
+
+
+def told(mode: str, tokens: list[int], seconds: float, title: str = "") -> Run:
+    """A lane whose tokens came one by one in that time, after the first."""
+    run = Run(Lane(mode, "somewhere", title))
+    run.result = GenerationResult(Timing(sent=0.0))
+    run.result.add(Started("a", "", 1, 1, ""), 0.0)
+    for i, token in enumerate(tokens):
+        tokens_event = Tokens((token,), f"{token} ", origins=("cache",), pieces=(f"{token} ",))
+        run.result.add(tokens_event, i * seconds / (len(tokens) - 1))
+        run.take(tokens_event)
+    return run
+
+
+def test_every_mode_of_a_target_tells_the_same_text(start):
+    server = start(pause_s=0.005)
+    result = race("Hello", "--target", server.address, "--seed", "4", "--max-tokens", "12")
+    assert result.exit_code == 0, result.stderr
+    modes = [request.speculation.mode for request in server.requests]
+    off, ssd = target_pb2.SPECULATION_MODE_OFF, target_pb2.SPECULATION_MODE_SSD
+    assert modes == [off, off, ssd, ssd]  # warm, and told
+    assert {request.sampling.seed for request in server.requests} == {4}
+    assert full_text(12, 4) in result.stdout
+    assert re.search(r"ssd: [\d.]+ × as fast as off · all 2 texts are equal", result.stdout)
+    assert re.search(r"off: [\d.]+ tokens/s · 12 tokens", result.stderr)
+
+
+def test_texts_that_differ_are_a_failure_that_says_where(start):
+    server = start(by_mode=True)
+    result = race("Hello", "--target", server.address, "--seed", "4")
+    assert result.exit_code == 1
+    assert "the texts of off and ssd DIFFER at token 0" in result.stdout
+
+
+def test_a_seed_that_nobody_gave_is_one_for_all_modes(start):
+    server = start()
+    assert race("Hello", "--target", server.address).exit_code == 0
+    assert len({request.sampling.seed for request in server.requests}) == 1
+
+
+def test_as_one_json_object(start):
+    server = start(pause_s=0.002)
+    result = race("--json", "--target", server.address, "--seed", "4", "--max-tokens", "12")
+    content = json.loads(result.stdout)
+    assert (content["seed"], content["equal"], content["text"]) == (4, True, full_text(12, 4))
+    assert content["lanes"]["ssd"]["tokens"] == 12
+    assert content["lanes"]["ssd"]["tokens_per_s"] > 0
+
+
+def test_a_mode_that_a_target_has_not_is_refused(start):
+    result = race("--target", start().address, "--mode", "sync")
+    assert result.exit_code == 2
+    assert "--mode sync: 127.0.0.1" in result.stderr
+    assert "has off, ssd" in result.stderr
+
+
+def test_what_is_said_at_the_end():
+    ids = full_tokens(11)
+    runs = [
+        told("off", ids, 10.0, "off on one core"),
+        told("sync", ids, 5.0),
+        told("ssd", ids, 2.5),
+        told("off", ids, 6.0, "off on both"),
+    ]
+    assert verdict(runs) == (
+        "ssd: 4.0 × as fast as off on one core, 2.0 × as fast as sync, 2.4 × as fast as off on "
+        "both · all 4 texts are equal, token for token"
+    )
+    assert differing([*runs, told("ssd", ids[:-1], 1.0)])[2] == 10
+
+
+def test_in_a_terminal_each_has_a_column_of_its_own():
+    runs = [told(mode, [101, 102, 103], 1.0) for mode in ("off", "sync", "ssd")]
+    runs[1] = Run(Lane("sync"))
+    runs[1].state = "waiting …"
+    console = Console(width=90, height=12, record=True, force_terminal=True, color_system=None)
+    console.print(Columns(console, "A story  (seed 1)", runs)._draw())
+    lines = console.export_text().splitlines()
+    assert lines[0].startswith("A story  (seed 1)")
+    assert all(name in lines[1] for name in ("off", "sync", "ssd"))
+    assert lines[3].count("101 102 103") == 2
+    assert lines[-1].count("2.0 tokens/s") == 2
+    assert "waiting …" in lines[-1]
+    assert max(map(len, lines)) <= 90
+
+
+@pytest.mark.parametrize(("width", "across"), [(40, 1), (60, 2), (120, 4)])
+def test_a_narrow_terminal_has_fewer_columns(width, across):
+    runs = [told("off", [7, 8], 1.0) for _ in range(4)]
+    console = Console(width=width, height=40, record=True, force_terminal=True, color_system=None)
+    console.print(Columns(console, "", runs)._draw())
+    first = next(line for line in console.export_text().splitlines() if "off" in line)
+    assert first.count("off") == across
+
+
+def test_on_a_cpu_target_and_draft_have_a_core_each(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 6, 7})
+    pair, alone = _local_heats(LOCAL)
+    assert [lane.name for lane in pair.lanes] == ["off on one core", "sync", "ssd"]
+    assert pair.lanes[2].where == "the target on core 4, the draft on core 6"
+    assert [lane.where for lane in alone.lanes] == ["the target on both cores"]
+
+
+@pytest.mark.parametrize("changed", [{"local_device": None}, {"cores": {3}}])
+def test_elsewhere_nothing_is_said_of_cores(changed, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: changed.get("cores", {0, 1}))
+    (heat,) = _local_heats({**LOCAL, **changed})
+    assert [(lane.name, lane.where) for lane in heat.lanes] == [
+        ("off", ""), ("sync", ""), ("ssd", "")
+    ]  # fmt: skip
+
+
+def test_a_local_pair_knows_every_mode():
+    plan = plan_pair(LOCAL, ("off", "sync", "ssd"), named=False)
+    assert plan.draft == "stories-draft"
+    flags = " ".join(plan.target_flags)
+    assert "--draft-model stories-draft --draft-expand-to hidden=384" in flags
+    assert "--expand-to hidden=512 --depth 3" in flags
+    assert plan.draft_flags[-2:] == ("--expand-to", "hidden=384")
+
+
+def test_a_local_race_needs_no_token():
+    with pytest.raises(BadInputError, match="neither TLS nor a token"):
+        _local_heats({**LOCAL, "security": None})
