@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from ssd_engine.model_store import resolve_model
 from ssd_engine.serving.command_line import EVERYDAY, GROUPS
+from ssd_engine.tensor_parallel import rank_device
 from ssd_target.cli import join, main, serve
 from ssd_target.config import TargetConfig
 
@@ -286,3 +287,29 @@ def test_check_config_names_memory_that_is_not_there(monkeypatch: pytest.MonkeyP
     code, said = check_config("--device", "cpu", "--listen", "127.0.0.1:0")
     assert code == 2
     assert "of this host's memory are free" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--device", "cpu", "--devices", "0"], "names GPUs, but this service runs on a CPU"),
+        (["--device", "cuda", "--devices", "0,x"], "--devices: numbers such as 0,1 are needed"),
+        (["--device", "cuda", "--devices", "0,1"], "names 2 GPUs for 1 ranks: each needs one"),
+        (
+            ["--device", "cuda", "--tp", "2", "--devices", "0,0"],
+            "--devices: there is no GPU 0, 0 CUDA devices are visible",
+        ),
+    ],
+)
+def test_devices_are_one_for_each_rank(flags: list[str], said: str) -> None:
+    if torch.cuda.is_available() and "no GPU" in said:
+        pytest.skip("there is a CUDA device")
+    code, told = check_config(*flags, "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert said in told
+
+
+def test_a_rank_takes_the_device_that_is_named_for_it() -> None:
+    assert rank_device("cuda", 1, (4, 6)) == torch.device("cuda", 6)
+    assert rank_device("cuda", 1) == torch.device("cuda", 1)
+    assert rank_device("cpu", 1, None) == torch.device("cpu")

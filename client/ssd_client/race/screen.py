@@ -68,7 +68,7 @@ class Columns:
     def _draw(self) -> RenderableType:
         across = max(1, min(len(self._runs), self._console.width // _NARROWEST))
         down = -(-len(self._runs) // across)
-        height = max(6, (self._console.height - 3) // down)
+        height = max(6, (self._console.height - 5) // down)  # a line above, the verdict below
         width = self._console.width // across
         table = Table.grid(expand=True)
         for _ in range(across):

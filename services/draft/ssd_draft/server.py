@@ -91,7 +91,7 @@ class DraftServer(ServiceServer):
         if self._plan is not None:
             self._tokenizer = await asyncio.to_thread(self._plan.load_tokenizer)
 
-    def open(self, ready: Ready) -> str:
+    def open(self, ready: Ready) -> list[str]:
         self._num_blocks = ready.num_blocks
         self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
@@ -103,8 +103,11 @@ class DraftServer(ServiceServer):
             max_links_per_identity=self._config.max_links_per_identity or self._config.max_links,
         )
         if self._plan is None:
-            return endpoint.name
-        return self._plan.describe(ready.num_blocks)
+            return [endpoint.name]
+        return [
+            *self._plan.describe(ready.num_blocks, self._config.tp),
+            f"branches of {endpoint.depth} tokens, {endpoint.budget} a round at most",
+        ]
 
     def _text_of(self) -> TextOf | None:
         """How prompts are logged; without a tokenizer, as the numbers that came."""

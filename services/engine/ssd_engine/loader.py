@@ -1,5 +1,7 @@
 """From a checkpoint to the weights of one tensor-parallel rank."""
 
+from collections.abc import Iterator
+
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -10,6 +12,7 @@ from ssd_engine.decoder import DecoderWeights, LayerWeights
 from ssd_engine.grown_weights import GrowingReader, WeightReader
 from ssd_engine.linear import Matrix
 from ssd_engine.panels import PackedWeight, PanelKernel
+from ssd_engine.progress import tracked
 from ssd_engine.tensor_parallel import TensorParallel
 
 
@@ -72,10 +75,14 @@ class _RankLoader:
             embedding = self._matrix([embedding])
         return DecoderWeights(
             embedding=embedding,
-            layers=[self._layer(f"model.layers.{i}.") for i in range(self.config.num_layers)],
+            layers=[self._layer(f"model.layers.{i}.") for i in self._counted_layers()],
             norm=self.reader.read("model.norm.weight"),
             head=self._head(embedding),
         )
+
+    def _counted_layers(self) -> Iterator[int]:
+        count = self.config.num_layers
+        return tracked("loading weights", range(count), count, "layers", quiet=self.tp.rank > 0)
 
     def _head(self, embedding: Matrix) -> Matrix:
         """Rows are dealt out evenly; the last rank pads with zeros, which are cut off later."""

@@ -214,7 +214,13 @@ def check_devices(options: RunnerOptions, ranks: int) -> None:
     if options.device != "cuda":
         return
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if visible < ranks:
+    if options.devices is not None:
+        missing = [device for device in options.devices if device >= visible]
+        if missing:
+            raise ConfigError(
+                f"--devices: there is no GPU {missing[0]}, {visible} CUDA devices are visible"
+            )
+    elif visible < ranks:
         raise ConfigError(
             f"--device cuda with {ranks} ranks on this node: {visible} CUDA devices are visible"
         )
@@ -269,7 +275,7 @@ def loopback_store() -> dist.TCPStore:
 
 def join_group(rank: int, place: Place, store: Any, options: RunnerOptions) -> RankGroup:
     local_rank = rank - place.first
-    device = rank_device(options.device, local_rank)
+    device = rank_device(options.device, local_rank, options.devices)
     if options.device == "cuda":
         torch.cuda.set_device(device)
         backend = "nccl"

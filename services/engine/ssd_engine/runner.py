@@ -84,7 +84,7 @@ class ModelRunner:
         self.config = grown
         self.options = options
         self.tp = tp
-        self.device = rank_device(options.device, tp.local_rank)
+        self.device = rank_device(options.device, tp.local_rank, options.devices)
         dtype = DTYPES[options.dtype]
         self._tuned = is_tuned(grown, options, dtype, self.device)
         if self.device.type == "cuda" and not self._tuned:

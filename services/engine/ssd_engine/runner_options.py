@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -33,4 +34,21 @@ class RunnerOptions:
     ranks: int = 1  # best tokens of a row that a step finds
     max_path: int = 0  # guesses of a draft between what is committed and a row's own token
     kernel_cache: Path | None = None  # where compiled kernels are kept; None: in the home
+    devices: tuple[int, ...] | None = None  # one for each rank of the node; None: the first ones
     self_check: bool = False  # before it serves, the model is held against plain torch
+
+
+def parse_devices(value: str | None, device: str, ranks: int) -> tuple[int, ...] | None:
+    """Of --devices: a GPU for each rank of this node. The same one twice is for debugging."""
+    if value is None:
+        return None
+    if device != "cuda":
+        raise ConfigError(f"--devices {value} names GPUs, but this service runs on a CPU")
+    numbers = [each.strip() for each in value.split(",")]
+    if not all(each.isdecimal() for each in numbers):
+        raise ConfigError(f"--devices: numbers such as 0,1 are needed, got {value!r}")
+    if len(numbers) != ranks:
+        raise ConfigError(
+            f"--devices {value} names {len(numbers)} GPUs for {ranks} ranks: each needs one"
+        )
+    return tuple(map(int, numbers))

@@ -1,5 +1,6 @@
 """What a model needs from its tensor-parallel group: a sum and a gather."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -26,8 +27,11 @@ class TensorParallel(Protocol):
         ...
 
 
-def rank_device(kind: str, rank: int) -> torch.device:
-    return torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+def rank_device(kind: str, rank: int, devices: Sequence[int] | None = None) -> torch.device:
+    """``rank``: among those of this node. ``devices``: theirs; None: the first ones."""
+    if kind != "cuda":
+        return torch.device(kind)
+    return torch.device(kind, rank if devices is None else devices[rank])
 
 
 class SingleRank:

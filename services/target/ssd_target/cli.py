@@ -135,6 +135,7 @@ def serve(check_config: bool, **options: Any) -> None:
 @join_option("--cluster-secret-file", "File with the leader's secret.", type=Path)
 @join_option("--model", "The model's place here. Default: as it was named at the leader.")
 @join_option("--device", "auto: as the leader.", type=click.Choice(DEVICES))
+@join_option("--devices", "GPUs of this node's ranks, such as 0,1.", metavar="N,N")
 @join_option("--threads", "CPU threads per rank. Default: as the leader.", type=int)
 @join_option("--kernel-cache", "As that of serve.", type=Path)
 @join_option("--join-timeout", "Seconds to look for the leader.", type=float)
@@ -166,7 +167,7 @@ def _serve(config: TargetConfig, check_only: bool) -> None:
     plan = plan_target(config)
     if check_only:
         plan.check_tokenizers()
-        check_here(config, plan.target, config.tp // config.nodes)
+        check_here(config, plan.target, config.local_ranks)
         click.echo(f"ok: {plan}")
         return
 

@@ -77,6 +77,10 @@ class TargetConfig(ServiceConfig):
     join_timeout: float = 600.0
     cluster_timeout: float = 30.0
 
+    @property
+    def local_ranks(self) -> int:
+        return self.tp // self.nodes
+
 
 @dataclass(frozen=True)
 class JoinConfig:
@@ -87,6 +91,7 @@ class JoinConfig:
     cluster_secret_file: Path | None = None
     model: str | None = None
     device: str = "auto"
+    devices: str | None = None
     threads: int | None = None
     kernel_cache: Path | None = None
     join_timeout: float = 600.0

@@ -77,6 +77,7 @@ def check_join(config: JoinConfig) -> MemberOptions:
         config.join_timeout,
         config.model,
         config.device,
+        config.devices,
         config.threads,
         config.kernel_cache,
         config.log_level,

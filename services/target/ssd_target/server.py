@@ -145,7 +145,7 @@ class TargetServer(ServiceServer):
         self._tokenizer = await asyncio.to_thread(self._plans.check_tokenizers)
         self._engine.send_vocabulary(self._tokenizer.token_bytes)
 
-    def open(self, ready: Ready) -> str:
+    def open(self, ready: Ready) -> list[str]:
         plan = self._plan
         self._num_blocks = ready.num_blocks
         self._links.start(
@@ -179,7 +179,17 @@ class TargetServer(ServiceServer):
             max_live=self._max_live,
             max_num_seqs=self._config.max_num_seqs,
         )
-        return f"{plan.describe(ready.num_blocks)}; sampling defaults: {plan.sampling}"
+        return [
+            *plan.describe(ready.num_blocks, self._config.tp),
+            f"sampling defaults: {plan.sampling}",
+            f"speculation: {self._about_speculation()}",
+        ]
+
+    def _about_speculation(self) -> str:
+        config = self._config
+        inside = f"{config.draft_model} inside" if config.draft_model else "no draft model inside"
+        endpoints = ", ".join(config.draft) or "none"
+        return f"mode {config.mode}, depth {config.depth}; {inside}; endpoints: {endpoints}"
 
     def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
         return TraceServicer(trace_pb2, "target", self._plan.name, ring)

@@ -19,6 +19,7 @@ from ssd_engine.config import load_model_config
 from ssd_engine.errors import ConfigError, SSDError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.rank_processes import Place, RankStart
+from ssd_engine.runner_options import parse_devices
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class MemberOptions:
     join_timeout: float
     model: str | None = None  # None: as the leader's operator named it
     device: str = "auto"
+    devices: str | None = None
     threads: int | None = None
     kernel_cache: Path | None = None
     log_level: str | None = None
@@ -146,6 +148,7 @@ def _fit(setup: Setup, options: MemberOptions, host: str) -> RankStart:
         replace(
             setup.options,
             directory=directory,
+            devices=parse_devices(options.devices, setup.options.device, here),
             threads=options.threads or setup.options.threads,
             kernel_cache=options.kernel_cache,
         ),

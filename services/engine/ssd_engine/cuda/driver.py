@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.kernel_cache import kept_binary
+from ssd_engine.progress import tracked
 
 ARCHITECTURE = "sm_90a"  # Hopper, with what it alone has
 COMMON = Path(__file__).parent / "few_rows_common.cu"  # stands before every source
@@ -202,7 +203,7 @@ def compile_ahead(source: Path, defines: Mapping[str, int | str]) -> None:
 
 def finish_compiling() -> None:
     """Raises CompileError for what was begun and cannot be compiled."""
-    for begun in list(_ahead.values()):
+    for begun in tracked("compiling kernels", list(_ahead.values()), len(_ahead), "kernels"):
         begun.result()
 
 

@@ -22,6 +22,7 @@ from ssd_engine.batch import Chunk, Draw, Drawing, Moved, Part, TreeRows, drawin
 from ssd_engine.cuda.rejecting import Rejector
 from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepRun, StepShape
+from ssd_engine.progress import tracked
 from ssd_engine.rejection import Speculation
 from ssd_engine.scored import Pending, Scored, Verdict
 
@@ -132,7 +133,7 @@ class GraphRunner:
 
     def capture(self, dummy_slot: int) -> None:
         memory = None
-        for step in self._steps:
+        for step in tracked("capturing graphs", self._steps, len(self._steps), "step shapes"):
             step.inputs.clear(dummy_slot)
             for drawing in step.drawings:
                 step.run(drawing)  # what is compiled on first use is compiled now

@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "listen",
         "name",
         "device",
+        "devices",
         "tp",
         "dtype",
         "max_model_len",
@@ -181,6 +182,12 @@ class Options:
             self("--name", "Name under which the model is served."),
             self("--tp", "Tensor-parallel ranks.", type=int),
             self("--device", "Where to run.", type=click.Choice(DEVICES)),
+            self(
+                "--devices",
+                "GPUs that this process takes, one for each rank, such as 0,1,2,3. Default: the "
+                "first ones.",
+                metavar="N,N",
+            ),
             self("--dtype", "auto: float32 on CPU.", type=click.Choice(("auto", *DTYPE_NAMES))),
             self(
                 "--max-model-len",

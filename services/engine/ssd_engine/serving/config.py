@@ -10,7 +10,7 @@ from typing import Any
 from ssd_engine.config import ModelConfig, check_tensor_parallel
 from ssd_engine.errors import ConfigError
 from ssd_engine.growth import Shape, grow_config, parse_shape
-from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions
+from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions, parse_devices
 from ssd_engine.serving.telemetry import check_otlp_endpoint
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -47,6 +47,7 @@ class ServiceConfig:
     name: str | None = None
     tp: int = 1
     device: str = "auto"
+    devices: str | None = None
     dtype: str = "auto"
     max_model_len: int | None = None
     allow_long_context: bool = False
@@ -72,6 +73,11 @@ class ServiceConfig:
     log_prompts: bool = False
     otlp_endpoint: str | None = None
     check_integrity: bool = False
+
+    @property
+    def local_ranks(self) -> int:
+        """That run on this node."""
+        return self.tp
 
 
 def parse_address(option: str, value: str) -> tuple[str, int]:
@@ -190,6 +196,7 @@ def runner_options(
         eager=config.eager,
         kernels=config.kernels,
         kernel_cache=config.kernel_cache,
+        devices=parse_devices(config.devices, device, config.local_ranks),
         self_check=device == "cuda" if config.self_check is None else config.self_check,
         step_rows=sizes.step_rows,
         branches=sizes.branches,

@@ -53,12 +53,18 @@ class ModelPlan:
         sizes = (runner.max_num_seqs, runner.step_rows, runner.max_forward_tokens)
         return (runner.device, runner.kernels, runner.exact, runner.max_model_len, *sizes)
 
-    def describe(self, num_blocks: int) -> str:
+    def describe(self, num_blocks: int, ranks: int) -> list[str]:
+        """In a few lines, the model first."""
         runner = self.runner
-        return (
-            f"{self}, {runner.dtype} on {runner.device}, "
-            f"{num_blocks} KV blocks of {runner.block_size} tokens"
-        )
+        tokens, context = num_blocks * runner.block_size, runner.max_model_len
+        where = f"{ranks} ranks on {runner.device}" if ranks > 1 else f"on {runner.device}"
+        named = f", devices {','.join(map(str, runner.devices))}" if runner.devices else ""
+        return [
+            str(self),
+            f"{runner.dtype} {where}{named}",
+            f"KV cache of {tokens:,} tokens: {tokens // context:,} sequences of the full context "
+            f"of {context:,}; {runner.max_num_seqs} run at a time",
+        ]
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_parameters / 1e6:.1f}M parameters"

@@ -50,11 +50,13 @@ def _check_cuda(plan: ModelPlan, ranks: int) -> None:
 
     from ssd_engine.device_memory import check_weights_fit
     from ssd_engine.ranks import check_devices
+    from ssd_engine.tensor_parallel import rank_device
 
     check_devices(plan.runner, ranks)
     shape, dtype = plan.runner.expand_to, getattr(torch, plan.runner.dtype)
     config = plan.model if shape is None else grow_config(plan.model, shape)
-    check_weights_fit(config, plan.runner, ranks, dtype, torch.device("cuda"))
+    device = rank_device("cuda", 0, plan.runner.devices)
+    check_weights_fit(config, plan.runner, ranks, dtype, device)
 
 
 def _check_host(plan: ModelPlan) -> None:

@@ -79,8 +79,9 @@ class ServiceServer(ABC):
         """What the front loads while the engine loads the model."""
 
     @abstractmethod
-    def open(self, ready: Ready) -> str:
-        """From now on calls are served; returns what was loaded, for the log."""
+    def open(self, ready: Ready) -> list[str]:
+        """From now on calls are served; returns what was loaded, for the log: first of all its
+        name."""
 
     @abstractmethod
     def refuse_new(self) -> None:
@@ -231,7 +232,9 @@ class ServiceServer(ABC):
         settle_memory()
         loaded = self.open(ready)
         await self._set_health(READINESS, UP)
-        log.info("ready: %s, loaded in %.1f s", loaded, ready.load_seconds)
+        log.info("ready: %s, loaded in %.1f s", loaded[0], ready.load_seconds)
+        for line in loaded[1:]:
+            log.info("  %s", line)
         return True
 
     async def _first_of(self, future: "asyncio.Future[Any]") -> None:
