@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ssd_client.chat.session import Quit, Session
@@ -76,3 +79,18 @@ def test_statistics_count_where_tokens_came_from() -> None:
 def test_one_can_leave() -> None:
     with pytest.raises(Quit):
         Session(GenerateOptions()).obey("/quit")
+
+
+def test_what_was_said_is_saved_as_messages(tmp_path: Path) -> None:
+    session, file = Session(GenerateOptions(), "Be kind."), tmp_path / "chat.json"
+    session.replied("Hello", reply("Hi!", "target"))
+    assert session.obey(f"/save {file}") == f"saved: {file}, 3 messages"
+    assert json.loads(file.read_text()) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi!"},
+    ]
+    with pytest.raises(ValueError, match=r"/save .*chat\.json: File exists"):
+        session.obey(f"/save {file}")
+    with pytest.raises(ValueError, match="the name of a file is needed"):
+        session.obey("/save")

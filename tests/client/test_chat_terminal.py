@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from scripted_target import Running, Script, full_text, serve
 from terminal import terminal
@@ -47,3 +48,39 @@ def test_a_target_that_is_started_anew_between_two_turns_is_survived(nobody: str
             assert len(second.requests) == 1
             chat.type("/quit\r")
             assert chat.wait_for_exit() == 0
+
+
+def test_a_pasted_text_of_several_lines_is_one_message(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    server, history = start(), tmp_path / "state" / "history"
+    with terminal("--target", server.address, "--metrics", "--history", str(history)) as chat:
+        chat.wait_for("> ")
+        chat.type("\x1b[200~Continue this:\nOnce there was a bear.\nIt was shy.\x1b[201~")
+        chat.look(0.5)
+        assert not server.requests
+        chat.type("\r")
+        chat.wait_for(r"tokens/s · (stop|length)")
+        (request,) = server.requests
+        said = request.chat.messages[-1].content
+        assert said == "Continue this:\nOnce there was a bear.\nIt was shy."
+        chat.wait_for("> ")
+        chat.type("/quit\r")
+        assert chat.wait_for_exit() == 0
+    assert "It was shy." in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_lines_of_the_last_chat_can_be_called_back(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    server, history = start(), tmp_path / "history"
+    for typed in ("Hello, bear.\r", "\x1b[A\r"):  # the second time: arrow up, until a line is back
+        with terminal("--target", server.address, "--metrics", "--history", str(history)) as chat:
+            chat.wait_for("> ")
+            chat.type(typed if typed.startswith("Hello") else "\x1b[A" + typed)
+            chat.wait_for(r"tokens/s · (stop|length)")
+            chat.wait_for("> ")
+            chat.type("/quit\r")
+            assert chat.wait_for_exit() == 0
+    assert [r.chat.messages[-1].content for r in server.requests] == ["Hello, bear."] * 2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ssd_client import params, render
 from ssd_client.api import Client
+from ssd_client.chat.lines import history_file, lines
 from ssd_client.chat.screen import OriginScreen, PlainScreen, Screen
 from ssd_client.chat.session import Quit, Session
 from ssd_client.endpoints import Endpoint
@@ -27,16 +28,13 @@ from ssd_client.options import (
     sampling_options,
     speculation_options,
 )
-from ssd_client.prompt import decode
 from ssd_client.request import GenerateOptions, build_request
 from ssd_client.result import GenerationResult
 from ssd_client.security_options import security_options
 from ssd_client.serving import check_local, pick, serving
 
-PROMPT = "> "
 # A target that is started anew is waited for: the conversation is all here.
 PATIENCE = RetryPolicy(retries=12)
-_HISTORY = 1000  # lines that can be called back
 
 
 @click.command()
@@ -58,6 +56,13 @@ _HISTORY = 1000  # lines that can be called back
     type=params.Parsed(check_baseline, "openai:url"),
     help="Hear the reply of another server, too: openai:http://HOST:PORT/v1.",
 )
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File in which lines are kept for the next chat.  [default: ~/.local/state/ssd/"
+    "chat_history]",
+)
+@click.option("--no-history", is_flag=True, help="Keep no lines.")
 @security_options
 @local_options
 def chat(**flags: Any) -> None:
@@ -80,7 +85,9 @@ def chat(**flags: Any) -> None:
             raise BadInputError(f"{info.name} has no chat template: use ssd-client generate")
         render.note(notes, f"{info.name} · {_hint()}")
         baseline = OpenAIServer(flags["baseline"]) if flags["baseline"] else None
-        Chat(session, endpoints, screen, notes, flags["metrics"], baseline).run(_reader())
+        history = None if flags["no_history"] else flags["history"] or history_file()
+        with lines(history) as read:
+            Chat(session, endpoints, screen, notes, flags["metrics"], baseline).run(read)
 
 
 _OPTION_NAMES = (
@@ -100,24 +107,6 @@ def _screen(show_origin: bool, notes: Console) -> Screen:
     screen = OriginScreen()
     screen.legend(notes)
     return screen
-
-
-def _reader() -> Callable[[], str]:
-    """Asks for the next line; EOFError at the end. In a terminal lines can be called back."""
-    if not sys.stdin.isatty():
-        return _read_line
-    with contextlib.suppress(ImportError):
-        import readline
-
-        readline.set_history_length(_HISTORY)
-    return lambda: input(PROMPT)
-
-
-def _read_line() -> str:
-    line = sys.stdin.buffer.readline()
-    if not line:
-        raise EOFError
-    return decode(line, "standard input").rstrip("\n")
 
 
 class Chat:

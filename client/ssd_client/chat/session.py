@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ssd_client.errors import count
 from ssd_client.params import parse_number
 from ssd_client.request import ChatPrompt, GenerateOptions
 from ssd_client.result import GenerationResult
@@ -18,6 +21,7 @@ HELP = """\
 /seed [N]        seed of the next replies; without N, a new one each time
 /mode MODE       ssd, sync or off, the server's own: auto
 /stats           what all replies came to
+/save FILE       write what was said there, as JSON messages
 /quit            end the chat (also Ctrl-D); Ctrl-C stops a reply"""
 
 
@@ -73,6 +77,8 @@ class Session:
                 return self._set(mode=_mode(rest))
             case "stats":
                 return self.statistics()
+            case "save":
+                return self._save(rest)
             case "help" | "?":
                 return HELP
             case "quit" | "exit" | "q":
@@ -83,6 +89,21 @@ class Session:
         self.options = dataclasses.replace(self.options, **changed)  # type: ignore[arg-type]
         ((name, value),) = changed.items()
         return f"{name}: {'the server decides' if value is None else value}"
+
+    def _save(self, name: str) -> str:
+        """As a list of messages, which other tools read, too. What is there is not overwritten."""
+        if not name:
+            raise ValueError("/save: the name of a file is needed")
+        path = Path(name).expanduser()
+        system = [("system", self.system)] if self.system is not None else []
+        said = [{"role": role, "content": text} for role, text in (*system, *self.messages)]
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(said, file, ensure_ascii=False, indent=1)
+                file.write("\n")
+        except OSError as error:
+            raise ValueError(f"/save {path}: {error.strerror}") from error
+        return f"saved: {path}, {count(len(said), 'message')}"
 
     def statistics(self) -> str:
         parts = [f"{self.replies} replies", f"{self.tokens} tokens"]
