@@ -76,7 +76,15 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     target = _with_defaults(config, plan_model(config.model, config, sizes))
     if config.draft_model is None:
         return TargetPlan(target, None)
-    own = replace(config, name=None, tp=1, num_kv_blocks=None, expand_to=config.draft_expand_to)
+    own = replace(
+        config,
+        name=None,
+        tp=1,
+        nodes=1,
+        devices=config.devices and config.devices.split(",")[0],  # that of the first rank
+        num_kv_blocks=None,
+        expand_to=config.draft_expand_to,
+    )
     path = config.depth
     sizes = StepSizes(rows, exact=False, step_rows=DRAFT_STEP_ROWS, ranks=2, max_path=path)
     draft = plan_model(config.draft_model, own, sizes)
