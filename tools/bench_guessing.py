@@ -98,9 +98,8 @@ class Bench:
         tokens: int,
         depth: int,
         draft: ModelRunner | None = None,
-        at_once: int | None = None,
     ) -> None:
-        """``draft``: None takes the shipped one, on the CPU. ``at_once``: texts; None: all."""
+        """``draft``: None takes the shipped one, on the CPU."""
         torch.set_num_threads(1)
         directory = resolve_model(TARGET)
         self._depth, self._tokens = depth, tokens
@@ -112,21 +111,19 @@ class Bench:
         chats = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
         # A seed of its own for each text: with a shared one, texts are no independent samples.
         self._texts = [(chat, seed) for seed, chat in enumerate(chats * seeds)]
-        self._prompts, self._at_once = prompts, at_once
+        self._prompts = prompts
 
-    def measure(self, way: Way, budget: int, make_planner: Callable[[], Planner]) -> Counts:
-        texts = self._texts if way.temperature else self._texts[: self._prompts]
-        few = self._at_once or len(texts)
-        groups = [texts[i : i + few] for i in range(0, len(texts), few)]
-        return np.concatenate([self._measure(way, budget, make_planner, each) for each in groups])
-
-    def _measure(
+    def measure(
         self,
         way: Way,
         budget: int,
         make_planner: Callable[[], Planner],
-        texts: Sequence[tuple[list[int], int]],
+        seed: int | None = None,
     ) -> Counts:
+        """``seed``: of all prompts, the texts of that one alone."""
+        texts = self._texts if way.temperature else self._texts[: self._prompts]
+        if seed is not None:
+            texts = self._texts[seed * self._prompts : (seed + 1) * self._prompts]
         look_ups = LookUps()
         # A depth takes several forwards where its rows do not fit into one.
         forwards = 1 + len(texts) * (budget + self._depth + 1) // DRAFT_ROWS

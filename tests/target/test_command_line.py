@@ -248,8 +248,11 @@ class TestEnvironment:
 
 
 def test_options_come_in_groups_everyday_ones_first() -> None:
-    said = CliRunner().invoke(main, ["serve", "-h"]).output
-    groups = re.findall(r"^([A-Z][a-z ]+):$", said, re.MULTILINE)
+    done = CliRunner().invoke(main, ["serve", "-h"])
+    assert done.exit_code == 0, done
+    said = done.output
+    groups = re.findall(r"^([A-Z][a-z ]+):\s*$", said, re.MULTILINE)
+    assert groups, said
     assert groups[0] == EVERYDAY
     assert set(groups) < set(GROUPS)
     assert said.index("--listen") < said.index("--generation-config") < said.index("--tls-cert")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from ssd_draft.config import DraftConfig
 from ssd_draft.plan import RANKS, Planner
 from ssd_engine.frames import Verification
@@ -44,12 +46,16 @@ def compare(
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, os.cpu_count() or 2), spawned) as pool:
         counting = {
-            name: [pool.submit(_count, prompts, tokens, way, of) for of in (draft, None)]
+            name: [
+                [pool.submit(_count, prompts, tokens, way, of, seed) for seed in range(_seeds(way))]
+                for of in (draft, None)
+            ]
             for name, way in ways.items()
         }
         rows: Rows = []
         for name, counted in counting.items():
-            rows.append({"options": name, **_compared(*(each.result() for each in counted))})
+            sides = [np.concatenate([part.result() for part in parts]) for parts in counted]
+            rows.append({"options": name, **_compared(*sides)})
             print(rows[-1], flush=True)
     return rows
 
@@ -64,10 +70,14 @@ def _ways(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Way]:
     return coupled | rejecting
 
 
-def _count(prompts: int, tokens: int, way: Way, draft: MakeDraft | None) -> Counts:
-    seeds, made = SEEDS[way.verification], draft() if draft is not None else None
-    bench = Bench(prompts, seeds, tokens, DEPTH, made, at_once=prompts)
-    return bench.measure(way, BUDGET, lambda: Planner(DEPTH, BUDGET))
+def _seeds(way: Way) -> int:
+    return SEEDS[way.verification]
+
+
+def _count(prompts: int, tokens: int, way: Way, draft: MakeDraft | None, seed: int) -> Counts:
+    made = draft() if draft is not None else None
+    bench = Bench(prompts, _seeds(way), tokens, DEPTH, made)
+    return bench.measure(way, BUDGET, lambda: Planner(DEPTH, BUDGET), seed)
 
 
 def _sampling(chosen: Mapping[str, Any]) -> dict[str, Any]:
