@@ -135,6 +135,22 @@ def test_a_report_is_one_file_that_asks_for_nothing_else(tmp_path: Path) -> None
     assert page.count("-2.0%") == 3  # measured against predicted
 
 
+@pytest.mark.parametrize(("share", "words"), [(0.7, "30% below"), (1.3, "30% above"), (0.9, "")])
+def test_a_run_that_does_not_fit_theory_is_marked(share: float, words: str, tmp_path: Path) -> None:
+    content, file = results(), tmp_path / "report.html"
+    measured = {row["mode"]: row["decode_tokens_per_s"]["median"] for row in content["summary"]}
+    content["theory"]["ssd"] = measured["ssd"] / share
+    write_report(content, file)
+    said = re.findall(r'<p class="bad">ssd is (.*?) what was predicted', file.read_text())
+    assert said == ([words] if words else [])
+
+
+def test_red_is_a_miss_and_nothing_else() -> None:
+    red = pictures.LOOK_UPS["miss_token"]
+    others = {*pictures.COLOURS.values(), pictures.AWAITED, pictures.WAIT, pictures.PREFILL}
+    assert red not in others
+
+
 def test_half_of_a_benchmark_says_so_in_its_report(tmp_path: Path) -> None:
     content = results(complete=False)
     del content["timelines"], content["rounds"], content["theory"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ssd_client.security import Security
 from tests.processes import DraftProcess, TargetProcess, draft, target
 from tests.security.certificates import Authority, Pair, replace
 
@@ -70,14 +71,16 @@ class Guarded:
         client: Pair | None = None,
         ca: bytes | None = None,
     ) -> grpc.Channel:
-        """On a connection of its own; with the right certificates, where none are given."""
+        """On a connection of its own; with the right certificates, where none are given.
+
+        The token goes as metadata: gRPC asks credentials of a call from a thread of its own, for
+        which a channel that is closed at that moment waits for ever.
+        """
         pair = client or self.client
-        credentials = grpc.ssl_channel_credentials(ca or self.authority.cert, pair.key, pair.cert)
-        if token is not None:
-            shown = grpc.access_token_call_credentials(token)
-            credentials = grpc.composite_channel_credentials(credentials, shown)
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        return grpc.secure_channel(address, credentials, options=options)
+        security = Security(
+            tls=True, ca=ca or self.authority.cert, cert=pair.cert, key=pair.key, token=token
+        )
+        return security.channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
     def flags(self, token: str = "user") -> list[str]:
         """Of a client on the command line."""

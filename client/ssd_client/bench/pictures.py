@@ -17,14 +17,14 @@ from matplotlib.ticker import MaxNLocator
 
 from ssd_client.bench.settings import MODES
 
-TARGET, DRAFT, AWAITED, WAIT = "#2f6db5", "#e08a2b", "#c8442e", "#b9bec6"
+TARGET, DRAFT, AWAITED, WAIT = "#2f6db5", "#e08a2b", "#7a4fa3", "#b9bec6"
 PREFILL = "#8fb3dd"
 COLOURS = {"off": "#8a8f98", "sync": DRAFT, "ssd": TARGET}
 LOOK_UPS = {
     "hit": "#3a9a5b",
     "late": "#d9a514",
-    "miss_token": "#c8442e",
-    "miss_length": "#8e2f6b",
+    "miss_token": "#c8442e",  # red is a miss, and nothing else
+    "miss_length": "#e39a8d",
 }
 MOST_ROUNDS = 14  # of the fastest mode, that a timeline shows
 _SPANS = {

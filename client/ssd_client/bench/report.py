@@ -15,7 +15,7 @@ from ssd_client.bench.settings import MODES
 from ssd_client.errors import ClientError
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em;
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1340px; margin: 2em auto; padding: 0 1em;
        color: #1c2330; }
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .25em .7em; border-bottom: 1px solid #d8dce3; text-align: right; }
@@ -25,10 +25,15 @@ code { background: #f1f3f6; padding: .1em .3em; }
 .pair figure { flex: 1 1 460px; }
 figure { margin: 0; }
 .wide { overflow-x: auto; }
-#summary { font-size: 13px; white-space: nowrap; }
-.bad { color: #b3261e; font-weight: bold; }
+#summary { font-size: 13px; }
+#summary td { white-space: nowrap; }
+#summary th, #summary td { padding: .25em .5em; }
+#summary th { vertical-align: bottom; }
+code { overflow-wrap: anywhere; }
+.bad { background: #fff3cd; border-left: 4px solid #8a6d1a; padding: .4em .8em; font-weight: bold; }
 svg { max-width: 100%; height: auto; }
 """
+FITS = 0.15  # of what is predicted, that a run may differ from it
 _COLUMNS = {
     "tokens/s": "decode_tokens_per_s",
     "range": "interval",
@@ -154,6 +159,26 @@ def _theory(theory: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
                 f"<td>{found / said - 1:+.1%}</td></tr>"
             )
     yield "</table>"
+    for row in rows:
+        if row["mode"] in MODES:
+            yield from _unlike_theory(row, theory[row["mode"]])
+
+
+def _unlike_theory(row: Mapping[str, Any], said: float) -> Iterator[str]:
+    """Each side was timed alone, and before: what differs much has another cause."""
+    share = row["decode_tokens_per_s"]["median"] / said - 1
+    if abs(share) <= FITS:
+        return
+    cause = (
+        "something else took its time while it ran: other work on these machines, a link that is "
+        "slow, a draft that was late"
+        if share < 0
+        else "the times of each side alone were taken while something else ran"
+    )
+    yield (
+        f'<p class="bad">{row["mode"]} is {abs(share):.0%} {"below" if share < 0 else "above"} '
+        f"what was predicted. As a rule, {cause}. Measure again on quiet machines.</p>"
+    )
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
