@@ -26,7 +26,7 @@ def main() -> None:
     """Serve speculations. Every option has an environment variable: --tp is SSD_DRAFT_TP."""
 
 
-@main.command(cls=GroupedCommand)
+@main.command(cls=GroupedCommand, context_settings=CONTEXT)
 @click.argument("model", required=False, envvar=option.variable("model"))
 @option(
     "--speculator",

@@ -29,7 +29,7 @@ def main() -> None:
     """Serve a target model. Every option has an environment variable: --tp is SSD_TARGET_TP."""
 
 
-@main.command(cls=GroupedCommand)
+@main.command(cls=GroupedCommand, context_settings=CONTEXT)
 @click.argument("model", envvar=option.variable("model"))
 @option.model()
 @option(
@@ -129,7 +129,7 @@ def serve(check_config: bool, **options: Any) -> None:
         _serve(TargetConfig(**options), check_config)
 
 
-@main.command(cls=GroupedCommand)
+@main.command(cls=GroupedCommand, context_settings=CONTEXT)
 @join_option("--leader", "HOST:PORT of the leader's --cluster-listen; a name may be one of DNS.")
 @join_option("--node", "This node's number, from 1 on; the leader is 0.", type=int)
 @join_option("--cluster-secret-file", "File with the leader's secret.", type=Path)
