@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ssd_client import stream
 from ssd_client.asking import Asked, Messages, Options, chat_of, prompt_of, request_of
+from ssd_client.closing import Closing
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, Endpoints
 from ssd_client.events import Event, Tokens
 from ssd_client.failover import RetryPolicy
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INFO_TIMEOUT_S = 10.0
 
 
-class Stream:
+class Stream(Closing):
     """The events of one generation, as they come. `result` is what they came to so far.
 
     Leaving the `with` block ends the generation, wherever it is.
@@ -56,19 +56,8 @@ class Stream:
     def close(self) -> None:
         self._events.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Client:
+class Client(Closing):
     """Talks to targets: to the first that answers, and on with another when one is lost.
 
     A target is HOST:PORT, or dns:///NAME:PORT for all addresses behind a name. `timeout` covers a
@@ -161,14 +150,3 @@ class Client:
     def close(self) -> None:
         for endpoint in self._endpoints:
             endpoint.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

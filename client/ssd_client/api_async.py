@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,6 +12,7 @@ from ssd.v1 import target_pb2
 from ssd_client import stream_async
 from ssd_client.api import INFO_TIMEOUT_S
 from ssd_client.asking import Asked, Messages, Options, chat_of, prompt_of, request_of
+from ssd_client.closing import AsyncClosing
 from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoints
 from ssd_client.errors import failure_of
 from ssd_client.events import Event, Tokens
@@ -22,10 +22,10 @@ from ssd_client.security import PLAIN, Security
 from ssd_client.stream_async import AsyncChannels
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
+    from typing import Unpack
 
 
-class AsyncStream:
+class AsyncStream(AsyncClosing):
     """The events of one generation, as they come. `result` is what they came to so far.
 
     Leaving the `async with` block, or cancelling the task, ends the generation.
@@ -58,19 +58,8 @@ class AsyncStream:
     async def close(self) -> None:
         await self._events.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class AsyncClient:
+class AsyncClient(AsyncClosing):
     """As `Client`, for asyncio: its generations run side by side in one thread."""
 
     def __init__(
@@ -125,14 +114,3 @@ class AsyncClient:
     async def close(self) -> None:
         await self._channels.close()
         self._endpoints.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -19,8 +19,8 @@ _END_OF_CALL_S = 0.2
 
 
 class AsyncChannels:
-    """Of endpoints, one for each: made when it is first asked for, and anew when that of the
-    endpoint was."""
+    """One channel for each endpoint: made when it is first asked for, and anew when the endpoint
+    has made its own anew."""
 
     def __init__(self) -> None:
         self._channels: dict[str, tuple[int, grpc.aio.Channel]] = {}

@@ -21,7 +21,7 @@ from ssd_client.errors import BadInputError, ClientError
 from ssd_client.events import Tokens
 from ssd_client.local import LocalPlan, LocalTarget
 from ssd_client.local_pair import pair_options, plan_pair, target_flags
-from ssd_client.options import sampling_options
+from ssd_client.options import bias_of, sampling_options
 from ssd_client.prompt import LOCAL_DEFAULT
 from ssd_client.race.lanes import Lane, Run, differing, verdict
 from ssd_client.race.screen import Columns, Lines, Screen
@@ -74,7 +74,6 @@ def race(**flags: Any) -> None:
 
     Exit codes: 0 all texts are equal, 1 they differ, or a failure, 2 bad input.
     """
-    flags["target"] = flags["target"] or ""
     check_local(flags)
     notes = Console(stderr=True)
     heats = _local_heats(flags) if flags["local"] else [_target_heat(flags)]
@@ -97,7 +96,7 @@ def _options(flags: dict[str, Any]) -> Options:
     options: Options = {
         "max_tokens": flags["max_tokens"],
         "seed": secrets.randbits(32) if flags["seed"] is None else flags["seed"],
-        "logit_bias": dict(flags["logit_bias"]),
+        "logit_bias": bias_of(flags["logit_bias"]),
     }
     options.update({name: flags[name] for name in _SAMPLING if flags[name] is not None})  # type: ignore[typeddict-item]
     return options
@@ -140,7 +139,6 @@ def _tell(
         for event in events:
             if isinstance(event, Tokens):
                 run.take(event)
-                screen.show()
     screen.finish(run)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd_client.chat.screen import STYLES
+from ssd_client.closing import Closing
 from ssd_client.errors import printable
 from ssd_client.race.lanes import Run
 from ssd_client.render import note
@@ -22,25 +22,14 @@ _FRAMES = 12  # a second
 _STYLES = {**STYLES, "target": ""}  # what nobody guessed is in the terminal's own colour
 
 
-class Screen(Protocol):
+class Screen(Closing):
     """Shows all runs, for as long as its block runs."""
 
-    def __enter__(self) -> Screen: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def show(self) -> None:
-        """Something has changed."""
-
+    @abstractmethod
     def finish(self, run: Run) -> None: ...
 
 
-class Columns:
+class Columns(Screen):
     """One column for each run, its text in the colours of where it came from."""
 
     def __init__(self, console: Console, headline: str, runs: Sequence[Run]) -> None:
@@ -51,16 +40,8 @@ class Columns:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._live.stop()
-
-    def show(self) -> None:
-        pass  # frames are drawn at their own pace
 
     def finish(self, run: Run) -> None:
         self._live.refresh()
@@ -102,26 +83,15 @@ class Columns:
         return text
 
 
-class Lines:
+class Lines(Screen):
     """One line for each run, when it is done."""
 
     def __init__(self, notes: Console, headline: str) -> None:
         self._notes = notes
         note(notes, headline)
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
-    def show(self) -> None:
-        pass
+    def close(self) -> None:
+        """Lines stay as they are."""
 
     def finish(self, run: Run) -> None:
         note(self._notes, line_of(run))
