@@ -110,6 +110,13 @@ def test_what_is_said_at_the_end():
     assert differing([*runs, told("ssd", ids[:-1], 1.0)])[2] == 10
 
 
+def test_a_mode_that_was_left_does_not_pass_for_itself(start):
+    server = start(speculation={"rounds": 3, "sync_rounds": 3})
+    result = race("Hello", "--target", server.address, "--seed", "4", "--mode", "ssd")
+    assert result.exit_code == 0
+    assert "served otherwise than asked: ssd as sync" in result.stdout
+
+
 def test_in_a_terminal_each_has_a_column_of_its_own():
     runs = [told(mode, [101, 102, 103], 1.0) for mode in ("off", "sync", "ssd")]
     runs[1] = Run(Lane("sync"))

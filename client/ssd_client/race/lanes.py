@@ -9,7 +9,7 @@ from typing import Any
 from ssd_client.bench.equality import first_difference
 from ssd_client.events import Tokens
 from ssd_client.result import GenerationResult
-from ssd_client.speculation import SpeculationStats
+from ssd_client.speculation import SpeculationStats, served_otherwise
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Run:
 
 def verdict(runs: Sequence[Run]) -> str:
     """By how much the last of the modes is faster than each other one, and whether texts differ."""
-    return " · ".join(part for part in (_speeds(runs), equality(runs)) if part)
+    return " · ".join(part for part in (_speeds(runs), equality(runs), _otherwise(runs)) if part)
 
 
 def _speeds(runs: Sequence[Run]) -> str:
@@ -83,6 +83,13 @@ def _speeds(runs: Sequence[Run]) -> str:
 
 
 _SPECULATES = ("off", "sync", "ssd")
+
+
+def _otherwise(runs: Sequence[Run]) -> str:
+    """A mode that a target has left for a faster one must not pass for itself."""
+    told = [served_otherwise(run.lane.mode, None, run.speculation) for run in runs
+            if run.speculation]  # fmt: skip
+    return ", ".join(filter(None, told))
 
 
 def equality(runs: Sequence[Run]) -> str:
