@@ -3,6 +3,10 @@
 Coupled verification: the target draws argmax(log p + g) with noise g that the draft knows as
 well, so the best guess is the argmax of the draft's own log q + g. The noise of all but the
 likeliest tokens is left out: they hardly ever win, and a wrong guess costs time, never the text.
+
+Filters (top-k, top-p, min-p) leave other tokens of the draft's than of the target's. The best guess
+is the best of those that the draft's leave. Of the others, any may be among the target's: they are
+guesses as well, of a lower score.
 """
 
 from collections.abc import Sequence
@@ -12,8 +16,12 @@ from torch import Tensor
 
 from ssd_engine.noise import STREAM_DRAFT, gumbel, signed64
 from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
-from ssd_engine.sampling import SampleRow, adjust_logits, argmax, warp_logits
+from ssd_engine.sampling import SampleRow, adjust_logits, argmax, scale_logits, warp_logits
 from ssd_engine.sampling_params import SamplingParams
+
+# What the score of a guess loses when the draft's filters leave it out, and what the best of those
+# that they leave is raised by, so that it comes first.
+FILTERED, FIRST = 1.0, 64.0
 
 
 def sample_row(
@@ -38,28 +46,39 @@ def ranked_guesses(
             return [[token] for token in argmax(logits)]
         best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
         return best
-    warped = warp_logits(logits, [row.params for row in rows])
-    values, tokens = warped.topk(min(max(count, LIKELIEST), logits.shape[1]))
-    scores = values.to(torch.float64) + _noise(tokens, rows)
+    tokens = logits.topk(min(max(count, LIKELIEST), logits.shape[1])).indices
+    scores = _coupled_scores(logits, tokens, rows)
     order = scores.topk(min(count, scores.shape[1])).indices
     guesses: list[list[int]] = tokens.gather(1, order).tolist()
     return guesses
 
 
 def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bool]) -> Tensor:
-    """What guesses are ranked by [n, vocab] float64; -inf for all but the likeliest tokens, and for
-    those that a row's filters leave out where it is coupled."""
+    """What guesses are ranked by [n, vocab] float64; -inf for all but the likeliest tokens."""
     adjusted = adjust_logits(logits, rows)
-    warped = warp_logits(adjusted, [row.params for row in rows])
+    # Ties by the lower id, as the device has it.
+    tokens = adjusted.sort(dim=-1, descending=True, stable=True).indices[:, :LIKELIEST]
     drawn = torch.tensor(
         [each and not row.params.greedy for each, row in zip(coupled, rows, strict=True)]
     )
-    values = torch.where(drawn.to(logits.device)[:, None], warped, adjusted)
-    # Ties by the lower id, as the device has it.
-    tokens = adjusted.sort(dim=-1, descending=True, stable=True).indices[:, :LIKELIEST]
-    noise = _noise(tokens, rows).masked_fill_(~drawn.to(logits.device)[:, None], 0.0)
-    scores = values.gather(1, tokens).to(torch.float64) + noise
+    scores = torch.where(
+        drawn.to(logits.device)[:, None],
+        _coupled_scores(adjusted, tokens, rows),
+        adjusted.gather(1, tokens).to(torch.float64),
+    )
     return torch.full_like(logits, float("-inf"), dtype=torch.float64).scatter(1, tokens, scores)
+
+
+def _coupled_scores(adjusted: Tensor, tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Of these tokens of each row: [n, tokens] float64."""
+    params = [row.params for row in rows]
+    scaled = scale_logits(adjusted.gather(1, tokens), params)
+    left = warp_logits(adjusted, params).gather(1, tokens) > float("-inf")
+    scores = scaled.to(torch.float64) + _noise(tokens, rows)
+    first = scores.masked_fill(~left, float("-inf")).argmax(dim=1, keepdim=True)
+    return torch.where(left, scores, scores - FILTERED).scatter_add(
+        1, first, torch.full_like(first, FIRST, dtype=torch.float64)
+    )
 
 
 def drawn_guesses(

@@ -111,17 +111,20 @@ def warp_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     Rows at temperature 0 are divided by 1 and filtered alike; their argmax does not change.
     """
-    temperature = [1.0 if p.greedy else p.temperature for p in params]
-    scaled = logits
-    if any(t != 1.0 for t in temperature):
-        scaled = (
-            logits / torch.tensor(temperature, dtype=logits.dtype, device=logits.device)[:, None]
-        )
+    scaled = scale_logits(logits, params)
     for i, p in enumerate(params):
         if p.filters:
             scaled = scaled.clone() if scaled is logits else scaled
             scaled[i] = scaled[i].masked_fill(~kept_tokens(scaled[i], p), NEVER)
     return scaled
+
+
+def scale_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Divided by the temperature of each row; by 1 where it is 0."""
+    temperature = [1.0 if p.greedy else p.temperature for p in params]
+    if all(t == 1.0 for t in temperature):
+        return logits
+    return logits / torch.tensor(temperature, dtype=logits.dtype, device=logits.device)[:, None]
 
 
 def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:

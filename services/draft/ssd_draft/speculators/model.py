@@ -583,7 +583,7 @@ def _ranked(scored: Scored, group: list[_Wanted], coupled: bool) -> list[list[in
         rows = [w.begin + i for w in group for i in range(w.part.num_logits)]
         found = best[rows, :count]
     ranked: list[list[int]] = found.tolist()
-    if (found[:, -1] < 0).any():  # filters leave fewer
+    if (found[:, -1] < 0).any():  # fewer can be drawn at all
         return [[token for token in ranking if token >= 0] for ranking in ranked]
     return ranked
 

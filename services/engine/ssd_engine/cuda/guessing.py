@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ssd_engine import guessing
 from ssd_engine.cuda.drawing import LEAF, gumbel
 from ssd_engine.cuda.elementwise import overlapping
 from ssd_engine.cuda.filtering import PIECE, wait_for_inputs
@@ -22,6 +23,7 @@ from ssd_engine.noise import STREAM_DRAFT
 from ssd_engine.rejection import LIKELIEST, WIRE, smallest_weight
 
 LOWEST = tl.constexpr(-(1 << 31))  # of keys
+FILTERED, FIRST = tl.constexpr(guessing.FILTERED), tl.constexpr(guessing.FIRST)
 
 
 @triton.jit
@@ -246,22 +248,26 @@ def guess_kernel(
     )  # fmt: skip
     kept = (kept & warm) | (there & greedy & (rank == 0))
 
-    # The best: by the target's noise, or where that is its own, the likeliest.
+    # The best: by the target's noise, or where that is its own, the likeliest. Tokens that the
+    # filters leave out come after the best of the others.
     seed, position = tl.load(seeds + row), tl.load(positions + row).to(tl.uint32)
     zero = (slot * 0).to(tl.uint32)
     word, _, _, _ = tl.philox(seed, token.to(tl.uint32), zero + position, zero, zero, 10)
-    score = tl.where(coupled & warm, value + gumbel(word), value)
-    ranked = there & (kept | greedy | rejecting)
-    place = tl.sum(_before(score, ranked).to(tl.int32), 1)
-    count = tl.sum(ranked.to(tl.int32), 0)
+    drawn = coupled & warm
+    score = tl.where(drawn, value + gumbel(word), value)
+    is_first = drawn & kept & (score == tl.max(tl.where(kept, score, float("-inf")), 0))
+    score = tl.where(drawn & ~kept, score - FILTERED, score)
+    score = tl.where(is_first, score + FIRST, score)
+    place = tl.sum(_before(score, there).to(tl.int32), 1)
+    count = tl.sum(there.to(tl.int32), 0)
     line, r = out + row * (RANKS + 1 + 2 * MOST), tl.arange(0, WIDTH)
     tl.store(line + r, tl.full((WIDTH,), -1, tl.int32), mask=(r >= count) & (r < RANKS))
-    tl.store(line + place, token, mask=ranked & (place < RANKS))
+    tl.store(line + place, token, mask=there & (place < RANKS))
 
     # Sigma, and what is drawn from it.
     weight = _weights(kept, mass, rank, width, tl.load(down_weights + row), smallest)
-    drawn = _draw_weight(weight, seed, position, STREAM)
-    follows = (coupled & ranked & (place == 0)) | (rejecting & (slot == drawn))
+    at = _draw_weight(weight, seed, position, STREAM)
+    follows = (coupled & there & (place == 0)) | (rejecting & (slot == at))
     next_token = tl.max(tl.where(follows, token, 0), 0)
     tl.store(line + RANKS, next_token)
     tl.store(last + row, tl.minimum(tl.maximum(next_token, 0), vocab - 1))

@@ -222,7 +222,7 @@ class StepCheck:
         drawn = scores.gather(1, self._drawn_tokens(rows).clamp(0, step.head_rows - 1))
         # Of two that are as good as equal either may come first.
         error = (drawn - best).abs() / (NEARLY_EQUAL * (1 + best.abs()))
-        error = torch.where(best == -torch.inf, 0.0, error)  # filters leave fewer than are ranked
+        error = torch.where(best == -torch.inf, 0.0, error)  # fewer can be drawn than are ranked
         self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
         if drawing >= Drawing.REPORTED:
             self._check_reports(logits)
