@@ -221,3 +221,27 @@ def test_a_path_that_is_waited_for_is_drafted_in_a_chain(
         books.append(world.pushed)
     assert books[0] == books[1]
     assert sum(len(tokens) == DEPTH for tokens in books[0].values()) >= 8
+
+
+def test_trees_are_planned_by_how_long_their_own_steps_take(runner: ModelRunner) -> None:
+    """Not by the first of a round, which may wait for a forward that is of no use any more, nor by
+    those that the target waits for, which have the device to themselves."""
+    world = World(runner, True, 1)
+    speculator = world.core._speculator
+
+    def typical(steps: int) -> list[bool]:
+        return [(world.step(1), speculator.is_typical)[1] for _ in range(steps)]
+
+    assert typical(4) == [False, False, True, True]  # the prompt, the first of the tree
+    outcome = world.miss(1, 40)
+    assert typical(3) == [False] * 3
+    world.go_on(1, outcome)
+    assert typical(3) == [False, False, True]
+
+
+def test_without_a_device_of_its_own_every_step_tells_how_long_steps_take(
+    runner: ModelRunner,
+) -> None:
+    world = World(runner, False, 1)
+    world.step(3)
+    assert world.core._speculator.is_typical

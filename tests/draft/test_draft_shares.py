@@ -26,6 +26,7 @@ class Engine:
     """A draft without a model: trees of ``WIDTH`` rows and ``DEPTH`` forwards, and a clock."""
 
     needs: frozenset[Need] = frozenset()
+    is_typical = True
 
     def __init__(self, per_row: float = PER_ROW) -> None:
         self.now = 0.0

@@ -97,6 +97,7 @@ class ToySpeculator:
     """One depth of all branches with every step."""
 
     needs: frozenset[Need] = frozenset()
+    is_typical = True
 
     def __init__(self) -> None:
         self.num_open = 0

@@ -1,11 +1,11 @@
 """What the engine believes of an endpoint."""
 
 from ssd_engine.completion import StopRules
-from ssd_engine.frames import Load
+from ssd_engine.frames import Launch, Load, Source
 from ssd_engine.sampling_params import SamplingParams
 from ssd_target.records import LinkUp
 from ssd_target.sequence import Sequence
-from ssd_target.speculation.endpoint import LOAD_SECONDS, Endpoint
+from ssd_target.speculation.endpoint import LOAD_SECONDS, SILENT_VISITS, Endpoint
 from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.payoff import Payoff
 from ssd_target.speculation.speculator import Speculator
@@ -48,3 +48,28 @@ def test_sequences_are_spread_evenly_over_endpoints() -> None:
         speculator.ended(sequence, 0, 7, 1)
     speculator.launch(speculator.take(sequences))
     assert [len(endpoint.sequences) for endpoint in speculator.endpoints] == [4, 4]
+
+
+def visit(endpoint: Endpoint, begin: float) -> None:
+    """A short one: a sequence comes and goes."""
+    endpoint.say(Launch(1, 1, [], Source.NONE, 5, 0), begin)
+    endpoint.left()
+
+
+def test_an_endpoint_that_answers_none_of_many_short_visits_is_given_up() -> None:
+    endpoint = connected(16)
+    for number in range(SILENT_VISITS):
+        assert not endpoint.is_stalled(9.0, timeout=2.0)
+        visit(endpoint, begin=float(number))
+    assert not endpoint.is_stalled(1.9, timeout=2.0)
+    assert endpoint.is_stalled(2.1, timeout=2.0)
+
+
+def test_a_visit_may_end_before_it_is_answered() -> None:
+    endpoint = connected(16)
+    for number in range(3 * SILENT_VISITS):
+        visit(endpoint, begin=float(number))
+        if number % 2:
+            endpoint.heard(None, number + 0.5)
+        assert not endpoint.is_stalled(number + 0.9, timeout=2.0)
+    assert not endpoint.is_stalled(1e6, timeout=2.0)

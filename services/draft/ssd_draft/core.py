@@ -108,6 +108,7 @@ class DraftCore:
         self._links: dict[int, Link] = {}
         self._draining = False
         self._step_clock = StepClock()
+        self._tree_clock = StepClock()  # of steps that are typical for trees
         self._shares = Shares(max_rows, self._step_clock)
         self._just_in_time = Average()
         self.counters = Counters()
@@ -389,6 +390,8 @@ class DraftCore:
         rows = self._speculator.step(chosen, chunk, plans)
         now = self._now()
         self._step_clock.observe(rows, now - begin)
+        if self._speculator.is_typical:
+            self._tree_clock.observe(rows, now - begin)
         self._trace_step(chosen, begin, now, rows)
         self.counters.steps += 1
         self.counters.rows += rows
@@ -416,7 +419,7 @@ class DraftCore:
         """One for each round, made when it begins."""
         if sequence.plan is None:
             planner = self._links[sequence.link].planner
-            sequence.plan = planner.plan(sequence, self._step_clock, others)
+            sequence.plan = planner.plan(sequence, self._tree_clock, others)
             if sequence.phase is Phase.VERIFYING:
                 sequence.planned = sequence.plan.depth
         plan: RoundPlan = sequence.plan

@@ -27,6 +27,11 @@ class Cannot(Exception):
 class Speculator(Protocol):
     needs: frozenset[Need]
 
+    @property
+    def is_typical(self) -> bool:
+        """Whether the last step took as long as those of a tree do."""
+        ...
+
     def new_scope(self) -> int:
         """What is cached for one scope is never seen from another."""
         ...

@@ -144,6 +144,14 @@ class ModelSpeculator:
         self._most_ahead = depth + LOOK_AHEAD + 1  # of a chain, or a branch that was taken
         self._budget = budget
         self._ahead: _Flight | None = None
+        self._is_typical = True
+
+    @property
+    def is_typical(self) -> bool:
+        """On a GPU, the step after a change of rounds may wait for a forward that was launched
+        ahead and is of no use any more; and one that the target waits for has the device to itself.
+        """
+        return self._is_typical
 
     @property
     def pool(self) -> BlockPool:
@@ -250,7 +258,10 @@ class ModelSpeculator:
     ) -> int:
         """Where the device allows it, the next depth is launched before this one is looked at."""
         flight, self._ahead = self._ahead, None
-        if flight is None or not flight.is_next(sequences):
+        follows = flight is not None and flight.is_next(sequences)
+        preparing = all(sequence.phase is Phase.VERIFYING for sequence in sequences)
+        self._is_typical = not self._runner.chains or (follows and preparing)
+        if flight is None or not follows:
             flight = self._launch(sequences, limit, plans)
         if flight is None:
             return 0

@@ -23,6 +23,7 @@ class _State:
 
 class NgramSpeculator:
     needs: frozenset[Need] = frozenset()
+    is_typical = True
 
     def new_scope(self) -> int:
         return 0  # nothing outlives its sequence

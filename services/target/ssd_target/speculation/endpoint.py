@@ -11,6 +11,7 @@ from ssd_target.speculation.payoff import Payoff
 
 LOAD_SECONDS = 1.0  # that an endpoint's word on its load is good for
 BUSY_SECONDS = 1.0  # after a notice that there is no room, before the next try
+SILENT_VISITS = 3  # in a row, after which nobody is believed to be there
 EXPLORE = (64, 8192)  # misses after which a wait is tried again where none was worthwhile
 
 
@@ -33,6 +34,8 @@ class Endpoint:
     unwaited: int = 0  # misses since the last wait
     explore_after: int = EXPLORE[0]  # of these; more each time that it was in vain
     unanswered_since: float | None = None  # the oldest launch after the last sign of life
+    silent_since: float | None = None  # the same, of visits that have ended, too
+    silent_visits: int = 0  # of sequences that came and went without a sign of life
     outbox: list[TargetFrame] = field(default_factory=list)
     up_record: LinkUp | None = None
     receiver: Receiver | None = None  # of the tensor plane
@@ -57,6 +60,7 @@ class Endpoint:
     def connect(self, up: LinkUp) -> None:
         self.up_record = up
         self.epoch, self.leaving, self.unanswered_since = up.epoch, False, None
+        self.silent_since, self.silent_visits = None, 0
         self.max_sequences, self.max_context = up.max_sequences, up.max_context
         self.max_depth = up.max_depth
         self.elsewhere, self.busy_until = 0, 0.0
@@ -74,12 +78,29 @@ class Endpoint:
         self.outbox.append(frame)
         if self.unanswered_since is None:
             self.unanswered_since = now
+        if self.silent_since is None:
+            self.silent_since = now
 
     def heard(self, load: Load | None, now: float) -> None:
-        self.unanswered_since = None
+        self.unanswered_since = self.silent_since = None
+        self.silent_visits = 0
         if load is not None:
             self.elsewhere = max(0, load.open_sequences - len(self.sequences))
             self.elsewhere_until = now + LOAD_SECONDS
+
+    def left(self) -> None:
+        """No sequence is held there any more: there is nothing to answer."""
+        if self.unanswered_since is not None:
+            self.silent_visits += 1
+        self.unanswered_since = None
+
+    def is_stalled(self, now: float, timeout: float) -> bool:
+        """Visits may be shorter than the time in which an answer is expected: when one after the
+        other has got none, nobody is there."""
+        since = self.unanswered_since
+        if self.silent_visits >= SILENT_VISITS:
+            since = self.silent_since
+        return since is not None and now - since > timeout
 
     def usual_delay(self) -> float | None:
         """None, so as to try, before anything is measured and again from time to time."""

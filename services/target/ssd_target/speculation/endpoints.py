@@ -95,8 +95,7 @@ class Endpoints:
     def check_stalls(self) -> None:
         """One that leaves rounds unanswered for too long is given up."""
         for endpoint in self:
-            since = endpoint.unanswered_since
-            if since is not None and self._now() - since > self._options.link_timeout:
+            if endpoint.is_stalled(self._now(), self._options.link_timeout):
                 self.give_up(endpoint, "rounds stay unanswered")
 
     def flush(self) -> None:
@@ -214,7 +213,7 @@ class Endpoints:
         endpoint = self._by_link[speculated.rounds.link]
         endpoint.sequences.discard(speculated.sequence.id)
         if not endpoint.sequences:
-            endpoint.unanswered_since = None  # it has nothing to answer
+            endpoint.left()
         speculated.rounds.detach()
         speculated.why_detached = reason
         speculated.outcome_sent = True
