@@ -118,3 +118,14 @@ def test_a_draft_has_shapes_for_trees_and_for_what_comes_before_them() -> None:
 
 def test_a_model_that_takes_no_steps_has_none() -> None:
     assert step_shapes(options(step_rows=0)) == []
+
+
+@pytest.mark.usefixtures("device")
+def test_ranks_that_share_a_gpu_share_its_memory() -> None:
+    shared, first = options(devices=(0, 1, 0)), torch.device("cuda", 0)
+    assert blocks_on_device(shared, 1 << 20, first) == (31 * GIB - GRAPH_BYTES) // (1 << 20)
+    alone = blocks_on_device(shared, 1 << 20, torch.device("cuda", 1))
+    assert alone == (62 * GIB - GRAPH_BYTES) // (1 << 20)
+    with pytest.raises(ConfigError, match=r"31\.0 GiB of 80\.0 are free"):
+        big = grow_config(SMALL, SHAPES["qwen3-32b"])
+        check_weights_fit(big, shared, 1, torch.bfloat16, first)

@@ -33,6 +33,7 @@ def check_weights_fit(
 ) -> None:
     free, total = torch.cuda.mem_get_info(device)
     budget = free - (1 - options.gpu_memory_utilization) * total
+    budget /= options.ranks_on(device.index)
     needed = weight_bytes(config, ranks, dtype)
     if needed <= budget:
         return
@@ -51,7 +52,8 @@ def blocks_on_device(options: RunnerOptions, bytes_per_block: int, device: torch
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    budget = free - (1 - options.gpu_memory_utilization) * total - GRAPH_BYTES
+    budget = free - (1 - options.gpu_memory_utilization) * total
+    budget = budget / options.ranks_on(device.index) - GRAPH_BYTES
     log.info(
         "%.1f of %.1f GiB are free after warm-up, %.1f for the KV cache",
         free / GIB,

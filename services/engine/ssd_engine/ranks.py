@@ -39,7 +39,7 @@ from ssd_engine.runner import ModelRunner
 from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.scored import Pending, Scored
 from ssd_engine.step_channel import StepChannel, StepReader, step_capacity
-from ssd_engine.tensor_parallel import RankGroup, SingleRank, rank_device
+from ssd_engine.tensor_parallel import GroupThroughHost, RankGroup, SingleRank, rank_device
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ LOOPBACK = "127.0.0.1"
 FORWARD, STEP, SWAP, ALLOCATE = 0, 1, 2, 3
 VERDICT_SECONDS = 5.0
 GLOO_AT_ADDRESS = "gloo_at_address"
+NCCL_SHARES_GPUS = (2, 30)
 
 
 def _nothing() -> None:
@@ -276,8 +277,10 @@ def loopback_store() -> dist.TCPStore:
 def join_group(rank: int, place: Place, store: Any, options: RunnerOptions) -> RankGroup:
     local_rank = rank - place.first
     device = rank_device(options.device, local_rank, options.devices)
+    through_host = options.shares_gpus and not _nccl_shares_gpus()
     if options.device == "cuda":
         torch.cuda.set_device(device)
+    if options.device == "cuda" and not through_host:
         backend = "nccl"
         if place.host is not None:  # "=" asks for this very name, not for names that begin so
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(place.host)}")
@@ -287,7 +290,22 @@ def join_group(rank: int, place: Place, store: Any, options: RunnerOptions) -> R
         backend = "gloo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(backend, store=store, rank=rank, world_size=place.size)
-    return RankGroup(rank, place.size, device, local_rank, place.here)
+    kind = GroupThroughHost if through_host else RankGroup
+    return kind(rank, place.size, device, local_rank, place.here)
+
+
+def _nccl_shares_gpus() -> bool:
+    """Whether it lets several ranks use one GPU, if it is asked to."""
+    version = torch.cuda.nccl.version()
+    if version >= NCCL_SHARES_GPUS:
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        return True
+    log.warning(
+        "--devices names a GPU twice, which NCCL %s does not allow: sums go through the host's "
+        "memory and steps are launched kernel by kernel, which is slow",
+        ".".join(map(str, version)),
+    )
+    return False
 
 
 def _gloo_at(host: str) -> str:

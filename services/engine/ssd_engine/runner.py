@@ -176,7 +176,8 @@ class ModelRunner:
         buffers = StepBuffers(self.model, max(shapes, key=lambda shape: shape.rows))
         about = (ranks, self._kernels, last, 2, self._histories, largest, buffers)
         steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
-        return GraphRunner(steps, self.options.eager, self._make_rejector())
+        eager = self.options.eager or not self.tp.in_graphs
+        return GraphRunner(steps, eager, self._make_rejector())
 
     def _make_rejector(self) -> "Rejector | None":
         """A draft verifies nothing. Several ranks leave that to the host."""

@@ -37,6 +37,14 @@ class RunnerOptions:
     devices: tuple[int, ...] | None = None  # one for each rank of the node; None: the first ones
     self_check: bool = False  # before it serves, the model is held against plain torch
 
+    def ranks_on(self, device: int | None) -> int:
+        """How many ranks of this node share a GPU."""
+        return max(1, (self.devices or ()).count(device))
+
+    @property
+    def shares_gpus(self) -> bool:
+        return any(self.ranks_on(device) > 1 for device in self.devices or ())
+
 
 def parse_devices(value: str | None, device: str, ranks: int) -> tuple[int, ...] | None:
     """Of --devices: a GPU for each rank of this node. The same one twice is for debugging."""

@@ -13,6 +13,7 @@ class TensorParallel(Protocol):
     size: int
     local_rank: int  # among the ranks of its node, which tells its device
     local_size: int  # ranks of its node, which share its memory
+    in_graphs: bool  # its sums can be part of a captured step
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, on every rank."""
@@ -37,6 +38,7 @@ def rank_device(kind: str, rank: int, devices: Sequence[int] | None = None) -> t
 class SingleRank:
     rank = local_rank = 0
     size = local_size = 1
+    in_graphs = True
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -50,6 +52,8 @@ class SingleRank:
 
 class RankGroup:
     """Ranks of ``torch.distributed``'s default group: one process each."""
+
+    in_graphs = True
 
     def __init__(
         self, rank: int, size: int, device: torch.device, local_rank: int, local_size: int
@@ -72,5 +76,23 @@ class RankGroup:
 
     def minimum(self, value: int) -> int:
         box = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(box, op=dist.ReduceOp.MIN)
+        return int(box.item())
+
+
+class GroupThroughHost(RankGroup):
+    """Ranks that share GPUs where NCCL does not allow that: slow, and for debugging."""
+
+    in_graphs = False
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x.copy_(super().all_reduce(x.cpu()))
+
+    def gather_columns(self, x: Tensor) -> Tensor | None:
+        columns = super().gather_columns(x.cpu())
+        return None if columns is None else columns.to(x.device)
+
+    def minimum(self, value: int) -> int:
+        box = torch.tensor([value], dtype=torch.int64)
         dist.all_reduce(box, op=dist.ReduceOp.MIN)
         return int(box.item())
