@@ -8,7 +8,7 @@ import grpc
 
 from ssd_engine.errors import SSDError
 from ssd_engine.serving.allowances import Identity
-from ssd_engine.serving.reloading import Reloading
+from ssd_engine.serving.reloading import Outdated, Reloading
 from ssd_engine.serving.status import NotAllowed, Unauthenticated, abort
 from ssd_engine.serving.tokens import Role, Token, find_token, load_tokens
 
@@ -28,12 +28,12 @@ class Access:
         on_refusal: Callable[[str], None] = lambda reason: None,
         on_reload_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_refusal`` gets one of: missing, unknown, expired, role."""
+        """``on_refusal`` gets one of: missing, unknown, expired, role, outdated."""
         self._on_refusal = on_refusal
         self._tokens: Reloading[tuple[Token, ...]] | None = None
         if token_file is not None:
             load = lambda: load_tokens(token_file)  # noqa: E731
-            self._tokens = Reloading([token_file], load, on_reload_failure)
+            self._tokens = Reloading([token_file], load, on_reload_failure, closes=True)
 
     def check(self, method: str, metadata: Metadata) -> None:
         """Raise Unauthenticated or NotAllowed. ``method``: /package.Service/Method."""
@@ -47,6 +47,9 @@ class Access:
                 raise NotAllowed(f"the token of {token.name!r} has not the role {role.value}")
         except NotAllowed:
             self._on_refusal("role")
+            raise
+        except Outdated:
+            self._on_refusal("outdated")
             raise
 
     def identity(self, context: grpc.aio.ServicerContext) -> Identity:

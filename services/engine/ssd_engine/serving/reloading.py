@@ -2,16 +2,28 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ssd_engine.errors import ConfigError
+from ssd_engine.errors import ConfigError, SSDError
+from ssd_engine.serving.descriptors import read_surely
 
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 Signature = tuple[tuple[int, ...], ...]
+
+CLOSE_SECONDS = 60.0  # that files which cannot be read stand for what they said before
+
+
+class Unreadable(ConfigError):
+    """A file that is not there, or that cannot be opened now."""
+
+
+class Outdated(SSDError):
+    """What is known is too old to be relied on."""
 
 
 class Reloading(Generic[Value]):
@@ -19,6 +31,10 @@ class Reloading(Generic[Value]):
 
     Looked at on every use: that costs a stat for each file, and needs no thread and no signal. A
     mounted Secret is exchanged by a link, which changes the file behind the name.
+
+    Files that have changed into something bad leave what there was in use, and are said to be bad.
+    Files that cannot be read are tried again at every use; after a while nobody knows what they
+    say, and with ``closes`` there is no answer any more.
     """
 
     def __init__(
@@ -26,32 +42,49 @@ class Reloading(Generic[Value]):
         paths: Sequence[Path],
         load: Callable[[], Value],
         on_failure: Callable[[], None] = lambda: None,
+        closes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The first load may raise ConfigError; later ones keep what there is."""
         self._paths = paths
         self._load = load
         self._on_failure = on_failure
+        self._closes = closes
+        self._now = clock
         self._seen = self._signature()
         self._value = load()
         self._failure = ""  # that was logged last
+        self._unread_since: float | None = None
 
     def get(self) -> Value:
-        return self.changed() or self._value
+        """Raises Outdated."""
+        value = self.changed() or self._value
+        since = self._unread_since
+        if self._closes and since is not None and self._now() - since > CLOSE_SECONDS:
+            names = ", ".join(map(str, self._paths))
+            raise Outdated(f"{names}: unreadable for {CLOSE_SECONDS:g} s; nobody is let in")
+        return value
 
     def changed(self) -> Value | None:
         """The new value, if the files have changed into something good since the last look."""
         try:
             signature = self._signature()
             if signature == self._seen:
+                self._unread_since = None
                 return None
-            self._seen = signature
-            self._value = self._load()
-        except (ConfigError, OSError) as error:
+            value = read_surely(self._load)
+        except (Unreadable, OSError) as error:
+            if self._unread_since is None:
+                self._unread_since = self._now()
             self._fail(error)
             return None
-        self._failure = ""
+        except ConfigError as error:
+            self._seen, self._unread_since = signature, None
+            self._fail(error)
+            return None
+        self._seen, self._value, self._unread_since, self._failure = signature, value, None, ""
         log.info("read again: %s", ", ".join(map(str, self._paths)))
-        return self._value
+        return value
 
     def _fail(self, error: Exception) -> None:
         """Said once: whoever calls could fill the log."""

@@ -16,6 +16,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.processes import settle_memory
 from ssd_engine.serving.access import Access, Guard
 from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
+from ssd_engine.serving.descriptors import keep_reserve
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.health import Health
 from ssd_engine.serving.health_server import bound, make_health_server
@@ -101,6 +102,7 @@ class ServiceServer(ABC):
 
     async def run(self) -> None:
         """Until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
+        keep_reserve()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)

@@ -10,6 +10,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.engine_client import EngineGone
+from ssd_engine.serving.reloading import Outdated
 
 DETAILS_KEY = "grpc-status-details-bin"
 ABORT_SECONDS = 5.0  # for a client to take its status
@@ -66,6 +67,7 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     NotServing: grpc.StatusCode.UNAVAILABLE,
     HandedOver: grpc.StatusCode.UNAVAILABLE,
     EngineGone: grpc.StatusCode.UNAVAILABLE,
+    Outdated: grpc.StatusCode.UNAVAILABLE,
     ReaderStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
     ReaderBehind: grpc.StatusCode.DEADLINE_EXCEEDED,
     PeerSilent: grpc.StatusCode.DEADLINE_EXCEEDED,

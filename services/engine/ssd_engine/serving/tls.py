@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 
 from ssd_engine.errors import ConfigError
-from ssd_engine.serving.reloading import Reloading
+from ssd_engine.serving.descriptors import read_surely
+from ssd_engine.serving.reloading import Reloading, Unreadable
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ def check_ca(flag: str, path: Path) -> None:
 
 def _check_readable(flag: str, path: Path) -> None:
     try:
-        path.read_bytes()
+        read_surely(path.read_bytes)
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from None
+        raise Unreadable(f"{flag} {path}: {error.strerror}") from None
 
 
 def _no_password() -> str:

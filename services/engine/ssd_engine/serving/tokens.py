@@ -22,6 +22,8 @@ from typing import Any
 
 from ssd_engine.errors import ConfigError
 from ssd_engine.serving.allowances import Allowance
+from ssd_engine.serving.descriptors import read_surely
+from ssd_engine.serving.reloading import Unreadable
 
 MIN_TOKEN = 16  # characters: shorter ones can be guessed
 MAX_NAME = 128
@@ -64,11 +66,14 @@ def find_token(tokens: tuple[Token, ...], presented: str) -> Token | None:
 
 
 def load_tokens(path: Path) -> tuple[Token, ...]:
-    try:
+    def read() -> bytes:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+            return file.read(MAX_FILE + 1)
+
+    try:
+        data = read_surely(read)
     except OSError as error:
-        raise ConfigError(f"--token-file {path}: {error.strerror}") from None
+        raise Unreadable(f"--token-file {path}: {error.strerror}") from None
     if len(data) > MAX_FILE:
         raise ConfigError(f"--token-file {path}: larger than {MAX_FILE} bytes")
     try:
