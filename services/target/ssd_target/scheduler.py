@@ -2,11 +2,12 @@
 
 A step is at most one prefill forward and one decode forward. Prefill is cut at multiples of
 ``prefill_chunk`` of the sequence's own positions, so that how a prompt is cut does not depend on
-what else is running. Admission is first come, first served, and takes blocks for the tokens that
-there are and a few more. A sequence that grows takes more; those that only the prefix cache holds
-go first. When there are none left, a sequence is *set aside*: the youngest of the identity that
-holds most, never the oldest of all, which therefore ends. One that was set aside holds nothing,
-comes back in the order of arrival, and computes again what its tokens have left in the cache.
+what else is running. Identities take turns, in admission and in prefill (``turns.py``); of one
+identity, admission is first come, first served. It takes blocks for the tokens that there are and a
+few more. A sequence that grows takes more; those that only the prefix cache holds go first. When
+there are none left, a sequence is *set aside*: the youngest of the identity that holds most, never
+the oldest of all, which therefore ends. One that was set aside holds nothing, comes back in the
+order of arrival, and computes again what its tokens have left in the cache.
 
 Where the bits of a row depend on the shape of its forward (``replay_rows``), a token's KV always
 comes from the same kind of forward: the prompt's from prefill on the grid, and only such whole
@@ -14,7 +15,7 @@ chunks are shared; that of tokens which were generated once, elsewhere, from ste
 generated them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ssd_engine.batch import Chunk
@@ -22,6 +23,7 @@ from ssd_engine.block_pool import BlockPool
 from ssd_engine.kv_swap import Swap
 from ssd_target.kept_kv import KeptKV
 from ssd_target.sequence import Event, Sequence, State
+from ssd_target.turns import PrefillTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # the oldest first
-        self._head_blocked = False  # until a sequence ends it is not worth another look
+        self._turns = PrefillTurns()
+        self._blocked: Sequence | None = None  # until one ends it is not worth another look
 
     @property
     def num_running(self) -> int:
@@ -190,19 +193,19 @@ class Scheduler:
             raise RuntimeError("scheduler integrity: a lease without a sequence")
 
     def _admit(self) -> None:
-        if self._head_blocked:
-            return
         while self._waiting and len(self._running) < self._max_num_seqs:
-            sequence = self._waiting[0]
+            sequence = self._next_waiting()
+            if sequence is self._blocked:
+                return
             committed = sequence.committed()
             known = sequence.prompt if self._replay_rows else committed
             # Others want to grow, too.
             unit, spare = self._shared_unit(), len(self._running)
             lease = self.pool.open(known, self._room_for(sequence), unit=unit, spare=spare)
             if lease is None:
-                self._head_blocked = True
+                self._blocked = sequence
                 return
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             sequence.lease, sequence.num_written = lease, lease.num_cached_tokens
             if self.kept is not None:
                 self._swaps += self.kept.bring_back(sequence)
@@ -213,10 +216,21 @@ class Scheduler:
                 sequence.move(Event.PREFILLED)
             self._run(sequence)
 
+    def _next_waiting(self) -> Sequence:
+        """The oldest of the identity of which fewest run; of equals the oldest."""
+        first: dict[str, Sequence] = {}
+        for sequence in self._waiting:
+            first.setdefault(sequence.owner, sequence)
+        if len(first) == 1:
+            return self._waiting[0]
+        running = Counter(sequence.owner for sequence in self._running.values())
+        return min(first.values(), key=lambda sequence: running[sequence.owner])
+
     def _run(self, sequence: Sequence) -> None:
+        youngest = next(reversed(self._running.values()), None)
         self._running[sequence.id] = sequence
         sequence.room = 0
-        if sequence.stays > 1:  # others that are younger may run already
+        if youngest is not None and youngest.arrival > sequence.arrival:
             by_age = sorted(self._running.values(), key=lambda each: each.arrival)
             self._running = {each.id: each for each in by_age}
 
@@ -279,23 +293,26 @@ class Scheduler:
         self.counters.set_aside += 1
 
     def _plan_prefill(self) -> list[Work]:
-        """Oldest first, within a budget of one chunk; the first always goes."""
-        works: list[Work] = []
-        budget = self._prefill_chunk
-        for sequence in self._running.values():
-            if sequence.state is not State.PREFILL:
-                continue
-            chunk = self._prefill_piece(sequence)
-            if works and len(chunk.tokens) > budget:
-                break
-            budget -= len(chunk.tokens)
-            works.append(self._work(sequence, chunk))
-        return works
+        """Within a budget of one chunk; the first always goes."""
+        reading = [each for each in self._running.values() if each.state is State.PREFILL]
+        if len(reading) > 1:
+            reading = self._turns.choose(
+                reading, self._left_to_prefill, self._piece_size, self._prefill_chunk
+            )
+        return [self._work(each, self._prefill_piece(each)) for each in reading]
+
+    def _left_to_prefill(self, sequence: Sequence) -> int:
+        return self._num_prefilled(sequence) - sequence.num_written
+
+    def _piece_size(self, sequence: Sequence) -> int:
+        return self._piece_end(sequence) - sequence.num_written
+
+    def _piece_end(self, sequence: Sequence) -> int:
+        grid_end = (sequence.num_written // self._prefill_chunk + 1) * self._prefill_chunk
+        return min(grid_end, self._num_prefilled(sequence))
 
     def _prefill_piece(self, sequence: Sequence) -> Chunk:
-        start, total = sequence.num_written, self._num_prefilled(sequence)
-        grid_end = (start // self._prefill_chunk + 1) * self._prefill_chunk
-        end = min(grid_end, total)
+        start, end = sequence.num_written, self._piece_end(sequence)
         tokens = sequence.committed()[start:end]
         return Chunk(tokens, start, sequence.blocks, int(end == sequence.num_committed))
 
@@ -342,7 +359,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.move(Event.END)
-        self._head_blocked = False
+        self._blocked = None
         if self.kept is not None:
             self.kept.drop(sequence)
         self._let_go(sequence)

@@ -1,0 +1,121 @@
+"""Whose prompt is read next: identities take turns, and short prompts pass long ones."""
+
+import pytest
+
+from ssd_engine.block_pool import BlockPool
+from ssd_engine.completion import StopRules
+from ssd_engine.sampling_params import SamplingParams
+from ssd_target.scheduler import Scheduler
+from ssd_target.sequence import Sequence, State
+
+CHUNK, BLOCK = 64, 16
+
+
+class Reading:
+    """A scheduler whose sequences are never finished; what is read is written down."""
+
+    def __init__(self, max_num_seqs: int = 64) -> None:
+        self.scheduler = Scheduler(BlockPool(100_000, BLOCK), max_num_seqs, CHUNK)
+        self.sequences: list[Sequence] = []
+
+    def add(self, owner: str, length: int) -> Sequence:
+        number = len(self.sequences) + 1
+        prompt = [number] * length
+        rules = StopRules(1000)
+        sampling = SamplingParams(seed=1)
+        sequence = Sequence(number, prompt, [], sampling, rules, None, [b""] * 2000, owner)
+        self.sequences.append(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[tuple[str, int]]:
+        """Owners and tokens of the step's prefill."""
+        plan = self.scheduler.plan()
+        for work in (*plan.prefill, *plan.decode):
+            self.scheduler.advance(work, 0, [7] if work.chunk.num_logits else [])
+        self.scheduler.check_integrity()
+        return [(work.sequence.owner, len(work.chunk.tokens)) for work in plan.prefill]
+
+    def steps_until_read(self, sequence: Sequence) -> int:
+        count = 0
+        while sequence.state is not State.DECODE:
+            self.step()
+            count += 1
+        return count
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> None:
+    reading = Reading()
+    for _ in range(20):
+        reading.add("greedy", 20 * CHUNK)
+    reading.step()
+    assert reading.steps_until_read(reading.add("other", 10)) == 1
+
+
+def test_a_short_prompt_passes_the_long_ones_of_its_own_identity() -> None:
+    reading = Reading()
+    for _ in range(20):
+        reading.add("one", 20 * CHUNK)
+    reading.step()
+    assert reading.steps_until_read(reading.add("one", 10)) <= 2
+
+
+def test_identities_get_equal_shares_whatever_they_ask_for() -> None:
+    reading = Reading()
+    for _ in range(15):
+        reading.add("many", 20 * CHUNK)
+    reading.add("few", 20 * CHUNK)
+    read = [owner for _ in range(20) for owner, _ in reading.step()]
+    assert abs(read.count("few") - 10) <= 1
+
+
+def test_what_was_begun_is_ended_before_the_next_one_of_its_length() -> None:
+    reading = Reading()
+    first, second = reading.add("one", 6 * CHUNK), reading.add("one", 6 * CHUNK)
+    reading.steps_until_read(first)
+    assert second.num_written <= 2 * CHUNK
+
+
+def test_the_longest_prompt_is_read_while_short_ones_come_without_end() -> None:
+    reading = Reading(max_num_seqs=1000)
+    longest = reading.add("one", 10 * CHUNK)
+    for _ in range(60):
+        for _ in range(2):
+            reading.add("one", CHUNK)
+        reading.step()
+    assert longest.state is State.DECODE
+
+
+def test_one_that_was_idle_has_saved_nothing() -> None:
+    reading = Reading()
+    for _ in range(10):
+        reading.add("busy", 20 * CHUNK)
+    for _ in range(50):
+        reading.step()
+    for _ in range(10):
+        reading.add("new", 20 * CHUNK)
+    read = [owner for _ in range(20) for owner, _ in reading.step()]
+    assert abs(read.count("busy") - 10) <= 1
+
+
+def test_short_prompts_share_a_forward() -> None:
+    reading = Reading()
+    for owner in ("a", "b", "c", "a"):
+        reading.add(owner, CHUNK // 4)
+    assert len(reading.step()) == 4
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_places_are_dealt_out_between_identities(ahead: int) -> None:
+    """Whoever waits with many requests holds up nobody else's."""
+    reading = Reading(max_num_seqs=4)
+    for _ in range(30):
+        reading.add("many", 10)
+    for _ in range(ahead):
+        reading.step()
+    other = reading.add("other", 10)
+    running = list(reading.scheduler._running.values())
+    if running:
+        reading.scheduler.cancel(running[0].id)
+    reading.step()
+    assert other.stays == 1
