@@ -45,6 +45,11 @@ def main() -> None:
     "copying is quicker than computing it again.",
     type=float,
 )
+@option(
+    "--share-prefixes/--no-share-prefixes",
+    "Identities find what is cached of each other's prompts. It saves computing, and whoever "
+    "measures it can tell what others have asked.",
+)
 @option("--max-waiting", "Requests that may wait; one more is refused.", type=int)
 @option("--write-timeout", "Seconds after which a client that reads nothing is left.", type=float)
 @option(

@@ -52,6 +52,7 @@ class TargetConfig(ServiceConfig):
     generation_config: str = "model"
     chat_template: Path | None = None
     swap_gib: float = 0.0
+    share_prefixes: bool = False
     mode: str = "auto"
     draft: tuple[str, ...] = ()
     allow_draft: tuple[str, ...] = ()

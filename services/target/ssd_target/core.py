@@ -234,6 +234,7 @@ class EngineCore:
             record.num_logprobs,
             self._token_bytes,
             record.owner,
+            record.scope,
         )
 
     def _prefill(self, works: list[Work]) -> list[Delta]:

@@ -26,6 +26,7 @@ class Submit(Record, frozen=True):
     num_logprobs: int | None
     speculation: SpeculationRequest
     owner: str = ""  # the identity whose request it is
+    scope: str = ""  # what is cached of one is never found from another
 
 
 class Cancel(Record, frozen=True):

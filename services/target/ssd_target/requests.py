@@ -20,6 +20,7 @@ from ssd_target.speculation.options import SpeculationRequest
 
 INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
 MAX_REQUEST_ID_BYTES = 256
+MAX_CACHE_SALT_BYTES = 256
 MAX_STOP_STRINGS = 128
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_BYTES = 8192  # of all stop strings together
@@ -51,8 +52,12 @@ class ParsedRequest:
     num_logprobs: int | None
     completion: Completion  # of the generated tokens
     speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
+    cache_salt: str = ""
 
-    def submit(self, sequence: int, speculation: SpeculationRequest, owner: str) -> Submit:
+    def submit(
+        self, sequence: int, speculation: SpeculationRequest, owner: str, shared: bool = False
+    ) -> Submit:
+        """``shared``: identities find what is cached of each other's prompts."""
         return Submit(
             sequence,
             pack_tokens(self.prompt),
@@ -62,6 +67,7 @@ class ParsedRequest:
             self.num_logprobs,
             speculation,
             owner,
+            f"{'' if shared else owner}\0{self.cache_salt}",
         )
 
 
@@ -74,6 +80,8 @@ def parse_request(
 ) -> ParsedRequest:
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InputError("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+    if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InputError("cache_salt", f"at most {MAX_CACHE_SALT_BYTES} bytes")
     sampling = parse_sampling(message.sampling, limits.sampling.options())
     check_sampling(sampling, limits.vocab_size)
     prompt = parse_prompt(message, tokenizer, limits)
@@ -89,6 +97,7 @@ def parse_request(
         num_logprobs=parse_logprobs(message.logprobs, limits.synthetic),
         completion=completion,
         speculation=message.speculation,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -61,9 +61,11 @@ class Sequence:
         num_logprobs: int | None,
         token_bytes: TokenSequence[bytes],
         owner: str = "",
+        scope: str = "",
     ) -> None:
-        """``owner``: the identity whose request it is."""
-        self.id, self.owner = sequence_id, owner
+        """``owner``: the identity whose request it is. ``scope``: within which its prefix may be
+        shared."""
+        self.id, self.owner, self.scope = sequence_id, owner, scope
         self.prompt = prompt
         self.output: list[int] = []
         self.sampling = sampling

@@ -183,6 +183,7 @@ class TargetServer(ServiceServer):
                 self._links.number_of,
                 default_mode(self._config),
             ),
+            share_prefixes=self._config.share_prefixes,
             links=self._links,
             max_live=self._max_live,
             max_num_seqs=self._config.max_num_seqs,

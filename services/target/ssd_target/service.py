@@ -71,6 +71,7 @@ class Serving:
     max_num_seqs: int
     terms: Terms
     links: Links
+    share_prefixes: bool = False
 
 
 class TargetServicer:
@@ -229,7 +230,8 @@ class TargetServicer:
         context.add_done_callback(close)
         try:
             if completion.finish is None:
-                serving.engine.submit(request.submit(sequence, speculation, owner))
+                shared = serving.share_prefixes
+                serving.engine.submit(request.submit(sequence, speculation, owner, shared))
             watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
             yield _started(request, serving)
             while completion.finish is None:

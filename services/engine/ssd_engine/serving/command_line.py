@@ -95,6 +95,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "insecure",
         "draft_tls_ca",
         "draft_token_file",
+        "share_prefixes",
         "limit_requests",
         "limit_tokens_per_minute",
         "limit_prompt_tokens",
