@@ -42,6 +42,7 @@ from ssd_engine.frames import (
 )
 from ssd_engine.histogram import count_seconds, new_counts
 from ssd_engine.pace import Average, StepClock
+from ssd_engine.scopes import Scopes
 from ssd_engine.tensor_plane import RowsKey, Sender
 from ssd_engine.tracing import Kind, NoTrace, Trace, make_trace
 
@@ -57,10 +58,10 @@ PUSH_SHARE = 0.1  # likewise: pieces are gathered for so long
 
 
 class Link:
-    def __init__(self, link: int, planner: Planner, scope: int) -> None:
+    def __init__(self, link: int, planner: Planner, new_scope: Callable[[], int]) -> None:
         self.id = link
         self.planner = planner
-        self.scope = scope
+        self.scopes: Scopes[int] = Scopes(new_scope)
         self.sequences: dict[int, DraftSequence] = {}
         self.sender: Sender | None = None  # of the tensor plane
         self.inbox: deque[TargetFrame] = deque()
@@ -134,7 +135,7 @@ class DraftCore:
 
     def _connect(self, up: LinkUp) -> None:
         planner = self._make_planner(up.max_depth)
-        link = self._links[up.link] = Link(up.link, planner, self._speculator.new_scope())
+        link = self._links[up.link] = Link(up.link, planner, self._speculator.new_scope)
         opened = self._open_plane(up) if up.plane is not None else None
         if opened is not None:
             link.sender, plane = opened
@@ -207,7 +208,7 @@ class DraftCore:
             raise NoRoom(f"the endpoint has its {self._max_num_seqs} sequences")
         while True:
             try:
-                return self._speculator.open(sequence, link.scope)
+                return self._speculator.open(sequence, link.scopes.root_of(sequence.cache_scope))
             except NoRoom:
                 if not self._evict_for(link, sequence):
                     raise

@@ -70,6 +70,7 @@ class DraftSequence:
         self.speculation = frame.speculation
         self.source = Source.NONE  # where this speculation came from; unknown after an open
         self.sampling = frame.sampling
+        self.cache_scope = frame.cache_scope
         self.history = History.of(self.sampling, self.prompt, self.output)
         self.verification = Verification(frame.verification)
         self.down_weight = frame.down_weight

@@ -115,6 +115,7 @@ def _open(at: str, frame: pb.TargetFrame, limits: Limits) -> Open:
         depth=body.depth,
         verify_micros=body.verify_micros,
         trace_context=_trace_context(f"{at}.trace_context", body.trace_context),
+        cache_scope=body.cache_scope,
     )
 
 

@@ -54,6 +54,7 @@ class Open(Frame, frozen=True):
     depth: int  # of the longest branch that is of use
     verify_micros: int  # 0: not known
     trace_context: str = ""  # of a request that is traced
+    cache_scope: int = 0  # what is cached of one is never found from another
 
 
 class Outcome(Frame, frozen=True):

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from ssd_engine.batch import Chunk
 from ssd_engine.block_pool import BlockPool
 from ssd_engine.kv_swap import Swap
+from ssd_engine.scopes import Scopes
 from ssd_target.kept_kv import KeptKV
 from ssd_target.sequence import Event, Sequence, State
 from ssd_target.turns import PrefillTurns
-
-MOST_SCOPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # the oldest first
         self._turns = PrefillTurns()
-        self._roots: dict[str, int] = {}  # of scopes; the least recently used first
+        self._scopes: Scopes[str] = Scopes(pool.new_root)
         self._blocked: Sequence | None = None  # until one ends it is not worth another look
 
     @property
@@ -204,7 +203,7 @@ class Scheduler:
             known = sequence.prompt if self._replay_rows else committed
             # Others want to grow, too.
             unit, spare = self._shared_unit(), len(self._running)
-            root, room = self._root(sequence.scope), self._room_for(sequence)
+            root, room = self._scopes.root_of(sequence.scope), self._room_for(sequence)
             lease = self.pool.open(known, room, root, unit, spare)
             if lease is None:
                 self._blocked = sequence
@@ -219,16 +218,6 @@ class Scheduler:
             if sequence.num_written >= self._num_prefilled(sequence):
                 sequence.move(Event.PREFILLED)
             self._run(sequence)
-
-    def _root(self, scope: str) -> int:
-        """Of a scope that was forgotten nothing is found any more."""
-        root = self._roots.pop(scope, None)
-        if root is None:
-            root = self.pool.new_root()
-            if len(self._roots) >= MOST_SCOPES:
-                del self._roots[next(iter(self._roots))]
-        self._roots[scope] = root
-        return root
 
     def _next_waiting(self) -> Sequence:
         """The oldest of the identity of which fewest run; of equals the oldest."""

@@ -54,6 +54,7 @@ def _open(wire: pb.TargetFrame, frame: Open) -> None:
     body.verification = int(frame.verification)  # type: ignore[assignment]
     body.down_weight, body.depth = frame.down_weight, frame.depth
     body.verify_micros = frame.verify_micros
+    body.cache_scope = frame.cache_scope
     if frame.trace_context:
         body.trace_context = frame.trace_context
 

@@ -8,6 +8,8 @@ one row finds or misses never touches what another one has.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from hashlib import blake2b
+from secrets import token_bytes
 from typing import NamedTuple
 
 from ssd_engine.frames import Launch, Open, Outcome, Source, Verification
@@ -65,6 +67,7 @@ class Speculator:
         )
         self._distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
+        self._scope_key = token_bytes(16)
         # Whether the draft model inside pays. None: there is none, or it is used whatever it pays;
         # rounds that miss an endpoint go plain then.
         self._drafter_payoff = Payoff() if drafter is not None and options.auto_off else None
@@ -470,6 +473,11 @@ class Speculator:
             self._now(),
         )
 
+    def _scope_number(self, scope: str) -> int:
+        """Tells scopes apart for an endpoint, and nothing else about them."""
+        digest = blake2b(scope.encode(), digest_size=8, key=self._scope_key).digest()
+        return int.from_bytes(digest)
+
     def _send_open(self, row: Taken, endpoint: Endpoint) -> None:
         speculated, sequence = row.speculated, row.speculated.sequence
         if endpoint.epoch is None:
@@ -493,6 +501,7 @@ class Speculator:
                 speculated.told_depth,
                 self._pacing.verify_micros(self._width),
                 speculated.request.trace_context,
+                self._scope_number(sequence.scope),
             ),
             self._now(),
         )

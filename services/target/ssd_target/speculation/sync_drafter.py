@@ -14,6 +14,7 @@ from ssd_engine.cached_path import CachedPath, NoRoom
 from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
 from ssd_engine.rejection import Wire
 from ssd_engine.sampling import SampleRow
+from ssd_engine.scopes import Scopes
 from ssd_engine.scored import Pending, Scored
 from ssd_target.config import DRAFT_STEP_ROWS
 from ssd_target.sequence import Sequence
@@ -57,6 +58,7 @@ class SyncDrafter:
     ) -> None:
         self._runner, self._block_size = runner, block_size
         self._pool = BlockPool(runner.num_blocks, block_size)
+        self._scopes: Scopes[str] = Scopes(self._pool.new_root)
         self._max_context = max_context
         self._depth = depth
         self._prefill_chunk = prefill_chunk
@@ -109,7 +111,8 @@ class SyncDrafter:
         if path is None:
             ahead, most = self._depth + 1, sequence.max_committed + self._depth
             most, spare = min(most, self._max_context), len(self._paths)
-            return CachedPath(self._pool, sequence.committed(), ahead, most, spare=spare)
+            root = self._scopes.root_of(sequence.scope)
+            return CachedPath(self._pool, sequence.committed(), ahead, most, root, spare)
         path.reserve(sequence.num_committed)
         new = sequence.num_committed - len(path.committed)
         path.commit(sequence.output[len(sequence.output) - new :] if new else ())
