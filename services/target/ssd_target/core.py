@@ -123,6 +123,7 @@ class EngineCore:
         self._ahead: Flight | None = None  # launched after the flight, which it follows
         self._ended: Ended | None = None
         self._returned: list[Delta] = []
+        self._cancelled: list[int] = []
         self._quiet_until = 0.0
         pool = BlockPool(runner.num_blocks, block_size)
         ahead = 2 * (speculator.depth + 1)  # a round, and what is prepared of the next
@@ -147,6 +148,7 @@ class EngineCore:
             case Cancel():
                 self.scheduler.cancel(record.sequence)
                 self._forget(record.sequence)
+                self._cancelled.append(record.sequence)
             case Drain():
                 self._give_back()
             case _:
@@ -190,7 +192,8 @@ class EngineCore:
             self._account()
         self.speculator.flush()
         self._steps += 1
-        return StepOutput(deltas, self.stats(), self._trace.take())
+        cancelled, self._cancelled = self._cancelled, []
+        return StepOutput(deltas, self.stats(), self._trace.take(), cancelled)
 
     def stats(self) -> Stats:
         scheduler, pool = self.scheduler, self.scheduler.pool

@@ -5,6 +5,7 @@ import contextlib
 from multiprocessing.connection import Connection
 
 from ssd_engine.errors import SSDError
+from ssd_engine.serving.allowances import Account
 from ssd_engine.serving.engine_client import EngineGone, EngineProcess
 from ssd_engine.serving.status import ReaderBehind
 from ssd_target.backlog import Backlog
@@ -26,7 +27,6 @@ from ssd_target.records import (
 )
 
 FAREWELL_SECONDS = 5.0
-OUTBOX = 65536  # records; each live request puts two, so this is never reached by honest use
 
 
 class EngineClient(EngineProcess):
@@ -37,9 +37,11 @@ class EngineClient(EngineProcess):
     ) -> None:
         """``max_backlog``: bytes of a sequence that may wait for its client. ``farewell``: the way
         to tell an engine of several nodes to end them, too."""
-        super().__init__(enter, options, decode_to_front, OUTBOX, options.trace_events)
+        super().__init__(enter, options, decode_to_front, trace_events=options.trace_events)
         self._max_backlog = max_backlog
         self._streams: dict[int, Backlog] = {}
+        self._accounts: dict[int, Account] = {}  # of sequences that were submitted
+        self._leaving: dict[int, Account] = {}  # that are cancelled, and may still take room there
         self._next_id = 0
         self.stats: Stats | None = None
         self.plane_ability: PlaneAbility | None = None
@@ -57,13 +59,29 @@ class EngineClient(EngineProcess):
         self._streams[self._next_id] = Backlog()
         return self._next_id, self._streams[self._next_id]
 
-    def submit(self, record: Submit) -> None:
+    @property
+    def num_leaving(self) -> int:
+        """Sequences whose requests have ended, and of which the engine has not said so."""
+        return len(self._leaving)
+
+    def submit(self, record: Submit, account: Account) -> None:
+        self._accounts[record.sequence] = account
         self.send(record)
 
     def close(self, sequence: int, finished: bool) -> None:
-        """Forget a sequence; one that is not finished is cancelled."""
-        if self._streams.pop(sequence, None) is not None and not finished:
-            self.send(Cancel(sequence))
+        """Forget a sequence; one that is not finished is cancelled. It counts for its identity
+        until the engine has let go of it: else whoever cancels at once could send without end."""
+        account = self._accounts.pop(sequence, None)
+        if self._streams.pop(sequence, None) is None or finished or account is None:
+            return
+        account.running += 1
+        self._leaving[sequence] = account
+        self.send(Cancel(sequence))
+
+    def _has_left(self, sequence: int) -> None:
+        account = self._leaving.pop(sequence, None)
+        if account is not None:
+            account.running -= 1
 
     def drain(self) -> None:
         """What runs goes on; what waits comes back."""
@@ -95,6 +113,8 @@ class EngineClient(EngineProcess):
             case StepOutput():
                 self.stats = record.stats
                 self.keep(record.trace)
+                for sequence in record.cancelled:
+                    self._has_left(sequence)
                 for delta in record.deltas:
                     self._deliver(delta)
 

@@ -33,6 +33,8 @@ from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.sync_drafter import SyncDrafter
 from ssd_target.speculation.synthetic import SyntheticAcceptance
 
+READ_AT_ONCE = 1024  # records: whoever sends without end holds up no step
+
 
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
     run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options), options.log_format)
@@ -117,21 +119,28 @@ def _load_drafter(options: EngineOptions) -> SyncDrafter | None:
 class Inbox:
     """The engine's end of the pipe.
 
-    While a forward is held back for branches, what links say is heard at once; all other records
-    wait for the end of the step.
+    What has come is read at once, so that a cancel overtakes what it cancels: nothing is done for a
+    request that had not begun. What links say comes before all else; while a forward is held back
+    for branches it is heard at once, and all other records wait for the end of the step.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._has_data = PipePoll(pipe)
-        self._later: deque[Submit | Cancel | Drain] = deque()
+        self._links: deque[LinkRecord] = deque()
+        self._requests: deque[Submit | Cancel | Drain] = deque()
+        self._waiting: set[int] = set()  # sequences whose submits are among these
+        self._in_vain: set[int] = set()  # of these, those that were cancelled since
         self.core: EngineCore | None = None
 
     def poll(self, seconds: float | None) -> bool:
-        return bool(self._later) or self._has_data(seconds)
+        self._read_all()
+        if not self._links and not self._requests and seconds != 0 and self._has_data(seconds):
+            self._read_all()
+        return bool(self._links or self._requests)
 
     def receive(self) -> Submit | Cancel | Drain | LinkRecord:
-        return self._later.popleft() if self._later else self._read()
+        return self._links.popleft() if self._links else self._next_request()
 
     def send(self, data: bytes) -> None:
         self._pipe.send_bytes(data)
@@ -139,14 +148,12 @@ class Inbox:
     def receive_frames(self, seconds: float) -> bool:
         """Handle one record of a link if one comes in time."""
         end = time.monotonic() + seconds
-        while self._has_data(max(0.0, end - time.monotonic())):
-            record = self._read()
-            if isinstance(record, Submit | Cancel | Drain):
-                self._later.append(record)
-            elif self.core is not None:
-                self.core.handle_link(record)
-                return True
-        return False
+        while not self._links and self._has_data(max(0.0, end - time.monotonic())):
+            self._read()
+        if not self._links or self.core is None:
+            return False
+        self.core.handle_link(self._links.popleft())
+        return True
 
     def send_frames(self, link: int, epoch: int, frames: list[TargetFrame]) -> None:
         self._pipe.send_bytes(encode(LinkSend(link, epoch, frames)))
@@ -154,8 +161,33 @@ class Inbox:
     def send_stalled(self, link: int, epoch: int, reason: str) -> None:
         self._pipe.send_bytes(encode(LinkStalled(link, epoch, reason)))
 
-    def _read(self) -> Submit | Cancel | Drain | LinkRecord:
+    def _read_all(self) -> None:
+        for _ in range(READ_AT_ONCE):
+            if not self._has_data(0):
+                return
+            self._read()
+
+    def _read(self) -> None:
         record = decode_to_engine(self._pipe.recv_bytes())
-        if isinstance(record, Vocabulary):
-            raise RuntimeError("the vocabulary comes once")
+        match record:
+            case Vocabulary():
+                raise RuntimeError("the vocabulary comes once")
+            case Submit():
+                self._waiting.add(record.sequence)
+                self._requests.append(record)
+            case Cancel():
+                if record.sequence in self._waiting:
+                    self._in_vain.add(record.sequence)
+                self._requests.append(record)
+            case Drain():
+                self._requests.append(record)
+            case _:
+                self._links.append(record)
+
+    def _next_request(self) -> Submit | Cancel | Drain:
+        while isinstance(record := self._requests.popleft(), Submit):
+            self._waiting.discard(record.sequence)
+            if record.sequence not in self._in_vain:
+                break
+            self._in_vain.discard(record.sequence)  # its cancel follows
         return record

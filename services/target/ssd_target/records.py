@@ -142,6 +142,7 @@ class StepOutput(Record, frozen=True):
     deltas: list[Delta]
     stats: Stats
     trace: list[TraceEvent]
+    cancelled: list[int]  # sequences that hold nothing here any more, since they were
 
 
 LinkRecord = LinkUp | LinkDown | LinkGone | LinkFrames

@@ -163,8 +163,7 @@ class TargetServicer:
         self._accounts.spend(account, len(request.prompt) + len(request.generated))
         for field in unknown_values(request.speculation):
             self._metrics.unknown_values.labels(field).inc()
-        owner = account.identity.name
-        stream = self._stream(serving, request, speculation, owner, watch, context)
+        stream = self._stream(serving, request, speculation, account, watch, context)
         async with aclosing(stream) as responses:
             async for response in responses:
                 self._accounts.spend(account, len(response.tokens.token_ids))
@@ -197,7 +196,7 @@ class TargetServicer:
     def _admit(self) -> Serving:
         serving = self._ready()
         self._refuse_while_draining()
-        if self.num_active > serving.max_live:
+        if self.num_active + serving.engine.num_leaving > serving.max_live:
             wait = self._mean_seconds * serving.max_live / serving.max_num_seqs / 2
             wait = min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
             raise ServerFull(
@@ -216,7 +215,7 @@ class TargetServicer:
         serving: Serving,
         request: ParsedRequest,
         speculation: SpeculationRequest,
-        owner: str,
+        account: Account,
         watch: RequestWatch,
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
@@ -231,7 +230,8 @@ class TargetServicer:
         try:
             if completion.finish is None:
                 shared = serving.share_prefixes
-                serving.engine.submit(request.submit(sequence, speculation, owner, shared))
+                record = request.submit(sequence, speculation, account.identity.name, shared)
+                serving.engine.submit(record, account)
             watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
             yield _started(request, serving)
             while completion.finish is None:
