@@ -10,13 +10,9 @@ import grpc
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.telemetry import NoSpans, Span, Spans
 from ssd_target.metrics import Metrics, RequestTimer
+from ssd_target.parsing import INLINE_BYTES
 from ssd_target.records import Delta
-from ssd_target.requests import (
-    INLINE_BYTES,
-    MAX_REQUEST_ID_BYTES,
-    ParsedRequest,
-    parse_message,
-)
+from ssd_target.requests import MAX_REQUEST_ID_BYTES, ParsedRequest, parse_message
 from ssd_target.speculation.stats import SpeculationStats
 
 log = logging.getLogger(__name__)

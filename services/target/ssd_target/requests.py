@@ -18,7 +18,8 @@ from ssd_engine.tokenizer import Tokenizer
 from ssd_target.records import Submit
 from ssd_target.speculation.options import SpeculationRequest
 
-INLINE_BYTES = 16384  # requests above this are parsed on a thread, away from the event loop
+BYTES_OF_TOKEN = 16  # on average, at most: of texts that are worth a tokenizer's time
+SPARE_BYTES = 1024  # beyond that: short texts may be of the longest tokens
 MAX_REQUEST_ID_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
 MAX_STOP_STRINGS = 128
@@ -76,15 +77,16 @@ def parse_message(data: bytes) -> pb.GenerateRequest:
 
 
 def parse_request(
-    message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limits
+    message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limits, most: int | None = None
 ) -> ParsedRequest:
+    """``most``: prompt tokens that the caller may send; None: as many as fit."""
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InputError("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
     if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
         raise InputError("cache_salt", f"at most {MAX_CACHE_SALT_BYTES} bytes")
     sampling = parse_sampling(message.sampling, limits.sampling.options())
     check_sampling(sampling, limits.vocab_size)
-    prompt = parse_prompt(message, tokenizer, limits)
+    prompt = parse_prompt(message, tokenizer, limits, most)
     generated = _token_list("generated_token_ids", message.generated_token_ids, limits)
     rules = parse_rules(message.stop, len(prompt), limits)
     completion = _resume(generated, rules, tokenizer.token_bytes)
@@ -101,13 +103,15 @@ def parse_request(
     )
 
 
-def parse_prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+def parse_prompt(
+    message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limits, most: int | None = None
+) -> list[int]:
     kind = message.WhichOneof("prompt")
     if kind == "text":
-        _check_not_hopeless("text", len(message.text.encode()), tokenizer, limits)
+        _check_not_hopeless("text", len(message.text.encode()), tokenizer, limits, most)
         prompt = tokenizer.encode(message.text) if message.text else []
     elif kind == "chat":
-        prompt = _chat_prompt(message.chat, tokenizer, limits)
+        prompt = _chat_prompt(message.chat, tokenizer, limits, most)
     elif kind == "token_ids":
         prompt = _token_list("token_ids", message.token_ids, limits)
     else:
@@ -123,7 +127,9 @@ def parse_prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, limits: Limi
     return prompt
 
 
-def _chat_prompt(chat: pb.ChatPrompt, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+def _chat_prompt(
+    chat: pb.ChatPrompt, tokenizer: Tokenizer, limits: Limits, most: int | None
+) -> list[int]:
     messages = chat.messages
     if not messages:
         raise InputError("chat.messages", "is empty: at least one message is needed")
@@ -136,7 +142,7 @@ def _chat_prompt(chat: pb.ChatPrompt, tokenizer: Tokenizer, limits: Limits) -> l
                 f"must have 1 to {MAX_ROLE_BYTES} bytes: system, user or assistant",
             )
     size = sum(len(message.content.encode()) for message in messages)
-    _check_not_hopeless("chat.messages", size, tokenizer, limits)
+    _check_not_hopeless("chat.messages", size, tokenizer, limits, most)
     kwargs = _template_kwargs(chat.template_kwargs)
     return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages], kwargs)
 
@@ -164,14 +170,24 @@ def _plain(value: struct_pb2.Value) -> Any:
     return None
 
 
-def _check_not_hopeless(field: str, size: int, tokenizer: Tokenizer, limits: Limits) -> None:
-    """Refuse without tokenising what cannot fit even in the longest tokens."""
+def _check_not_hopeless(
+    field: str, size: int, tokenizer: Tokenizer, limits: Limits, most: int | None
+) -> None:
+    """Refuse without tokenising what cannot fit even in the longest tokens, or is far longer than
+    texts of so many tokens are: a tokenizer takes a second, and much memory, for each megabyte."""
     least = tokenizer.fewest_tokens(size)
     if least >= limits.max_model_len:
         raise InputError(
             field,
             f"{size} bytes are at least {least} tokens, beyond the context of "
             f"{limits.max_model_len}",
+        )
+    allowed = min(limits.max_model_len - 1, limits.max_model_len if most is None else most)
+    if size > BYTES_OF_TOKEN * allowed + SPARE_BYTES:
+        raise InputError(
+            field,
+            f"{size} bytes, and {allowed} tokens are allowed: of text at most "
+            f"{BYTES_OF_TOKEN} bytes for each of these; longer tokens can be sent as token_ids",
         )
 
 

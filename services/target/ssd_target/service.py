@@ -1,6 +1,5 @@
 """TargetService: the gRPC edge. Translates, follows a sequence, never computes."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -30,15 +29,10 @@ from ssd_target.backlog import Backlog, size_of
 from ssd_target.engine_client import EngineClient
 from ssd_target.links import Links
 from ssd_target.metrics import Metrics
+from ssd_target.parsing import Parser
 from ssd_target.records import Delta, Stats
 from ssd_target.request_watch import RequestWatch, make_watches
-from ssd_target.requests import (
-    INLINE_BYTES,
-    Limits,
-    ParsedRequest,
-    parse_message,
-    parse_request,
-)
+from ssd_target.requests import Limits, ParsedRequest
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.requests import (
     Terms,
@@ -90,6 +84,7 @@ class TargetServicer:
         self._accounts = accounts
         self._write_timeout = write_timeout
         self._mean_seconds = 1.0
+        self._parser = Parser()
         self.serving: Serving | None = None
         self._active: set[grpc.aio.ServicerContext] = set()
         self.draining = False
@@ -155,7 +150,8 @@ class TargetServicer:
         context: grpc.aio.ServicerContext,
     ) -> pb.GenerateResponse:
         """Returns the last response."""
-        request = await _parse(data, serving)
+        tokenizer, limits = serving.tokenizer, serving.limits
+        request = await self._parser.parse(data, tokenizer, limits, account)
         watch.known_as(request_id=request.request_id)
         self._refuse_while_draining()  # which may have begun meanwhile
         speculation = serving.terms.settle(request.speculation, watch.trace_context)
@@ -246,13 +242,6 @@ class TargetServicer:
         said = speculation_stats(speculation, stats)
         said.synthetic_acceptance = serving.info.synthetic_acceptance
         yield _finish(request, completion, cached, said)
-
-
-async def _parse(data: bytes, serving: Serving) -> ParsedRequest:
-    def work() -> ParsedRequest:
-        return parse_request(parse_message(data), serving.tokenizer, serving.limits)
-
-    return work() if len(data) <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _outcome(error: SSDError) -> str:

@@ -4,6 +4,7 @@ The tokens are paid for when they are there: a request is admitted while the acc
 debt, and what it takes beyond that holds the next one up.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Account:
         self.identity = identity
         self.allowance = allowance
         self.running = 0
+        self.turn = asyncio.Lock()  # what takes long is done for one of its requests at a time
         self._left = float(allowance.tokens_per_minute or 0)
         self._at = now
 
