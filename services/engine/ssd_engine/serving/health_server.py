@@ -6,6 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from ssd_engine.errors import ConfigError
+from ssd_engine.serving.connections import probe_options
 from ssd_engine.serving.health import Health
 from ssd_engine.serving.reading import ReadRequests
 
@@ -16,7 +17,7 @@ def make_health_server(health: Health) -> grpc.aio.Server:
     server = grpc.aio.server(
         interceptors=(ReadRequests(),),
         maximum_concurrent_rpcs=MAX_CALLS,
-        options=[("grpc.so_reuseport", 0)],
+        options=probe_options(),
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     return server

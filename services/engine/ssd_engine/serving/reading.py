@@ -37,12 +37,15 @@ class ReadRequests(grpc.aio.ServerInterceptor):
     """The innermost interceptor: what others refuse is not read.
 
     A call that says nothing holds a place until its request must have come; so each caller has but
-    a part of the places for that, and those who may call without saying who they are share one.
+    a part of the places for that. Those who may call without saying who they are share one: when it
+    is taken, the oldest call of the host that has most of it is given up for the new one, as those
+    who have something to say say it at once.
     """
 
     def __init__(self, caller: Caller = lambda context: "") -> None:
         self._caller = caller
         self._unread: Counter[str] = Counter()
+        self._silent: dict[str, list[asyncio.Event]] = {}  # open calls, by host, oldest first
 
     async def intercept_service(
         self,
@@ -81,11 +84,37 @@ class ReadRequests(grpc.aio.ServerInterceptor):
         self, context: grpc.aio.ServicerContext, decode: Decode, is_open: bool
     ) -> Any:
         try:
-            caller = "" if is_open else self._caller(context)
-            with self._place(caller):
-                return decode(await _read(context, OPEN_SECONDS if is_open else REQUEST_SECONDS))
+            if is_open:
+                return decode(await self._read_open(context))
+            with self._place(self._caller(context)):
+                return decode(await _read(context, REQUEST_SECONDS))
         except SSDError as error:
             await abort(context, error)
+
+    async def _read_open(self, context: grpc.aio.ServicerContext) -> bytes:
+        given_up, host = asyncio.Event(), host_of(context.peer())
+        if sum(map(len, self._silent.values())) >= MAX_UNREAD:
+            most = max(self._silent, key=lambda each: len(self._silent[each]))
+            self._silent[most].pop(0).set()
+        self._silent.setdefault(host, []).append(given_up)
+        reading = asyncio.ensure_future(_read(context, OPEN_SECONDS))
+        waiting = asyncio.ensure_future(given_up.wait())
+        try:
+            await asyncio.wait((reading, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ServerFull(f"{MAX_UNREAD} calls have not sent their request", RETRY_SECONDS)
+            return reading.result()
+        finally:
+            reading.cancel()
+            waiting.cancel()
+            self._leave(host, given_up)
+
+    def _leave(self, host: str, given_up: asyncio.Event) -> None:
+        calls = self._silent.get(host, [])
+        if given_up in calls:
+            calls.remove(given_up)
+        if not calls:
+            self._silent.pop(host, None)
 
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:
@@ -98,6 +127,11 @@ class ReadRequests(grpc.aio.ServerInterceptor):
             self._unread[caller] -= 1
             if not self._unread[caller]:
                 del self._unread[caller]
+
+
+def host_of(peer: str) -> str:
+    """Of gRPC's name for the other side: ipv4:127.0.0.1:5000."""
+    return peer.rpartition(":")[0]
 
 
 class ClientGone(logging.Filter):

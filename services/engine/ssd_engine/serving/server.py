@@ -16,6 +16,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.processes import settle_memory
 from ssd_engine.serving.access import Access, Guard
 from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
+from ssd_engine.serving.connections import connection_options
 from ssd_engine.serving.descriptors import keep_reserve
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.health import Health
@@ -146,7 +147,6 @@ class ServiceServer(ABC):
     def _make_server(self) -> grpc.aio.Server:
         logging.getLogger(ClientGone.logger).addFilter(ClientGone())
         size = self._service_config.max_message_mib * 1024 * 1024
-        keepalive = int(self._service_config.keepalive_seconds * 1000)
         server = grpc.aio.server(
             interceptors=(Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.
@@ -156,11 +156,8 @@ class ServiceServer(ABC):
                 ("grpc.max_concurrent_streams", 2 * (self._max_calls + SPARE_CALLS)),
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
-                ("grpc.keepalive_time_ms", keepalive),
-                ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-                ("grpc.server_handshake_timeout_ms", 20_000),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
+                *connection_options(self._service_config.keepalive_seconds),
             ],
         )
         server.add_generic_rpc_handlers(

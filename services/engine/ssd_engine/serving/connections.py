@@ -1,0 +1,48 @@
+"""How many connections there are, and for how long: by gRPC's own settings.
+
+Connections cost a descriptor each, and whoever can reach a port can open them, without a token. Who
+says nothing is left soon; who is idle, a little later. What gRPC cannot limit is how many of them
+one host has.
+"""
+
+import resource
+
+HANDSHAKE_SECONDS = 10
+IDLE_SECONDS = 300  # without a call
+AGE_SECONDS = 3600  # after which a connection takes no new calls; those that run go on
+PING_SECONDS = 20  # for the answer to a ping
+MOST = 4096
+MOST_OF_PROBES = 256
+OTHERS = 128  # descriptors that are no connections: pipes, logs, files that are read again
+
+
+def connection_options(keepalive_seconds: float = 60.0) -> list[tuple[str, int]]:
+    """Of a port for calls."""
+    return [
+        *_times(IDLE_SECONDS, keepalive_seconds),
+        ("grpc.max_connection_age_ms", 1000 * AGE_SECONDS),
+        ("grpc.max_allowed_incoming_connections", most_connections()),
+    ]
+
+
+def probe_options() -> list[tuple[str, int]]:
+    """Of a port for health alone: probes connect, ask and leave."""
+    number = min(MOST_OF_PROBES, most_connections() // 4)
+    return [*_times(60, 20.0), ("grpc.max_allowed_incoming_connections", number)]
+
+
+def most_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(16, min(MOST, soft - OTHERS) * 3 // 4)
+
+
+def _times(idle_seconds: int, keepalive_seconds: float) -> list[tuple[str, int]]:
+    return [
+        ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
+        ("grpc.max_connection_idle_ms", 1000 * idle_seconds),
+        ("grpc.keepalive_time_ms", int(1000 * keepalive_seconds)),
+        ("grpc.keepalive_timeout_ms", 1000 * PING_SECONDS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
+    ]
