@@ -64,8 +64,7 @@ class DraftEngine(EngineProcess):
         return link
 
     def welcome(self, link: Link, up: LinkUp) -> None:
-        if self.gone.done():
-            raise EngineGone(self.gone.result())
+        self.raise_if_stalled()
         link.move(LinkEvent.WELCOME)
         self.send(up)
 

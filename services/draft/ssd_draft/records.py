@@ -3,7 +3,7 @@
 import msgspec
 
 from ssd_engine.frames import DraftFrame, Load, TargetFrame
-from ssd_engine.serving.records import Fatal, Ready, Record
+from ssd_engine.serving.records import Beat, Fatal, Ready, Record
 from ssd_engine.tracing import TraceEvent
 
 
@@ -74,7 +74,7 @@ class DraftOutput(Record, frozen=True):
 
 
 ToEngine = LinkUp | LinkFrames | LinkDown | Drain
-ToFront = Ready | DraftOutput | Fatal
+ToFront = Ready | Beat | DraftOutput | Fatal
 
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)

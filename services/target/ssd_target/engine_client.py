@@ -53,8 +53,7 @@ class EngineClient(EngineProcess):
 
     def open(self) -> tuple[int, Backlog]:
         """A new sequence id and where its deltas arrive."""
-        if self.gone.done():
-            raise EngineGone(self.gone.result())
+        self.raise_if_stalled()
         self._next_id += 1
         self._streams[self._next_id] = Backlog()
         return self._next_id, self._streams[self._next_id]

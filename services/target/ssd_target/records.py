@@ -5,7 +5,7 @@ import msgspec
 from ssd_engine.completion import StopRules
 from ssd_engine.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.sampling_params import Logprobs, SamplingParams
-from ssd_engine.serving.records import Fatal, Ready, Record
+from ssd_engine.serving.records import Beat, Fatal, Ready, Record
 from ssd_engine.tracing import TraceEvent
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.stats import SpeculationStats
@@ -147,7 +147,7 @@ class StepOutput(Record, frozen=True):
 
 LinkRecord = LinkUp | LinkDown | LinkGone | LinkFrames
 ToEngine = Vocabulary | Submit | Cancel | Drain | LinkRecord
-ToFront = Ready | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
+ToFront = Ready | Beat | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
 
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)

@@ -114,6 +114,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "health_listen",
         "port_file",
         "drain_timeout",
+        "engine_timeout",
         "keepalive_seconds",
         "reflection",
         "log_level",
@@ -267,6 +268,12 @@ class Options:
         """How the process behaves; ``drained`` is what SIGTERM waits for."""
         return _all(
             self("--drain-timeout", f"Seconds that {drained} get after SIGTERM.", type=float),
+            self(
+                "--engine-timeout",
+                "Seconds without progress of the engine, a single step included, after which "
+                "requests are sent elsewhere; after twice as many it is taken for dead.",
+                type=float,
+            ),
             self("--max-message-mib", "Largest gRPC message, in MiB.", type=int),
             self("--keepalive-seconds", "Interval of HTTP/2 pings to clients.", type=float),
             self("--reflection", "Offer gRPC reflection.", is_flag=True),

@@ -25,6 +25,7 @@ BOUNDS: Bounds = {
     "num_kv_blocks": (1, 100_000_000),
     "threads": (1, 1024),
     "drain_timeout": (0, 86_400),
+    "engine_timeout": (1, 86_400),
     "max_message_mib": (1, 1024),
     "keepalive_seconds": (10, 86_400),
     "trace_events": (0, 10_000_000),
@@ -63,6 +64,7 @@ class ServiceConfig:
     threads: int | None = None
     expand_to: str | None = None
     drain_timeout: float = 30.0
+    engine_timeout: float = 60.0
     max_message_mib: int = 16
     keepalive_seconds: float = 60.0
     reflection: bool = False

@@ -9,6 +9,7 @@ import multiprocessing
 import queue
 import termios
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -17,7 +18,7 @@ from typing import Any
 from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDError
 from ssd_engine.processes import terminal_signals_blocked
 from ssd_engine.serving.pipe_poll import PipePoll
-from ssd_engine.serving.records import Fatal, Ready, encode
+from ssd_engine.serving.records import Beat, Fatal, Ready, encode
 from ssd_engine.tracing import TraceEvent, TraceRing
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class EngineProcess(ABC):
         self._decode = decode
         self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
         self._fatal: Fatal | None = None
+        self._heard_at = time.monotonic()
+        self.stalled: str | None = None  # why it serves nobody now
         self.trace = TraceRing(trace_events) if trace_events else None
 
     @abstractmethod
@@ -77,6 +80,18 @@ class EngineProcess(ABC):
         """Of the engine's trace."""
         if self.trace is not None:
             self.trace.add(events)
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since its last sign of life."""
+        return time.monotonic() - self._heard_at
+
+    def raise_if_stalled(self) -> None:
+        """Or gone."""
+        if self.gone.done():
+            raise EngineGone(self.gone.result())
+        if self.stalled is not None:
+            raise EngineGone(self.stalled)
 
     @property
     def backlog(self) -> int:
@@ -111,6 +126,7 @@ class EngineProcess(ABC):
     def _read(self) -> None:
         try:
             while self._has_data(0):
+                self._heard_at = time.monotonic()
                 self._receive(self._decode(self._pipe.recv_bytes()))
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
@@ -122,6 +138,8 @@ class EngineProcess(ABC):
                 self.ready.set_result(record)
             case Fatal():
                 self._fatal = record
+            case Beat():
+                pass
             case _:
                 self.dispatch(record)
 

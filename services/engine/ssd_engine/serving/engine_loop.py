@@ -15,11 +15,12 @@ from ssd_engine.log import setup_logging
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.pipe_poll import PipePoll
-from ssd_engine.serving.records import Fatal, encode
+from ssd_engine.serving.records import Beat, Fatal, encode
 
 log = logging.getLogger(__name__)
 
 HANDLE_SECONDS = 0.01  # of records, between two steps
+BEAT_SECONDS = 0.5
 
 
 class Core(Protocol):
@@ -96,18 +97,25 @@ class PipeInbox:
 
 
 def serve_records(inbox: Inbox, core: Core, check_integrity: Callable[[], None] | None) -> None:
-    changed = False
+    """Whatever is done, or not done, the front hears of it at least every BEAT_SECONDS, by this
+    loop itself: so it knows that the engine goes on."""
+    changed, beat = False, encode(Beat())
+    said_at = time.monotonic()
     while True:
         begin = time.monotonic()
-        while inbox.poll(0 if core.has_work or changed else None):
+        while inbox.poll(0 if core.has_work or changed else BEAT_SECONDS):
             core.handle(inbox.receive())
             changed = True
             if core.has_work and time.monotonic() - begin > HANDLE_SECONDS:
                 break  # whoever sends without end holds up no step
         # With nothing left to compute, one more output carries the books after what was handled.
-        output = core.step()
+        output = core.step() if changed or core.has_work else None
         if output is not None:
             inbox.send(encode(output))
+            said_at = time.monotonic()
+        elif time.monotonic() - said_at >= BEAT_SECONDS:
+            inbox.send(beat)
+            said_at = time.monotonic()
         changed = False
         if check_integrity is not None:
             check_integrity()

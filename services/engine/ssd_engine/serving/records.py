@@ -14,6 +14,10 @@ class Ready(Record, frozen=True):
     load_seconds: float
 
 
+class Beat(Record, frozen=True):
+    """The engine's loop goes round, and has nothing else to say."""
+
+
 class Fatal(Record, frozen=True):
     """The engine cannot go on; the message is for the operator."""
 

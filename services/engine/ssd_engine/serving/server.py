@@ -19,6 +19,7 @@ from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
 from ssd_engine.serving.connections import connection_options
 from ssd_engine.serving.descriptors import keep_reserve
 from ssd_engine.serving.engine_client import EngineProcess
+from ssd_engine.serving.engine_watch import EngineWatch, Progress
 from ssd_engine.serving.health import Health
 from ssd_engine.serving.health_server import bound, make_health_server
 from ssd_engine.serving.metrics import ServiceMetrics
@@ -38,6 +39,13 @@ SPARE_CALLS = 128  # health checks, and calls on their way to being refused
 LIVENESS, READINESS = "liveness", "readiness"
 UP = health_pb2.HealthCheckResponse.SERVING
 DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+_SAID = {
+    Progress.MOVING: "the engine goes on",
+    Progress.STALLED: "the engine stands still",
+    Progress.DEAD: "the engine still stands still: it is taken for dead",
+}
 
 
 class Servicer(Protocol):
@@ -123,7 +131,9 @@ class ServiceServer(ABC):
             _write_port(self._service_config.port_file, port)
             log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
             if await self._load():
+                watching = asyncio.ensure_future(self._watch_engine())
                 await self._first_of(self._engine_process.gone)
+                watching.cancel()
                 await self._drain()
             if not self._stop.is_set():
                 self._engine_process.raise_if_gone()
@@ -235,6 +245,27 @@ class ServiceServer(ABC):
         for line in loaded[1:]:
             log.info("  %s", line)
         return True
+
+    async def _watch_engine(self) -> None:
+        """An engine that stands still serves nobody: callers are told so, and may go elsewhere. It
+        may go on; after twice the time it is taken for dead, and whoever looks after processes may
+        start another one."""
+        engine, watch = self._engine_process, EngineWatch(self._service_config.engine_timeout)
+        before = watch.progress
+        while True:
+            await asyncio.sleep(watch.interval)
+            now = watch.look(engine.silent_seconds)
+            if now is before:
+                continue
+            log.log(logging.INFO if now is Progress.MOVING else logging.ERROR, _SAID[now])
+            if now is Progress.STALLED:
+                engine.stalled = f"{_SAID[now]} (--engine-timeout)"
+                engine.abandon(engine.stalled)
+            elif now is Progress.MOVING:
+                engine.stalled = None
+            await self._set_health(READINESS, UP if now is Progress.MOVING else DOWN)
+            await self._set_health(LIVENESS, DOWN if now is Progress.DEAD else UP)
+            before = now
 
     async def _first_of(self, future: "asyncio.Future[Any]") -> None:
         """Return when the future is done, the engine is gone, or a signal came."""

@@ -1,0 +1,35 @@
+"""Whether an engine makes progress: by what the front has heard of its loop, and when."""
+
+from enum import Enum
+
+
+class Progress(Enum):
+    MOVING = "moving"
+    STALLED = "stalled"  # nothing can be served; it may go on
+    DEAD = "dead"  # it will not
+
+
+class EngineWatch:
+    """Told how long an engine has been silent, at times of its own."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._looks = 0  # one after the other, at which it was silent for too long
+        self.progress = Progress.MOVING
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+        return min(0.5, self._timeout / 4)
+
+    def look(self, silent_seconds: float) -> Progress:
+        """Twice it must have been silent for too long: the front may have stood still itself, and
+        have all to read that came meanwhile."""
+        self._looks = self._looks + 1 if silent_seconds > self._timeout else 0
+        if not self._looks:
+            self.progress = Progress.MOVING
+        elif silent_seconds > 2 * self._timeout and self.progress is Progress.STALLED:
+            self.progress = Progress.DEAD
+        elif self._looks > 1 and self.progress is Progress.MOVING:
+            self.progress = Progress.STALLED
+        return self.progress

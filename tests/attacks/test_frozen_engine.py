@@ -1,0 +1,90 @@
+"""An engine that stands still: a stopped process, a hung device, a rank that waits for ever."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ssd_client import Client
+from ssd_engine.serving.engine_watch import EngineWatch, Progress
+from tests.process_tree import spawned
+from tests.processes import SERVING, ServiceProcess, draft, link_states, target
+from tests.waiting import wait_until
+
+TIMEOUT = "1"
+PROMPT = "Once upon a time"
+OPTIONS = {"max_tokens": 600, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+
+
+@contextmanager
+def standing_still(service: ServiceProcess, which: int = 0) -> Iterator[None]:
+    """The engine, or one of its ranks."""
+    process = wait_until(lambda: spawned(service.process.pid)[which:])[0]
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def is_up(service: ServiceProcess, what: str) -> bool:
+    return service.health(what) == SERVING
+
+
+@pytest.mark.parametrize("which", ["engine", "rank"])
+def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: str) -> None:
+    ranks = ["--tp", "2"] if which == "rank" else []
+    flags = ["--engine-timeout", TIMEOUT, *ranks]
+    with target(tmp_path / "a", *flags) as first, target(tmp_path / "b") as second:
+        with Client(second.address) as alone:
+            expected = alone.generate(PROMPT, **OPTIONS).text
+        held = ExitStack()
+        with Client(first.address, second.address) as client:
+            with client.stream(PROMPT, **OPTIONS) as stream:
+                pieces = stream.text()
+                text = next(pieces)
+                held.enter_context(standing_still(first, int(which == "rank")))
+                assert text + "".join(pieces) == expected
+                assert stream.result.resumed == 1
+            with held:
+                wait_until(lambda: not is_up(first, "readiness"), "readiness goes off")
+                wait_until(lambda: not is_up(first, "liveness"), "then liveness")
+                assert client.generate(PROMPT, **OPTIONS).text == expected
+            wait_until(lambda: is_up(first, "readiness"), "it goes on")
+            assert is_up(first, "liveness")
+        with Client(first.address) as again:
+            assert again.generate(PROMPT, **OPTIONS).text == expected
+
+
+def test_a_draft_whose_engine_stands_still_is_left_and_found_again(tmp_path: Path) -> None:
+    with draft(tmp_path / "draft", "--engine-timeout", TIMEOUT) as endpoint:
+        flags = ["--draft", endpoint.address, "--link-timeout", "3600"]
+        with target(tmp_path / "target", *flags) as server:
+            wait_until(lambda: link_states(server) == ["up"], server.log)
+            with standing_still(endpoint):
+                wait_until(lambda: not is_up(endpoint, "readiness"), "readiness goes off")
+                wait_until(lambda: link_states(server) != ["up"], "its targets are told")
+                with Client(server.address) as client:
+                    assert client.generate(PROMPT, **OPTIONS).text
+            wait_until(lambda: is_up(endpoint, "readiness"), "it goes on")
+            wait_until(lambda: link_states(server) == ["up"], "and is found again")
+
+
+def test_an_engine_is_watched_by_how_long_it_is_silent() -> None:
+    watch = EngineWatch(10.0)
+    assert [watch.look(seconds) for seconds in (0.1, 9.9, 10.1)] == 3 * [Progress.MOVING]
+    assert watch.look(10.6) is Progress.STALLED
+    assert watch.look(19.9) is Progress.STALLED
+    assert watch.look(20.1) is Progress.DEAD
+    assert watch.look(0.1) is Progress.MOVING
+
+
+def test_a_front_that_stood_still_itself_reads_before_it_judges() -> None:
+    """What came meanwhile is read between two looks."""
+    watch = EngineWatch(10.0)
+    assert watch.look(100.0) is Progress.MOVING
+    assert watch.look(0.1) is Progress.MOVING
+    assert watch.look(100.0) is Progress.MOVING
