@@ -28,6 +28,13 @@ SERVICES = {
         "target/test_bad_input.py",
         "target/test_exactness.py",
     ),
+    "attacked": (
+        "attacks/test_cancel_storm.py",
+        "attacks/test_guessed_prompts.py",
+        "attacks/test_huge_prompts.py",
+        "attacks/test_long_prompts.py",
+        "attacks/test_revocation.py",
+    ),
     "watched": (
         "deploy/test_logs.py",
         "deploy/test_observability.py",

@@ -112,3 +112,17 @@ def test_a_seed_decides_the_weights(tmp_path: Path) -> None:
     ]
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
     assert not any(torch.equal(made[0][name], made[2][name]) for name in made[0])
+
+
+def test_the_first_layers_of_a_fading_model_are_a_draft_of_it(tmp_path: Path) -> None:
+    """No weight is zero, and every layer counts: but most of what is drawn is decided early."""
+    changes = {**SMALL, "vocab_size": 8192}
+    whole = write_dense("qwen2.5-1.5b", tmp_path / "whole", layers=8, changes=changes, fading=0.6)
+    assert all(bool((weight != 0).all()) for weight in weights(whole).values())
+    few = write_noisy(whole, tmp_path / "few", layers=2)
+    runners = [make_runner(folder) for folder in (whole, few)]
+    tokens = torch.randint(5, 4000, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+    scores = [runner.forward([Chunk(tokens, 0, list(range(13)), 200)]) for runner in runners]
+    best = [logits.argmax(dim=-1) for logits in scores if logits is not None]
+    right = float((best[0] == best[1]).float().mean())
+    assert 0.5 < right < 0.95

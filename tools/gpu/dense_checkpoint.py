@@ -42,10 +42,11 @@ def write_dense(
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
     padding: int = 0,
+    fading: float = 1.0,
 ) -> Path:
     """A model directory. ``layers``, and ``changes`` of other values of config.json, make it
     smaller than the shape's. ``padding``: rows of the head that are no token's; below 0, tokens
-    that have no row."""
+    that have no row. ``fading``: what a layer adds, of what the one before it does."""
     description = {**SHAPES[shape], **(changes or {})}
     if layers is not None:
         description["num_hidden_layers"] = layers
@@ -53,20 +54,33 @@ def write_dense(
     _write_description(folder, description, padding)
     generator = torch.Generator(_device()).manual_seed(seed)
     shapes = expected_shapes(config)
-    write_weights(folder, shapes, lambda name: _random(name, shapes[name], config, generator))
+
+    def make(name: str) -> Tensor:
+        scale = _fading(name, fading, config)
+        return scale * _random(name, shapes[name], config, generator)
+
+    write_weights(folder, shapes, make)
     return folder
 
 
 def write_noisy(
-    source: Path, folder: Path, noise: float = NOISE, seed: int = 1, rows: int | None = None
+    source: Path,
+    folder: Path,
+    noise: float = NOISE,
+    seed: int = 1,
+    rows: int | None = None,
+    layers: int | None = None,
 ) -> Path:
     """The same model, each of whose matrices has noise of so much of its own spread. ``rows``: of
-    its head; what is more than the source's only pads it."""
+    its head; what is more than the source's only pads it. ``layers``: so many, the first ones."""
     description = json.loads((source / "config.json").read_text())
+    if layers is not None:
+        description["num_hidden_layers"] = layers
     tokens = count_tokens(source) or description["vocab_size"]
     description["vocab_size"] = rows = rows or description["vocab_size"]
     _write_description(folder, description, rows - tokens)
     entries = open_checkpoint(source, load_model_config(source)).entries
+    kept = {name: entries[name] for name in expected_shapes(load_model_config(folder))}
     generator = torch.Generator(_device()).manual_seed(seed)
 
     def with_noise(name: str) -> Tensor:
@@ -79,7 +93,7 @@ def write_noisy(
             weight = torch.cat((weight[:rows], weight.std() * _normal(more, generator)))
         return weight
 
-    write_weights(folder, entries, with_noise)
+    write_weights(folder, kept, with_noise)
     return folder
 
 
@@ -113,6 +127,14 @@ def _random(
     if len(shape) == 1:
         return _norm_weight(module, shape, config, generator)
     return _scale(module, config) / math.sqrt(shape[1]) * _normal(shape, generator)
+
+
+def _fading(name: str, fading: float, config: ModelConfig) -> float:
+    """Of what a layer adds; all layers together add as much as they do otherwise."""
+    if fading == 1.0 or not name.endswith(("o_proj.weight", "down_proj.weight")):
+        return 1.0
+    squares = [fading ** (2 * layer) for layer in range(config.num_layers)]
+    return float(fading ** int(name.split(".")[2]) / math.sqrt(sum(squares) / len(squares)))
 
 
 def _scale(module: str, config: ModelConfig) -> float:
