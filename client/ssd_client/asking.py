@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     verification: str  # "coupled" or "rejection"
     down_weight: float
     chat_template_kwargs: Mapping[str, Any]
+    cache_salt: str  # what is cached of a prompt is found with the same one alone
 
 
 def request_of(prompt: Prompt, options: Mapping[str, Any]) -> target_pb2.GenerateRequest:

@@ -148,6 +148,11 @@ serving_options = options(
         "--timeout", type=params.Seconds(), help="For the whole request, resumes included."
     ),
     click.option("--request-id", type=params.Utf8(), help="Shown in the server's log."),
+    click.option(
+        "--cache-salt",
+        type=params.Utf8(),
+        help="What is cached of the prompt is found by requests with the same one alone.",
+    ),
 )
 
 local_options = options(

@@ -73,11 +73,14 @@ class GenerateOptions:
     verification: str | None = None
     down_weight: float | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    cache_salt: str | None = None
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
     """BadInputError where a value cannot be sent; whether it can be served, the server judges."""
-    request = target_pb2.GenerateRequest(request_id=options.request_id or "")
+    request = target_pb2.GenerateRequest(
+        request_id=options.request_id or "", cache_salt=options.cache_salt or ""
+    )
     _set_prompt(request, prompt)
     if options.chat_template_kwargs is not None:
         if not isinstance(prompt, ChatPrompt):

@@ -147,11 +147,12 @@ def test_every_flag_reaches_the_request(start):
         "--max-tokens", "9", "--stop", "a b", "--stop", "\n", "--stop-token-id", "5",
         "--stop-token-id", "6", "--ignore-eos", "--logprobs", "--json", "--request-id", "r1",
         "--timeout", "30", "--mode", "sync", "--draft", "h:1", "--draft", "[::1]:2", "--depth", "6",
-        "--verification", "coupled", "--down-weight", "0.25",
+        "--verification", "coupled", "--down-weight", "0.25", "--cache-salt", "s1",
     )
     # fmt: on
     assert request == target_pb2.GenerateRequest(
         request_id="r1",
+        cache_salt="s1",
         text="x",
         sampling=target_pb2.SamplingOptions(
             temperature=0.5,

@@ -64,9 +64,11 @@ def test_every_option_has_its_field():
         depth=4,
         verification="rejection",
         down_weight=0.5,
+        cache_salt="s1",
     )
     assert build_request(TextPrompt("x"), options) == target_pb2.GenerateRequest(
         request_id="r1",
+        cache_salt="s1",
         text="x",
         sampling=target_pb2.SamplingOptions(
             temperature=0.5,
