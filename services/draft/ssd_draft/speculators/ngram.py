@@ -1,55 +1,69 @@
 """Look-up in prompt and output: no model, no device, instant."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ssd_draft.plan import RoundPlan
 from ssd_draft.sequence import DraftSequence, Offer, Phase
-from ssd_draft.speculators.base import Need
+from ssd_draft.speculators.base import Cannot, Need
+from ssd_engine.cached_path import NoRoom
 from ssd_engine.ngram import NgramIndex
 from ssd_engine.tensor_plane import MakeRows
 
-
-class _State:
-    def __init__(self, sequence: DraftSequence) -> None:
-        self.index = NgramIndex()
-        self.num_indexed = 0
-        self.follow(sequence)
-
-    def follow(self, sequence: DraftSequence) -> None:
-        committed = sequence.prompt + sequence.output
-        self.index.extend(committed[self.num_indexed :])
-        self.num_indexed = len(committed)
+MOST_TOKENS = 1 << 20  # of all sequences: an index takes about 1 KB for each
 
 
 class NgramSpeculator:
+    """A text is indexed piece by piece, a step for each, as a model reads its prompt: whoever opens
+    long sequences holds up nobody else's."""
+
     needs: frozenset[Need] = frozenset()
     is_typical = True
+
+    def __init__(self, max_tokens: int = MOST_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._held = 0  # tokens of all sequences that are open
 
     def new_scope(self) -> int:
         return 0  # nothing outlives its sequence
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
-        sequence.state = _State(sequence)
+        needed = sequence.num_committed
+        if needed > self._max_tokens:
+            raise Cannot(f"{needed} tokens, an index holds {self._max_tokens}")
+        if self._held + needed > self._max_tokens:
+            raise NoRoom(f"the indices hold {self._held} of {self._max_tokens} tokens")
+        sequence.state = _State(held=needed)
+        self._held += needed
 
     def memory_share(self, sequence: DraftSequence) -> float:
-        return 0.0  # next to nothing
+        return sequence.num_committed / self._max_tokens
 
     def moved(self, sequence: DraftSequence) -> None:
-        sequence.state.follow(sequence)
+        """What it has grown by is little, and was bounded when it was opened."""
+        state: _State = sequence.state
+        self._held += sequence.num_committed - state.held
+        state.held = sequence.num_committed
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
-        return int(not sequence.complete)
+        if sequence.complete:
+            return 0
+        return max(1, min(limit, _left(sequence)))
 
     def step(
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
     ) -> int:
+        rows = sum(self.rows(sequence, limit) for sequence in sequences)
         for sequence, plan in zip(sequences, plans, strict=True):
+            _index(sequence, limit)
+            if _left(sequence):
+                continue
             if sequence.phase is Phase.VERIFYING:
                 self._offer_outcomes(sequence, plan)
             else:
                 self._continue(sequence, plan)
             sequence.complete = True
-        return len(sequences)
+        return rows
 
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
@@ -58,10 +72,13 @@ class NgramSpeculator:
         return None  # nothing is drawn here
 
     def close(self, sequence: DraftSequence) -> None:
+        if sequence.state is not None:
+            self._held -= sequence.state.held
         sequence.state = None
 
     def check_integrity(self, num_sequences: int) -> None:
-        pass
+        if self._held < 0 or (self._held and not num_sequences):
+            raise RuntimeError("draft integrity: tokens of no sequence are held")
 
     def _offer_outcomes(self, sequence: DraftSequence, plan: RoundPlan) -> None:
         index: NgramIndex = sequence.state.index
@@ -77,3 +94,23 @@ class NgramSpeculator:
         for offer in sequence.offers.values():
             if not offer.tokens:
                 offer.tokens += sequence.state.index.propose(plan.depth)
+
+
+@dataclass
+class _State:
+    held: int  # tokens that are accounted for
+    index: NgramIndex = field(default_factory=NgramIndex)
+
+
+def _left(sequence: DraftSequence) -> int:
+    """Tokens that are not indexed yet."""
+    state: _State = sequence.state
+    return sequence.num_committed - len(state.index)
+
+
+def _index(sequence: DraftSequence, limit: int) -> None:
+    index: NgramIndex = sequence.state.index
+    begin, prompt = len(index), len(sequence.prompt)
+    end = min(sequence.num_committed, begin + limit)
+    index.extend(sequence.prompt[begin:end])
+    index.extend(sequence.output[max(0, begin - prompt) : max(0, end - prompt)])

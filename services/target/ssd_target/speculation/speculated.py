@@ -11,6 +11,8 @@ from ssd_target.speculation.options import Mode, SpeculationRequest
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.stats import LookUp, SpeculationStats
 
+INDEXED_AT_ONCE = 1024  # tokens
+
 
 @dataclass(slots=True)
 class Speculated:
@@ -28,7 +30,6 @@ class Speculated:
     outcome_sent: bool = True
     told_depth: int = 0  # what the endpoint was told to prepare for the next round
     ngrams: NgramIndex | None = None
-    num_indexed: int = 0
     home: int | None = None  # the endpoint whose payoff this sequence is evidence for
     rejecting: bool = False  # the endpoint draws, and sends what it draws from
     refused_by: set[int] = field(default_factory=set)
@@ -43,13 +44,13 @@ class Speculated:
         return max(0, self.sequence.max_committed - self.sequence.num_committed - 1)
 
     def look_back(self, depth: int) -> list[int]:
-        """A continuation that the text itself suggests."""
+        """A continuation that the text itself suggests; none while much of it is not indexed: a
+        long text is, piece by piece, so that nobody else waits for it."""
         if self.ngrams is None:
             self.ngrams = NgramIndex()
-        committed = self.sequence.committed()
-        self.ngrams.extend(committed[self.num_indexed :])
-        self.num_indexed = len(committed)
-        return self.ngrams.propose(depth)
+        committed, begin = self.sequence.committed(), len(self.ngrams)
+        self.ngrams.extend(committed[begin : begin + INDEXED_AT_ONCE])
+        return self.ngrams.propose(depth) if len(self.ngrams) == len(committed) else []
 
 
 @dataclass(slots=True)

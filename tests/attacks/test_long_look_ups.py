@@ -1,0 +1,93 @@
+"""Long sequences at a draft that looks n-grams up: nobody waits for them to be indexed."""
+
+import itertools
+
+import pytest
+
+from ssd_draft.core import DraftCore
+from ssd_draft.plan import Planner
+from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.speculators.ngram import NgramSpeculator
+from ssd_engine.completion import StopRules
+from ssd_engine.frames import Notice, NoticeKind, Open, Verification
+from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.token_ids import pack_tokens
+from ssd_target.sequence import Sequence
+from ssd_target.speculation.options import SpeculationRequest
+from ssd_target.speculation.rounds import Rounds
+from ssd_target.speculation.speculated import INDEXED_AT_ONCE, Speculated
+
+LONG, CHUNK, ROWS = 20_000, 64, 256
+DEPTH = 3
+
+
+def opened(number: int, length: int) -> Open:
+    prompt = pack_tokens([5 + i % 50 for i in range(length)])
+    params = SamplingParams(seed=1, temperature=0.0)
+    return Open(number, 0, prompt, b"", [], 10**6, params, Verification.COUPLED, 1.0, DEPTH, 0)
+
+
+def make_core(max_tokens: int = 10**6) -> DraftCore:
+    core = DraftCore(
+        NgramSpeculator(max_tokens),
+        lambda depth: Planner(DEPTH, 8),
+        64,
+        None,
+        ROWS,
+        CHUNK,
+        clock=itertools.count(0.0, 1e-6).__next__,
+    )
+    for link in (1, 2):
+        core.handle(LinkUp(link, f"target {link}", DEPTH))
+    return core
+
+
+def steps_until_complete(core: DraftCore, link: int, number: int) -> int:
+    steps = 0
+    while number not in (open_ := core._links[link].sequences) or not open_[number].complete:
+        core.step()
+        core.check_integrity()
+        steps += 1
+        assert steps < 10_000
+    return steps
+
+
+def test_a_short_sequence_does_not_wait_for_the_long_ones_of_another_target() -> None:
+    core = make_core()
+    core.handle(LinkFrames(1, [opened(i, LONG) for i in range(10)]))
+    core.step()
+    core.handle(LinkFrames(2, [opened(1, 30)]))
+    assert steps_until_complete(core, 2, 1) <= 2
+
+
+def test_a_step_indexes_no_more_than_its_rows() -> None:
+    core = make_core()
+    core.handle(LinkFrames(1, [opened(1, LONG)]))
+    core.step()
+    assert len(core._links[1].sequences[1].state.index) <= ROWS
+    steps_until_complete(core, 1, 1)
+    sequence = core._links[1].sequences[1]
+    assert len(sequence.state.index) == LONG
+    assert sequence.offers
+
+
+def test_what_is_held_is_bounded() -> None:
+    core = make_core(max_tokens=2 * LONG)
+    core.handle(LinkFrames(1, [opened(i, LONG) for i in range(3)]))
+    frames = [frame for link in core.step().links for frame in link.frames]
+    refused = [frame for frame in frames if isinstance(frame, Notice)]
+    assert [frame.kind for frame in refused] in ([NoticeKind.BUSY], [NoticeKind.LOST])
+    assert sum(s.num_committed for s in core._links[1].sequences.values()) <= 2 * LONG
+    core.handle(LinkFrames(2, [opened(9, 3 * LONG)]))
+    frames = [frame for link in core.step().links for frame in link.frames]
+    assert [frame.kind for frame in frames if isinstance(frame, Notice)] == [NoticeKind.REFUSED]
+
+
+@pytest.mark.parametrize("length", [100, 3 * INDEXED_AT_ONCE])
+def test_a_target_looks_back_in_a_long_text_when_it_has_been_indexed(length: int) -> None:
+    prompt = [5 + i % 50 for i in range(length)]
+    sampling = SamplingParams(seed=1)
+    sequence = Sequence(1, prompt, [], sampling, StopRules(50), None, [b""] * 100)
+    speculated = Speculated(sequence, SpeculationRequest(), Rounds(100, 5))
+    found = [speculated.look_back(4) for _ in range(4)]
+    assert [bool(each) for each in found] == [length < INDEXED_AT_ONCE] * 2 + [True] * 2
