@@ -31,6 +31,14 @@ class Started:
     seed: int
     prompt_tokens: int
     model_fingerprint: str
+    model_digest: str = ""  # of every byte; of older targets there is none
+
+    def is_like(self, other: Started) -> bool:
+        """Whether the model is the same, as far as both tell."""
+        mine, theirs = (each.model_digest.split("-")[0] for each in (self, other))
+        if mine and mine == theirs:
+            return self.model_digest == other.model_digest
+        return self.model_fingerprint == other.model_fingerprint
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,7 @@ def _started(started: target_pb2.GenerateStarted, endpoint: str) -> Started:
         started.seed,
         started.prompt_tokens,
         started.model_fingerprint,
+        started.model_digest,
     )
 
 

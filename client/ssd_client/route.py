@@ -57,10 +57,14 @@ class Progress:
 
     def _start(self, started: Started) -> None:
         first = self._started
-        if self.token_ids and first and started.model_fingerprint != first.model_fingerprint:
+        if self.token_ids and first and not started.is_like(first):
+            theirs, ours = (
+                f"fingerprint {each.model_fingerprint}, digest {each.model_digest or 'none'}"
+                for each in (started, first)
+            )
             raise ModelMismatchError(
                 f"cannot resume: {started.endpoint} serves another model than {first.endpoint} "
-                f"(fingerprint {started.model_fingerprint}, not {first.model_fingerprint})"
+                f"({theirs}; not {ours})"
             )
         if not self.token_ids:
             self._started = started

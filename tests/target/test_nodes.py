@@ -100,7 +100,7 @@ def cluster(**changes: object) -> tuple[ClusterOptions, RankStart]:
         secret=SECRET,
         software=software(),
         model="stories-target",
-        fingerprint=plan.checkpoint.fingerprint,
+        digest=plan.checkpoint.digest,
         join_timeout=600.0,
         timeout=30.0,
         farewell=Pipe(duplex=False)[0],

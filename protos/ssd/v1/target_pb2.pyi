@@ -166,16 +166,18 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ...) -> None: ...
 
 class GenerateStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint")
+    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     prompt_tokens: int
     model_fingerprint: str
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    model_digest: str
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "origins", "text_lengths")
@@ -303,7 +305,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance", "sampling_defaults")
+    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance", "sampling_defaults", "digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +328,7 @@ class GetModelInfoResponse(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -348,7 +351,8 @@ class GetModelInfoResponse(_message.Message):
     load: TargetLoad
     synthetic_acceptance: float
     sampling_defaults: SamplingOptions
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ..., sampling_defaults: _Optional[_Union[SamplingOptions, _Mapping]] = ...) -> None: ...
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ..., sampling_defaults: _Optional[_Union[SamplingOptions, _Mapping]] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class TargetLoad(_message.Message):
     __slots__ = ("running", "waiting", "used_kv_blocks", "speculation", "prompt_tokens", "forwards", "forward_micros")

@@ -43,7 +43,7 @@ def cluster_options(
         secret=read_secret(config.cluster_secret_file),
         software=software(),
         model=config.model,
-        fingerprint=plan.checkpoint.fingerprint,
+        digest=plan.checkpoint.digest,
         join_timeout=config.join_timeout,
         timeout=config.cluster_timeout,
         farewell=farewell,

@@ -152,6 +152,8 @@ class TargetServer(ServiceServer):
             log.warning("--synthetic-acceptance: texts are not the model's, for load tests alone")
         self._tokenizer = await asyncio.to_thread(self._plans.check_tokenizers)
         self._engine.send_vocabulary(self._tokenizer.token_bytes)
+        # While the engine loads the same files.
+        self._digest = await asyncio.to_thread(self._plan.digest, self._tokenizer)
 
     def open(self, ready: Ready) -> list[str]:
         plan = self._plan
@@ -176,7 +178,7 @@ class TargetServer(ServiceServer):
                 synthetic=self._config.synthetic_acceptance is not None,
                 sampling=plan.sampling,
             ),
-            info=_model_info(self._config, plan, self._tokenizer, ready),
+            info=_model_info(self._config, plan, self._tokenizer, ready, self._digest),
             terms=Terms(
                 modes(self._config),
                 self._config.depth,
@@ -263,13 +265,14 @@ def _engine_options(
 
 
 def _model_info(
-    config: TargetConfig, plan: ModelPlan, tokenizer: Tokenizer, ready: Ready
+    config: TargetConfig, plan: ModelPlan, tokenizer: Tokenizer, ready: Ready, digest: str
 ) -> pb.GetModelInfoResponse:
     rate = config.synthetic_acceptance
     made_up = "" if rate is None else f"-synthetic-{rate:g}"  # nobody resumes elsewhere
     return pb.GetModelInfoResponse(
         name=plan.name,
         fingerprint=plan.fingerprint(tokenizer) + made_up,
+        digest=digest + made_up,
         synthetic_acceptance=config.synthetic_acceptance or 0.0,
         tokenizer_fingerprint=tokenizer.fingerprint,
         architecture=plan.model.architecture,

@@ -312,6 +312,7 @@ def _started(request: ParsedRequest, serving: Serving) -> pb.GenerateResponse:
             seed=request.sampling.seed,
             prompt_tokens=len(request.prompt),
             model_fingerprint=serving.info.fingerprint,
+            model_digest=serving.info.digest,
         )
     )
 

@@ -174,7 +174,7 @@ class Leader:
         start, options = self._start, self._options
         return Setup(
             model=options.model,
-            fingerprint=options.fingerprint,
+            digest=options.digest,
             config=start.config,
             options=start.options,
             tp=start.place.size,

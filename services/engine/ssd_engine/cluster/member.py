@@ -140,7 +140,7 @@ def _fit(setup: Setup, options: MemberOptions, host: str) -> RankStart:
     config = load_model_config(directory)
     if config != setup.config:
         raise ConfigError(f"--model: {name} has another config.json than the leader's")
-    if open_checkpoint(directory, config).fingerprint != setup.fingerprint:
+    if open_checkpoint(directory, config).digest != setup.digest:
         raise ConfigError(f"--model: {name} is another checkpoint than the leader's")
     here = setup.tp // setup.nodes
     return RankStart(

@@ -23,7 +23,7 @@ class ClusterOptions:
     secret: bytes = field(repr=False)
     software: str  # name and versions; equal on every node
     model: str  # as the operator named it
-    fingerprint: str  # of the checkpoint
+    digest: str  # of the checkpoint
     join_timeout: float  # seconds until all nodes are there
     timeout: float  # seconds of silence until a node is lost
     farewell: Connection  # a byte on it ends the cluster on purpose

@@ -24,7 +24,7 @@ class Setup:
     """Everything that a node runs by; its paths are the leader's."""
 
     model: str  # as the leader's operator named it
-    fingerprint: str  # of the checkpoint
+    digest: str  # of the checkpoint
     config: ModelConfig
     options: RunnerOptions
     tp: int

@@ -12,6 +12,8 @@ from ssd_engine.runner_options import RunnerOptions
 from ssd_engine.serving.config import ServiceConfig, StepSizes, runner_options
 from ssd_engine.tokenizer import ChatTemplate, Tokenizer
 
+DIGEST_VERSION = 2  # of what is digested, and how
+
 
 @dataclass(frozen=True)
 class ModelPlan:
@@ -33,9 +35,17 @@ class ModelPlan:
         return Tokenizer(self.runner.directory, self.model, self.chat_template)
 
     def fingerprint(self, tokenizer: Tokenizer) -> str:
-        """Equal for servers on which one request has one text, up to the order of additions."""
+        """Equal for servers on which one request has one text, up to the order of additions; of
+        the weights a sample is looked at."""
+        return self._described(tokenizer, self.checkpoint.fingerprint)
+
+    def digest(self, tokenizer: Tokenizer) -> str:
+        """The same, with every byte of the weights. It takes a while."""
+        return f"{DIGEST_VERSION}-{self._described(tokenizer, self.checkpoint.digest)}"
+
+    def _described(self, tokenizer: Tokenizer, weights: str) -> str:
         parts = (
-            self.checkpoint.fingerprint,
+            weights,
             tokenizer.text_fingerprint,
             self.model,
             self.sampling,
