@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import Pipe
 
 from ssd.v1 import target_pb2 as pb
@@ -153,7 +154,7 @@ class TargetServer(ServiceServer):
         self._tokenizer = await asyncio.to_thread(self._plans.check_tokenizers)
         self._engine.send_vocabulary(self._tokenizer.token_bytes)
         # While the engine loads the same files.
-        self._digest = await asyncio.to_thread(self._plan.digest, self._tokenizer)
+        self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))
 
     def open(self, ready: Ready) -> list[str]:
         plan = self._plan
@@ -178,7 +179,7 @@ class TargetServer(ServiceServer):
                 synthetic=self._config.synthetic_acceptance is not None,
                 sampling=plan.sampling,
             ),
-            info=_model_info(self._config, plan, self._tokenizer, ready, self._digest),
+            info=_model_info(self._config, plan, self._tokenizer, ready, self._digest.result()),
             terms=Terms(
                 modes(self._config),
                 self._config.depth,

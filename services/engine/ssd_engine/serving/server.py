@@ -1,13 +1,16 @@
 """The life of a service: listen, load, serve, drain."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -33,6 +36,8 @@ from ssd_engine.serving.trace_service import TraceServicer
 from ssd_engine.tracing import TraceRing
 
 log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 END_SECONDS = 1.0  # for statuses of the last calls to get out
 SPARE_CALLS = 128  # health checks, and calls on their way to being refused
@@ -82,6 +87,7 @@ class ServiceServer(ABC):
         self._service_metrics = metrics
         self._max_calls = max_calls
         self._stop = asyncio.Event()
+        self._background: list[asyncio.Future[Any]] = []
         self._drain_timeout = config.drain_timeout
 
     @abstractmethod
@@ -238,6 +244,10 @@ class ServiceServer(ABC):
                 log.info("told to stop while loading")
             return False
         ready = self._engine_process.ready.result()
+        for work in self._background:
+            await self._first_of(work)
+            if not work.done():
+                return False
         settle_memory()
         loaded = self.open(ready)
         await self._set_health(READINESS, UP)
@@ -245,6 +255,24 @@ class ServiceServer(ABC):
         for line in loaded[1:]:
             log.info("  %s", line)
         return True
+
+    def in_background(self, work: Callable[[], Value]) -> "asyncio.Future[Value]":
+        """What may take as long as loading does. A stop does not wait for it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Value] = loop.create_future()
+
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except Exception as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_settle, future, result, failure)
+
+        threading.Thread(target=run, daemon=True).start()
+        self._background.append(future)
+        return future
 
     async def _watch_engine(self) -> None:
         """An engine that stands still serves nobody: callers are told so, and may go elsewhere. It
@@ -301,6 +329,15 @@ class ServiceServer(ABC):
             self._service_metrics.ready.set(status == UP)
         for each in names:
             await self._health.set(each, status)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any, failure: Exception | None) -> None:
+    if future.done():
+        return
+    if failure is None:
+        future.set_result(result)
+    else:
+        future.set_exception(failure)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
