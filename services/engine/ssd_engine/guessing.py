@@ -73,8 +73,10 @@ def _coupled_scores(adjusted: Tensor, tokens: Tensor, rows: Sequence[SampleRow])
     """Of these tokens of each row: [n, tokens] float64."""
     params = [row.params for row in rows]
     scaled = scale_logits(adjusted.gather(1, tokens), params)
-    left = warp_logits(adjusted, params).gather(1, tokens) > float("-inf")
     scores = scaled.to(torch.float64) + _noise(tokens, rows)
+    if not any(each.filters for each in params):
+        return scores
+    left = warp_logits(adjusted, params).gather(1, tokens) > float("-inf")
     first = scores.masked_fill(~left, float("-inf")).argmax(dim=1, keepdim=True)
     return torch.where(left, scores, scores - FILTERED).scatter_add(
         1, first, torch.full_like(first, FIRST, dtype=torch.float64)
