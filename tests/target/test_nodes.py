@@ -23,11 +23,12 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.cluster import greeting, leader, wire
+from ssd_engine.cluster import greeting, wire
 from ssd_engine.cluster.leader import JoinTimeout, Leader
 from ssd_engine.cluster.member import MemberOptions, Membership, NoLeader, join
 from ssd_engine.cluster.node import LeaderLost, Node
 from ssd_engine.cluster.options import ClusterOptions
+from ssd_engine.cluster.strangers import MAX_STRANGERS, QUIET_SECONDS, SparseLog
 from ssd_engine.errors import ConfigError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.rank_processes import Place, RankStart
@@ -158,7 +159,7 @@ def test_strangers_are_refused_and_hold_nobody_up(door: Door, tmp_path: Path) ->
     (other / "model.safetensors").write_bytes(data)
 
     with contextlib.ExitStack() as strangers:
-        for _ in range(leader.MAX_STRANGERS // 2):  # silent ones
+        for _ in range(MAX_STRANGERS // 2):  # silent ones
             strangers.enter_context(door.dial())
         garbage = strangers.enter_context(door.dial())
         garbage.sendall(secrets.token_bytes(5000))
@@ -179,6 +180,36 @@ def test_strangers_are_refused_and_hold_nobody_up(door: Door, tmp_path: Path) ->
         second_model.connection.close()
     for words in ("another secret", "[1, 2]", "ssd 9", "another checkpoint", "here already"):
         assert re.search(rf"cluster: refused 127.0.0.1:\d+: .*{re.escape(words)}", door.caplog.text)
+
+
+def test_strangers_without_end_keep_no_node_out_and_fill_no_log(door: Door) -> None:
+    """From another address than the node's, as many as there is room for, several times over."""
+    with contextlib.ExitStack() as strangers:
+        for _ in range(3 * MAX_STRANGERS):
+            strangers.enter_context(
+                socket.create_connection((LEADER_HOST, door.port), 20, ("127.0.0.2", 0))
+            )
+        joined = [join(door.options(node=node)) for node in (1, 2)]
+        wait_until(lambda: door.joined() == [1, 2])
+        for each in joined:
+            each.connection.close()
+    warnings = [record for record in door.caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) < 10
+
+
+def test_warnings_that_strangers_cause_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    sparse = SparseLog(lambda: now[0])
+    for _ in range(1000):
+        sparse.warning("one kind", "refused")
+    sparse.warning("another", "wrong secret")
+    now[0] = QUIET_SECONDS
+    sparse.warning("one kind", "refused")
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused",
+        "wrong secret",
+        "refused (999 more before it)",
+    ]
 
 
 def test_who_is_no_leader_is_not_told_the_secret_and_given_up_in_time() -> None:

@@ -23,6 +23,7 @@ from ssd_engine.cluster import greeting
 from ssd_engine.cluster.options import ClusterOptions
 from ssd_engine.cluster.setup import Application, Setup, decode, encode
 from ssd_engine.cluster.store import WAIT_SECONDS, serve_request
+from ssd_engine.cluster.strangers import SparseLog, Strangers
 from ssd_engine.cluster.wire import HEADER, PARTING_SECONDS, Broken, Kind, NodeConnection, as_reason
 from ssd_engine.errors import EXIT_NODE_LOST, ConfigError, SSDError
 from ssd_engine.rank_processes import READY, RankStart
@@ -30,7 +31,6 @@ from ssd_engine.rank_processes import READY, RankStart
 log = logging.getLogger(__name__)
 
 GREETING_SECONDS = 10.0  # that a stranger gets to prove that it is none
-MAX_STRANGERS = 32  # at a time; one more is closed at once, and may try again
 BACKLOG = 64
 REMIND_SECONDS = 10.0
 PINGS_PER_TIMEOUT = 4
@@ -57,7 +57,7 @@ class Leader:
         self._started = self._ending = False
         self._deadline = time.monotonic() + options.join_timeout
         self._listener = _listen(options.host, options.port)
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._strangers, self._said = Strangers(), SparseLog()
         for work in (self._accept, self._ping, self._await_farewell):
             threading.Thread(target=work, daemon=True).start()
 
@@ -107,37 +107,43 @@ class Leader:
             try:
                 connected, address = self._listener.accept()
             except OSError as error:  # one that went before it was seen, or no file left for it
-                log.warning("cluster: %s", error)
+                self._said.warning("accept", f"cluster: {error}")
                 time.sleep(0.1)
                 continue
-            if not self._strangers.acquire(blocking=False):
-                log.warning("cluster: %s is one stranger too many", _name(address))
-                connected.close()
-                continue
+            self._strangers.enter(address[0], connected)
             threading.Thread(target=self._meet, args=(connected, address), daemon=True).start()
 
     def _meet(self, connected: socket.socket, address: tuple[object, ...]) -> None:
         try:
             connection = NodeConnection(connected)
         except OSError as error:  # it has gone already
-            log.warning("cluster: %s: %s", _name(address), error)
-            self._strangers.release()
+            self._said.warning("gone", f"cluster: {_name(address)}: {error}")
+            self._strangers.leave(address[0], connected)
             connected.close()
             return
         try:
-            try:
-                deadline = time.monotonic() + GREETING_SECONDS
-                greeting.challenge(connection, self._options.secret, deadline)
-            finally:
-                self._strangers.release()
-            self._judge(connection, address)
+            if self._is_node(connection, address):
+                self._strangers.leave(address[0], connected)
+                self._judge(connection, address)
         except Refused as refusal:
             log.warning("cluster: refused %s: %s", _name(address), refusal)
             connection.part(Kind.REFUSED, str(refusal).encode())
         except Broken as error:
             log.warning("cluster: refused %s: %s", _name(address), error)
         finally:
+            self._strangers.leave(address[0], connected)
             connection.close()
+
+    def _is_node(self, connection: NodeConnection, address: tuple[object, ...]) -> bool:
+        """Whether it knows the secret. Who does not could fill a log."""
+        try:
+            deadline = time.monotonic() + GREETING_SECONDS
+            greeting.challenge(connection, self._options.secret, deadline)
+        except Broken as error:
+            kind = type(error).__name__  # whoever says it knows the secret is told apart
+            self._said.warning(kind, f"cluster: refused {_name(address)}: {error}")
+            return False
+        return True
 
     def _judge(self, connection: NodeConnection, address: tuple[object, ...]) -> None:
         soon = time.monotonic() + GREETING_SECONDS
