@@ -14,7 +14,7 @@ from tests.process_tree import spawned
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.waiting import wait_until
 
-TIMEOUT = "1"
+TIMEOUT = "2.5"
 PROMPT = "Once upon a time"
 OPTIONS = {"max_tokens": 600, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
