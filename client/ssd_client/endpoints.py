@@ -24,7 +24,7 @@ from ssd.v1 import (
     target_pb2_grpc,
     trace_pb2_grpc,
 )
-from ssd_client.errors import EndpointLostError, failure_of
+from ssd_client.errors import BadInputError, EndpointLostError, failure_of
 from ssd_client.security import PLAIN, Security
 
 DEFAULT_ADDRESS = "127.0.0.1:7410"
@@ -119,6 +119,11 @@ class Endpoints(Sequence[Endpoint]):
         resolve: Resolve | None = None,
     ) -> None:
         self._named = list(named)
+        for each in self._named:
+            if not isinstance(each, str):
+                raise BadInputError(
+                    f"targets: HOST:PORT is expected, one argument each; got {each!r}"
+                )
         self._security = security
         self._resolve = resolve or resolve_host
         self._endpoints: list[Endpoint] = []

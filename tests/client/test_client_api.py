@@ -110,6 +110,12 @@ def test_what_is_no_token_id_is_named(way, ids):
         ask(way, ["127.0.0.1:1"], ids)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_targets_are_arguments_of_their_own(kind):
+    with pytest.raises(BadInputError, match="one argument each"):
+        kind(["127.0.0.1:1", "127.0.0.1:2"])
+
+
 def test_messages_come_in_several_forms(start):
     server, said = start(), (("system", "Be kind."), ("user", "Hello"))
     with Client(server.address) as client:
