@@ -9,7 +9,7 @@ from ssd_draft.plan import Planner
 from ssd_draft.records import LinkFrames, LinkUp
 from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.completion import StopRules
-from ssd_engine.frames import Notice, NoticeKind, Open, Verification
+from ssd_engine.frames import Launch, Notice, NoticeKind, Open, Outcome, Source, Verification
 from ssd_engine.sampling_params import SamplingParams
 from ssd_engine.token_ids import pack_tokens
 from ssd_target.sequence import Sequence
@@ -81,6 +81,24 @@ def test_what_is_held_is_bounded() -> None:
     core.handle(LinkFrames(2, [opened(9, 3 * LONG)]))
     frames = [frame for link in core.step().links for frame in link.frames]
     assert [frame.kind for frame in frames if isinstance(frame, Notice)] == [NoticeKind.REFUSED]
+
+
+def test_a_sequence_that_grows_beyond_the_bound_is_given_up() -> None:
+    core = make_core(max_tokens=34)
+    core.handle(LinkFrames(1, [opened(1, 30)]))
+    steps_until_complete(core, 1, 1)
+    notices: list[NoticeKind] = []
+    for number in range(6):
+        outcome = Outcome(1, number, 0, 7)
+        launch = Launch(1, number + 1, [], Source.NONE, DEPTH, 0)
+        core.handle(LinkFrames(1, [outcome, launch]))
+        frames = [frame for link in core.step().links for frame in link.frames]
+        notices += [frame.kind for frame in frames if isinstance(frame, Notice)]
+        core.check_integrity()
+        if notices:
+            break
+    assert (number, notices) == (4, [NoticeKind.BUSY])
+    assert not core._links[1].sequences
 
 
 @pytest.mark.parametrize("length", [100, 3 * INDEXED_AT_ONCE])

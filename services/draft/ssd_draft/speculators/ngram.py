@@ -40,10 +40,12 @@ class NgramSpeculator:
         return sequence.num_committed / self._max_tokens
 
     def moved(self, sequence: DraftSequence) -> None:
-        """What it has grown by is little, and was bounded when it was opened."""
         state: _State = sequence.state
-        self._held += sequence.num_committed - state.held
-        state.held = sequence.num_committed
+        more = sequence.num_committed - state.held
+        if self._held + more > self._max_tokens:
+            raise NoRoom(f"the indices hold {self._held} of {self._max_tokens} tokens")
+        self._held += more
+        state.held += more
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
         if sequence.complete:
