@@ -7,12 +7,12 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ssd_engine.serving import connections
 from tests.attacks.conftest import OTHER, TOKEN_FILE, Attacked, generate, request
 from tests.processes import SERVING, target
 from tests.waiting import HANG_SECONDS, wait_until
@@ -110,9 +110,7 @@ def test_probes_get_through_beside_calls_that_say_nothing(small: Attacked, port:
         assert [is_alive(address) for _ in range(24)] == 24 * [True]
 
 
-def test_a_port_knows_as_many_connections_as_there_are_descriptors_for(tmp_path: Path) -> None:
-    from ssd_engine.serving import connections
-
+def test_a_port_knows_as_many_connections_as_there_are_descriptors_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for soft, most in ((400, 204), (1024, 672), (1_000_000, 3072), (-1, 4096), (100, 16)):
             patch.setattr(connections.resource, "getrlimit", lambda _, soft=soft: (soft, soft))

@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from ssd_engine.errors import SSDError
+from ssd_engine.serving.daemon_thread import in_daemon_thread
 from ssd_target.places import DnsName, Place, PlaceFile, Source, at, join, parse_lines
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Discovery:
 
     async def _look_once(self) -> None:
         if self._pending is None:
-            self._pending = _in_thread(lambda: self._look(self.source))
+            self._pending = in_daemon_thread(lambda: self._look(self.source), "look-up")
         # The last one may hang still: it is waited for, not joined by another.
         done, _ = await asyncio.wait({self._pending}, timeout=LOOK_UP_SECONDS)
         if not done:
@@ -131,28 +131,3 @@ class Discovery:
         if text != self._said:
             log.log(level, "%s: %s", self.source, text)
             self._said = text
-
-
-def _in_thread(work: Callable[[], list[Place]]) -> "asyncio.Future[list[Place]]":
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[list[Place]] = loop.create_future()
-
-    def settle(result: list[Place] | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result or [])
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except Exception as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name="look-up", daemon=True).start()
-    return future

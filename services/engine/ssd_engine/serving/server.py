@@ -1,11 +1,9 @@
 """The life of a service: listen, load, serve, drain."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from ssd_engine.processes import settle_memory
 from ssd_engine.serving.access import Access, Guard
 from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
 from ssd_engine.serving.connections import connection_options
+from ssd_engine.serving.daemon_thread import in_daemon_thread
 from ssd_engine.serving.descriptors import keep_reserve
 from ssd_engine.serving.engine_client import EngineProcess
 from ssd_engine.serving.engine_watch import EngineWatch, Progress
@@ -258,19 +257,7 @@ class ServiceServer(ABC):
 
     def in_background(self, work: Callable[[], Value]) -> "asyncio.Future[Value]":
         """What may take as long as loading does. A stop does not wait for it."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Value] = loop.create_future()
-
-        def run() -> None:
-            result, failure = None, None
-            try:
-                result = work()
-            except Exception as error:
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, future, result, failure)
-
-        threading.Thread(target=run, daemon=True).start()
+        future = in_daemon_thread(work, "background")
         self._background.append(future)
         return future
 
@@ -329,15 +316,6 @@ class ServiceServer(ABC):
             self._service_metrics.ready.set(status == UP)
         for each in names:
             await self._health.set(each, status)
-
-
-def _settle(future: "asyncio.Future[Any]", result: Any, failure: Exception | None) -> None:
-    if future.done():
-        return
-    if failure is None:
-        future.set_result(result)
-    else:
-        future.set_exception(failure)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
