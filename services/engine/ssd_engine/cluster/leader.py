@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Hashable
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -113,7 +114,7 @@ class Leader:
             self._strangers.enter(address[0], connected)
             threading.Thread(target=self._meet, args=(connected, address), daemon=True).start()
 
-    def _meet(self, connected: socket.socket, address: tuple[object, ...]) -> None:
+    def _meet(self, connected: socket.socket, address: tuple[Hashable, ...]) -> None:
         try:
             connection = NodeConnection(connected)
         except OSError as error:  # it has gone already
@@ -134,7 +135,7 @@ class Leader:
             self._strangers.leave(address[0], connected)
             connection.close()
 
-    def _is_node(self, connection: NodeConnection, address: tuple[object, ...]) -> bool:
+    def _is_node(self, connection: NodeConnection, address: tuple[Hashable, ...]) -> bool:
         """Whether it knows the secret. Who does not could fill a log."""
         try:
             deadline = time.monotonic() + GREETING_SECONDS
@@ -145,7 +146,7 @@ class Leader:
             return False
         return True
 
-    def _judge(self, connection: NodeConnection, address: tuple[object, ...]) -> None:
+    def _judge(self, connection: NodeConnection, address: tuple[Hashable, ...]) -> None:
         soon = time.monotonic() + GREETING_SECONDS
         application = decode(Application, connection.expect(Kind.APPLY, soon))
         node = application.node
@@ -190,7 +191,7 @@ class Leader:
             timeout=options.timeout,
         )
 
-    def _admit(self, node: int, connection: NodeConnection, address: tuple[object, ...]) -> None:
+    def _admit(self, node: int, connection: NodeConnection, address: tuple[Hashable, ...]) -> None:
         connection.send(Kind.ADMITTED)
         log.info("cluster: node %d has joined from %s", node, _name(address))
         with self._changed:
@@ -289,7 +290,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _name(address: tuple[object, ...]) -> str:
+def _name(address: tuple[Hashable, ...]) -> str:
     host, port = str(address[0]), address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -1,8 +1,4 @@
-"""Who is at the door and has not proved that it is a node.
-
-There is room for a few. One more takes the place of the oldest of the host that has most of them: a
-node proves itself at once, so that only those who say nothing are old.
-"""
+"""Who is at the door and has not proved that it is a node; and what is logged of them."""
 
 import contextlib
 import logging
@@ -10,7 +6,9 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+from ssd_engine.crowd import Crowd
 
 log = logging.getLogger(__name__)
 
@@ -22,34 +20,20 @@ class Strangers:
     """Of several threads."""
 
     def __init__(self, most: int = MAX_STRANGERS) -> None:
-        self._most = most
         self._lock = threading.Lock()
-        self._by_host: dict[object, list[socket.socket]] = {}  # oldest first
+        self._crowd: Crowd[socket.socket] = Crowd(most)
 
-    def enter(self, host: object, connected: socket.socket) -> None:
+    def enter(self, host: Hashable, connected: socket.socket) -> None:
         with self._lock:
-            if sum(map(len, self._by_host.values())) >= self._most:
-                self._send_away()
-            self._by_host.setdefault(host, []).append(connected)
+            goes = self._crowd.enter(host, connected)
+        if goes is not None:
+            with contextlib.suppress(OSError):  # whoever reads from it notices, and closes it
+                goes.shutdown(socket.SHUT_RDWR)
 
-    def leave(self, host: object, connected: socket.socket) -> None:
+    def leave(self, host: Hashable, connected: socket.socket) -> None:
         """It is none any more, or has gone."""
         with self._lock:
-            self._remove(host, connected)
-
-    def _send_away(self) -> None:
-        host = max(self._by_host, key=lambda each: len(self._by_host[each]))
-        oldest = self._by_host[host][0]
-        self._remove(host, oldest)
-        with contextlib.suppress(OSError):  # whoever reads from it notices, and closes it
-            oldest.shutdown(socket.SHUT_RDWR)
-
-    def _remove(self, host: object, connected: socket.socket) -> None:
-        held = self._by_host.get(host, [])
-        if connected in held:
-            held.remove(connected)
-        if not held:
-            self._by_host.pop(host, None)
+            self._crowd.leave(host, connected)
 
 
 class SparseLog:

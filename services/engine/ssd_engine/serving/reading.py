@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from ssd_engine.crowd import Crowd
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.access import OPEN, service_of
 from ssd_engine.serving.messages import decode_message
@@ -37,15 +38,14 @@ class ReadRequests(grpc.aio.ServerInterceptor):
     """The innermost interceptor: what others refuse is not read.
 
     A call that says nothing holds a place until its request must have come; so each caller has but
-    a part of the places for that. Those who may call without saying who they are share one: when it
-    is taken, the oldest call of the host that has most of it is given up for the new one, as those
-    who have something to say say it at once.
+    a part of the places for that. Those who may call without saying who they are share one
+    (``crowd.py``).
     """
 
     def __init__(self, caller: Caller = lambda context: "") -> None:
         self._caller = caller
         self._unread: Counter[str] = Counter()
-        self._silent: dict[str, list[asyncio.Event]] = {}  # open calls, by host, oldest first
+        self._silent: Crowd[asyncio.Event] = Crowd(MAX_UNREAD)  # open calls
 
     async def intercept_service(
         self,
@@ -93,10 +93,9 @@ class ReadRequests(grpc.aio.ServerInterceptor):
 
     async def _read_open(self, context: grpc.aio.ServicerContext) -> bytes:
         given_up, host = asyncio.Event(), host_of(context.peer())
-        if sum(map(len, self._silent.values())) >= MAX_UNREAD:
-            most = max(self._silent, key=lambda each: len(self._silent[each]))
-            self._silent[most].pop(0).set()
-        self._silent.setdefault(host, []).append(given_up)
+        goes = self._silent.enter(host, given_up)
+        if goes is not None:
+            goes.set()
         reading = asyncio.ensure_future(_read(context, OPEN_SECONDS))
         waiting = asyncio.ensure_future(given_up.wait())
         try:
@@ -107,14 +106,7 @@ class ReadRequests(grpc.aio.ServerInterceptor):
         finally:
             reading.cancel()
             waiting.cancel()
-            self._leave(host, given_up)
-
-    def _leave(self, host: str, given_up: asyncio.Event) -> None:
-        calls = self._silent.get(host, [])
-        if given_up in calls:
-            calls.remove(given_up)
-        if not calls:
-            self._silent.pop(host, None)
+            self._silent.leave(host, given_up)
 
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:
