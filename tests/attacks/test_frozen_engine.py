@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd_client import Client
-from ssd_engine.serving.engine_watch import EngineWatch, Progress
+from ssd_engine.serving.engine_watch import EngineState, EngineWatch
 from tests.process_tree import spawned
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.waiting import wait_until
@@ -75,16 +75,16 @@ def test_a_draft_whose_engine_stands_still_is_left_and_found_again(tmp_path: Pat
 
 def test_an_engine_is_watched_by_how_long_it_is_silent() -> None:
     watch = EngineWatch(10.0)
-    assert [watch.look(seconds) for seconds in (0.1, 9.9, 10.1)] == 3 * [Progress.MOVING]
-    assert watch.look(10.6) is Progress.STALLED
-    assert watch.look(19.9) is Progress.STALLED
-    assert watch.look(20.1) is Progress.DEAD
-    assert watch.look(0.1) is Progress.MOVING
+    assert [watch.look(seconds) for seconds in (0.1, 9.9, 10.1)] == 3 * [EngineState.MOVING]
+    assert watch.look(10.6) is EngineState.STALLED
+    assert watch.look(19.9) is EngineState.STALLED
+    assert watch.look(20.1) is EngineState.DEAD
+    assert watch.look(0.1) is EngineState.MOVING
 
 
 def test_a_front_that_stood_still_itself_reads_before_it_judges() -> None:
     """What came meanwhile is read between two looks."""
     watch = EngineWatch(10.0)
-    assert watch.look(100.0) is Progress.MOVING
-    assert watch.look(0.1) is Progress.MOVING
-    assert watch.look(100.0) is Progress.MOVING
+    assert watch.look(100.0) is EngineState.MOVING
+    assert watch.look(0.1) is EngineState.MOVING
+    assert watch.look(100.0) is EngineState.MOVING

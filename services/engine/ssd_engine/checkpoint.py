@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 def _sums(entry: WeightEntry) -> bytes:
-    """Of its pieces, 4 bytes each."""
+    """The checksums of its pieces, 4 bytes each."""
     sums = bytearray()
     try:
         with entry.file.open("rb") as file:

@@ -70,7 +70,7 @@ def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bo
 
 
 def _coupled_scores(adjusted: Tensor, tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Of these tokens of each row: [n, tokens] float64."""
+    """What these tokens of each row are ranked by: [n, tokens] float64."""
     params = [row.params for row in rows]
     scaled = scale_logits(adjusted.gather(1, tokens), params)
     scores = scaled.to(torch.float64) + _noise(tokens, rows)

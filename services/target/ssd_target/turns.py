@@ -34,7 +34,7 @@ class Shares:
 
 
 class PrefillTurns:
-    """Of prompts that are being read."""
+    """Which of the prompts that are being read come next."""
 
     def __init__(self) -> None:
         self._shares = Shares()

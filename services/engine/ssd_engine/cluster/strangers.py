@@ -17,7 +17,7 @@ QUIET_SECONDS = 10.0
 
 
 class Strangers:
-    """Of several threads."""
+    """Several threads may use it."""
 
     def __init__(self, most: int = MAX_STRANGERS) -> None:
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ OTHERS = 128  # descriptors that are no connections: pipes, logs, files that are
 
 
 def connection_options(keepalive_seconds: float = 60.0) -> list[tuple[str, int]]:
-    """Of a port for calls."""
+    """What a port for calls is told."""
     return [
         *_times(IDLE_SECONDS, keepalive_seconds),
         ("grpc.max_connection_age_ms", 1000 * AGE_SECONDS),
@@ -26,7 +26,7 @@ def connection_options(keepalive_seconds: float = 60.0) -> list[tuple[str, int]]
 
 
 def probe_options() -> list[tuple[str, int]]:
-    """Of a port for health alone: probes connect, ask and leave."""
+    """What a port for health alone is told: probes connect, ask and leave."""
     number = min(MOST_OF_PROBES, most_connections() // 4)
     return [*_times(60, 20.0), ("grpc.max_allowed_incoming_connections", number)]
 

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class Reserve:
-    """Of one process; its threads take turns."""
+    """The descriptors that one process keeps; its threads take turns."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._lock = threading.RLock()  # a read may consist of others

@@ -21,7 +21,7 @@ from ssd_engine.serving.connections import connection_options
 from ssd_engine.serving.daemon_thread import in_daemon_thread
 from ssd_engine.serving.descriptors import keep_reserve
 from ssd_engine.serving.engine_client import EngineProcess
-from ssd_engine.serving.engine_watch import EngineWatch, Progress
+from ssd_engine.serving.engine_watch import EngineState, EngineWatch
 from ssd_engine.serving.health import Health
 from ssd_engine.serving.health_server import bound, make_health_server
 from ssd_engine.serving.metrics import ServiceMetrics
@@ -46,9 +46,9 @@ DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 _SAID = {
-    Progress.MOVING: "the engine goes on",
-    Progress.STALLED: "the engine stands still",
-    Progress.DEAD: "the engine still stands still: it is taken for dead",
+    EngineState.MOVING: "the engine goes on",
+    EngineState.STALLED: "the engine stands still",
+    EngineState.DEAD: "the engine still stands still: it is taken for dead",
 }
 
 
@@ -266,20 +266,20 @@ class ServiceServer(ABC):
         may go on; after twice the time it is taken for dead, and whoever looks after processes may
         start another one."""
         engine, watch = self._engine_process, EngineWatch(self._service_config.engine_timeout)
-        before = watch.progress
+        before = watch.state
         while True:
             await asyncio.sleep(watch.interval)
             now = watch.look(engine.silent_seconds)
             if now is before:
                 continue
-            log.log(logging.INFO if now is Progress.MOVING else logging.ERROR, _SAID[now])
-            if now is Progress.STALLED:
+            log.log(logging.INFO if now is EngineState.MOVING else logging.ERROR, _SAID[now])
+            if now is EngineState.STALLED:
                 engine.stalled = f"{_SAID[now]} (--engine-timeout)"
                 engine.abandon(engine.stalled)
-            elif now is Progress.MOVING:
+            elif now is EngineState.MOVING:
                 engine.stalled = None
-            await self._set_health(READINESS, UP if now is Progress.MOVING else DOWN)
-            await self._set_health(LIVENESS, DOWN if now is Progress.DEAD else UP)
+            await self._set_health(READINESS, UP if now is EngineState.MOVING else DOWN)
+            await self._set_health(LIVENESS, DOWN if now is EngineState.DEAD else UP)
             before = now
 
     async def _first_of(self, future: "asyncio.Future[Any]") -> None:
