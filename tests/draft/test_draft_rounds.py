@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssd_draft.core import DraftCore
-from ssd_draft.plan import FILL, IN_TIME, LATE, Planner, RoundPlan
+from ssd_draft.plan import FILL, IN_TIME, LATE, RANKS, Planner, RoundPlan
 from ssd_draft.records import LinkFrames, LinkUp
 from ssd_draft.sequence import DraftSequence
 from ssd_draft.speculators import ModelSpeculator
@@ -211,6 +211,27 @@ def test_branches_that_are_late_in_a_row_count_for_more(runner: ModelRunner) -> 
     for late in (True, True, False, True):
         planner.observe_use(sequence, late)
     assert planner._fill[Verification.COUPLED] == pytest.approx(FILL - 4 * LATE + IN_TIME)
+
+
+def test_trees_that_were_slow_at_first_are_soon_as_large_as_they_may_be(
+    runner: ModelRunner,
+) -> None:
+    draft = Draft(runner)
+    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
+    sequence, planner = draft.sequence, draft.planner
+    for late in (*[True] * 8, *[False] * 30):
+        planner.observe_use(sequence, late)
+    assert planner._fill[Verification.COUPLED] >= FILL
+
+
+def test_no_outcome_has_more_branches_than_guesses_are_ranked() -> None:
+    """More would have to be ranked anew, on the host: each step of such a tree took 25 ms."""
+    coupled = Verification.COUPLED
+    opened = Open(1, 0, b"", b"", [], 200, SamplingParams(0, 1.0), coupled, 1.0, DEPTH, 4800)
+    sequence = DraftSequence(1, opened, 0.0, DEPTH)  # without a speculation there is one outcome
+    plan = Planner(DEPTH, 2 * RANKS).plan(sequence, StepClock(), others=0)
+    assert plan.fan_out == [RANKS]
+    assert plan.ranks == RANKS + 1
 
 
 @pytest.mark.parametrize(("per_row", "depth", "width"), [(0.0, 3, BUDGET), (0.4e-3, 1, 2)])

@@ -85,6 +85,16 @@ def test_a_rate_at_the_edge_or_beyond_still_gives_a_fan_out(alpha: float) -> Non
     assert counts.index(max(counts)) == (0 if alpha <= 0 else 4)
 
 
+def test_an_outcome_that_is_full_leaves_the_rest_to_others() -> None:
+    law = MissLaw(0.4, 1.0)
+    free = fan_out(3, 0.9, law, law, 24)
+    bounded = fan_out(3, 0.9, law, law, 24, most=8)
+    assert max(free) > 8
+    assert max(bounded) == 8
+    assert sum(bounded) == 24
+    assert fan_out(1, 0.9, law, law, 24, most=8) == [8, 8]
+
+
 def test_without_speculated_tokens_there_is_one_outcome() -> None:
     assert fan_out(0, 0.7, MissLaw(0.4, 1.0), MissLaw(0.3, 1.0), 9) == [9]
     assert uniform(0, 9) == [9]

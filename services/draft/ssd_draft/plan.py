@@ -8,14 +8,16 @@ from ssd_engine.fan_out import AcceptanceRate, MissLaw, MissRate, fan_out
 from ssd_engine.frames import Source, Verification
 from ssd_engine.pace import StepClock
 
-RANKS = 16  # candidates that are ranked, to learn how fast more of them help
+RANKS = 16  # candidates that are ranked, to learn how fast more of them help; none has more
 REJECTED, FULL = MissLaw(0.5, 1.0), MissLaw(0.3, 1.0)  # before anything is measured
 # What a tree may fill of the target's forward; the rest is for the way to and fro.
 FILL, LEAST_FILL = 0.85, 0.3
 # By which it changes when a branch was late, and when it was not: one of seven may be late, as
-# messages now and then take their time whatever the tree is like. Late ones in a row count more.
+# messages now and then take their time whatever the tree is like. Late ones in a row count more,
+# and so do, once they are many, those in time: what was slow when it began is soon made up for.
 LATE, IN_TIME = 0.024, 0.004
 MOST_IN_A_ROW = 4
+MANY, MOST_AFTER_MANY = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Rates:
     full: MissRate = field(default_factory=lambda: MissRate(FULL, max_fan_out=RANKS))
 
     def fan_out(self, length: int, budget: int) -> list[int]:
-        return fan_out(length, self.alpha.value, self.rejected.law, self.full.law, budget)
+        rejected, full = self.rejected.law, self.full.law
+        return fan_out(length, self.alpha.value, rejected, full, budget, most=RANKS)
 
 
 class Planner:
@@ -64,12 +67,15 @@ class Planner:
         self._fan_outs: dict[tuple[Verification, bool, int, int], list[int]] = {}
         self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
         self._late = dict.fromkeys(Verification, 0)  # in a row
+        self._in_time = dict.fromkeys(Verification, 0)  # likewise
 
     def observe_use(self, sequence: DraftSequence, late: bool) -> None:
         """A branch that was prepared was called for: it was there, or too late."""
         kind = sequence.verification
         self._late[kind] = min(self._late[kind] + 1, MOST_IN_A_ROW) if late else 0
-        fill = self._fill[kind] + (-LATE * self._late[kind] if late else IN_TIME)
+        self._in_time[kind] = 0 if late else self._in_time[kind] + 1
+        more = IN_TIME * min(max(self._in_time[kind] - MANY, 1), MOST_AFTER_MANY)
+        fill = self._fill[kind] + (-LATE * self._late[kind] if late else more)
         self._fill[kind] = min(max(fill, LEAST_FILL), 1.0)
 
     def observe(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MARGIN = 1e-3  # alpha is kept this far from 0 and from 1, where the law degenerates
+FULL = -1.0  # the gain where no candidate may be added
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,15 @@ class MissLaw:
         return float(self.first * candidates**-self.r) if candidates else 1.0
 
 
-def fan_out(depth: int, alpha: float, rejected: MissLaw, full: MissLaw, budget: int) -> list[int]:
-    """Candidates of t for each outcome a = 0..depth; their sum is the budget.
+def fan_out(
+    depth: int,
+    alpha: float,
+    rejected: MissLaw,
+    full: MissLaw,
+    budget: int,
+    most: int | None = None,
+) -> list[int]:
+    """Candidates of t for each outcome a = 0..depth, ``most`` for each; their sum is the budget.
 
     One after the other goes where it prevents the most misses: no other split prevents more. With
     one law for all outcomes and many candidates this is theorem 12, F_j = F_0 alpha^(j / (1+r)) for
@@ -38,8 +46,11 @@ def fan_out(depth: int, alpha: float, rejected: MissLaw, full: MissLaw, budget: 
     gains = [chance * (1.0 - law.first) for chance, law in zip(chances, laws, strict=True)]
     for _ in range(budget):
         j = max(range(depth + 1), key=gains.__getitem__)
+        if counts[j] == most:
+            break  # what is full has no gain: all of them are
         counts[j] += 1
-        gains[j] = chances[j] * (laws[j].miss(counts[j]) - laws[j].miss(counts[j] + 1))
+        more = chances[j] * (laws[j].miss(counts[j]) - laws[j].miss(counts[j] + 1))
+        gains[j] = FULL if counts[j] == most else more
     return counts
 
 
