@@ -23,7 +23,7 @@ from tools.gpu.report import FAILED, Rows
 from tools.gpu.serving import MODES, Model, ModelPair, against, mps, pair
 from tools.gpu.shapes import SHAPES
 
-TARGET, RANDOM_DRAFT = "qwen2.5-1.5b", "qwen2.5-0.5b"  # of one vocabulary
+TARGET, RANDOM_DRAFT = "qwen2.5-7b", "qwen2.5-0.5b"  # of one vocabulary
 # Rows of the draft's head that are no token's, and how many more the target has: as published.
 PADDING, MORE_PADDING = 271, 128
 # Layers of the target add less and less, so that a copy of the first ones, which takes a part of
