@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ssd_draft.config import DraftConfig
@@ -21,16 +22,19 @@ from tools.gpu import engines
 from tools.gpu.report import Rows
 from tools.gpu.serving import PAIRS, grown, mode_row, mps, pair
 
-BUDGET = DraftConfig.budget
+# Branches of a round: as they come, and as few as a draft takes that would be late with more.
+BUDGETS = (DraftConfig.budget, 8)
 CONTEXT = 300
 DEPTHS = (1, 2, 3, 4, 5)
+TREES = tuple(product(DEPTHS, BUDGETS))
 BATCHES = (1, 4, 8, 16)
 TOKENS = 128
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one depth: tokens a round in turns; with a draft of its own, hits and what they give."""
+    """Of one kind of tree: tokens a round in turns; with a draft of its own, hits and what they
+    give."""
 
     e_sd: float
     p: float
@@ -38,17 +42,21 @@ class Rates:
     e_miss: float
 
 
+Tree = tuple[int, int]  # depth and branches
+
+
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of each side alone, at one batch: by depth, 0 for plain decoding."""
+    """Milliseconds of each side alone, at one batch."""
 
-    verify: dict[int, float]
+    verify: dict[int, float]  # by depth, 0 for plain decoding
     step: float  # one token of a draft that takes turns with its target
-    trees: dict[int, tuple[float, float]]  # a tree after a hit, and the backup after a miss
+    trees: dict[Tree, tuple[float, float]]  # a tree after a hit, and the backup after a miss
 
 
 def project(num_prompts: int) -> Rows:
-    rates = _rates(story_prompts(min(num_prompts, 6), seed=14))
+    prompts = story_prompts(min(num_prompts, 6), seed=14)
+    rates = {tree: rate for budget in BUDGETS for tree, rate in _rates(prompts, budget).items()}
     rows: Rows = []
     for target, draft in PAIRS:
         times = _times(target, draft)
@@ -56,12 +64,12 @@ def project(num_prompts: int) -> Rows:
     return rows
 
 
-def _rates(prompts: Sequence[str]) -> dict[int, Rates]:
+def _rates(prompts: Sequence[str], budget: int) -> dict[Tree, Rates]:
     models = grown(PAIRS[0][0], "")
-    with mps(), pair(models, 1, max(DEPTHS), "--backup", "jit", budget=BUDGET) as client:
+    with mps(), pair(models, 1, max(DEPTHS), "--backup", "jit", budget=budget) as client:
         for mode in ("sync", "ssd"):
             client.generate(prompts[0], mode, 32)
-        return {depth: _count(client, prompts, depth) for depth in DEPTHS}
+        return {(depth, budget): _count(client, prompts, depth) for depth in DEPTHS}
 
 
 def _count(client: Client, prompts: Sequence[str], depth: int) -> Rates:
@@ -78,32 +86,34 @@ def _count(client: Client, prompts: Sequence[str], depth: int) -> Rates:
 
 
 def _project(
-    target: str, draft: str, batch: int, rates: dict[int, Rates], times: Times
+    target: str, draft: str, batch: int, rates: dict[Tree, Rates], times: Times
 ) -> dict[str, Any]:
     """Rates are those of all sequences together. Each has its own hits: none waits for another."""
 
     def in_turns(depth: int) -> float:
-        return batch * rates[depth].e_sd / (1e-3 * (times.verify[depth] + depth * times.step))
+        seconds = 1e-3 * (times.verify[depth] + depth * times.step)
+        return batch * rates[depth, BUDGETS[0]].e_sd / seconds
 
-    def at_once(depth: int) -> float:
-        tree, backup = times.trees[depth]
-        rate, verify = rates[depth], times.verify[depth]
-        parts = (1e-3 * verify, tree / verify, backup / verify)
+    def at_once(tree: Tree) -> float:
+        prepared, backup = times.trees[tree]
+        rate, verify = rates[tree], times.verify[tree[0]]
+        parts = (1e-3 * verify, prepared / verify, backup / verify)
         return batch * theorem7(rate.p, rate.e_hit, rate.e_miss, *parts)
 
-    slow, fast = max(DEPTHS, key=in_turns), max(DEPTHS, key=at_once)
-    verify, rate = times.verify[fast], rates[fast]
+    slow, fast = max(DEPTHS, key=in_turns), max(TREES, key=at_once)
+    verify, rate, e_sd = times.verify[fast[0]], rates[fast], rates[slow, BUDGETS[0]].e_sd
     turns = slow * times.step / times.verify[slow]
     sync, ssd = in_turns(slow), at_once(fast)
-    ceiling = (1 + turns) * times.verify[slow] / verify * rate.e_hit / rates[slow].e_sd
+    ceiling = (1 + turns) * times.verify[slow] / verify * rate.e_hit / e_sd
     return {
         "projection": f"{target}, {draft} on GPUs of their own",
         "batch": batch,
         "T_v, ms": verify,
         "K sync": slow,
         "T_SD": turns,
-        "E_SD": rates[slow].e_sd,
-        "K ssd": fast,
+        "E_SD": e_sd,
+        "K ssd": fast[0],
+        "branches": fast[1],
         "T_p": times.trees[fast][0] / verify,
         "T_b": times.trees[fast][1] / verify,
         "p": rate.p,
@@ -176,25 +186,24 @@ def _step_ms(shape: str) -> dict[int, float]:
     return found
 
 
-def _trees_ms(shape: str) -> dict[int, dict[int, tuple[float, float]]]:
-    """For every batch and depth: trees after hits, and backups after misses."""
-    deepest, most = max(DEPTHS), max(BATCHES)
+def _trees_ms(shape: str) -> dict[int, dict[Tree, tuple[float, float]]]:
+    """For every batch and tree: trees after hits, and backups after misses."""
+    deepest, most, widest = max(DEPTHS), max(BATCHES), max(BUDGETS)
     runner = engines.load_runner(
         "stories-draft",
         shape,
         exact=False,
         step_rows=deepest + 1,
-        branches=BUDGET,
+        branches=widest,
         ranks=17,
-        max_tail=BUDGET * (deepest + 1) + deepest,
+        max_tail=widest * (deepest + 1) + deepest,
         max_num_seqs=most,
-        max_forward_tokens=max(512, 2 * most * (BUDGET + deepest + 1)),
+        max_forward_tokens=max(512, 2 * most * (widest + deepest + 1)),
     )
 
     found = {
         batch: {
-            depth: time_rounds(DraftAlone(runner, depth, BUDGET, batch, engines.SAMPLED))
-            for depth in DEPTHS
+            tree: time_rounds(DraftAlone(runner, *tree, batch, engines.SAMPLED)) for tree in TREES
         }
         for batch in BATCHES
     }

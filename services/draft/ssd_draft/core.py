@@ -222,7 +222,7 @@ class DraftCore:
             self._learn(link, sequence, frame)
         elif isinstance(frame, Launch):
             self._ship(link, sequence, frame)
-            if sequence.prepared and sequence.had_time and sequence.phase is Phase.DECIDED:
+            if sequence.is_called_for:
                 link.planner.observe_use(sequence, sequence.is_late(frame))
         self._trace_frame(frame)
         if not sequence.apply(frame, self._now()):

@@ -169,6 +169,8 @@ class DraftSequence:
         return min(self.depth, self.plan.depth) if planned else self.depth
 
     @property
-    def had_time(self) -> bool:
-        """Whether its tree began with its round: in the first one the prompt comes before it."""
-        return self.round != self.opened_in
+    def is_called_for(self) -> bool:
+        """Whether a branch of its tree is what the target asks for next, and the tree began with
+        its round: in the first one the prompt comes before it."""
+        named = self.phase is Phase.DECIDED and self.prepared and self.planned > 0
+        return named and self.round != self.opened_in
