@@ -247,7 +247,7 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
     )
     got = run(core, requests)
     assert [one.tokens for one in got] == expected
-    assert core.stats().set_aside >= 3
+    assert core.stats().set_aside >= 2
     assert bool(core.stats().swapped_out) == bool(kept)
     assert device.most_in_flight == 2
     assert core.stats().used_blocks == 0
