@@ -58,7 +58,9 @@ class PlainTokenizer:
         return added
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        """Other threads go on meanwhile, as they do not with ``encode``."""
+        (found,) = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -1,0 +1,1 @@
+"""Attacks on real services, and what others notice of them."""

@@ -1,0 +1,156 @@
+"""Engines that stand still: when it is noticed, and whether texts go on elsewhere."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+from ssd_client import Client
+from tools.attack.scenes import seconds_until, started
+from tools.soak.services import Service
+
+TIMEOUT = 5.0  # --engine-timeout
+SLACK = 2.0
+ASKED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+PROMPT = "Once upon a time"
+FLAGS = ["--engine-timeout", str(TIMEOUT), "--threads", "1"]
+# A call of the device that does not come back, and lets nothing else of its process run.
+HUNG_CALL = """
+import ctypes, os, sys
+sys.path[:] = [path for path in sys.path if path != os.environ["HUNG_CALL_PATH"]]
+try:
+    from ssd_engine import runner
+
+    step = runner.ModelRunner.step
+
+    def hung(self, *args, **options):
+        if os.path.exists(os.environ["HUNG_CALL"]):
+            ctypes.PyDLL(None).sleep(3600)
+        return step(self, *args, **options)
+
+    runner.ModelRunner.step = hung
+except ImportError:
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    what: str
+    noticed: float  # seconds until readiness is off
+    same_text: bool
+
+    def __str__(self) -> str:
+        late = self.noticed > TIMEOUT + SLACK or not self.same_text
+        text = "the same text elsewhere" if self.same_text else "ANOTHER TEXT"
+        head = "PROBLEM: " if late else ""
+        return f"{head}{self.what}: readiness off after {self.noticed:.1f} s, {text}"
+
+
+def freezes(folder: Path) -> Iterator[Frozen]:
+    with started(Service("spare", "ssd_target", ["stories-target", *FLAGS], folder)) as spare:
+        with Client(spare.address) as client:
+            expected = client.generate(PROMPT, **ASKED).text
+        yield _target("engine", folder, spare, expected)
+        yield _target("rank", folder, spare, expected, "--tp", "2")
+        yield _device_call(folder, spare, expected)
+        yield _draft_engine(folder, expected)
+
+
+def _target(what: str, folder: Path, spare: Service, expected: str, *flags: str) -> Frozen:
+    service = Service(f"frozen-{what}", "ssd_target", ["stories-target", *FLAGS, *flags], folder)
+    with started(service):
+        process = _engine_processes(service)[1 if flags else 0]
+        return _freeze(what, service, spare, expected, lambda: os.kill(process, signal.SIGSTOP))
+
+
+def _device_call(folder: Path, spare: Service, expected: str) -> Frozen:
+    hook, told = folder / "hook", folder / "hang-now"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(HUNG_CALL)
+    path = os.pathsep.join(filter(None, (str(hook), os.environ.get("PYTHONPATH"))))
+    with _environment(PYTHONPATH=path, HUNG_CALL=str(told), HUNG_CALL_PATH=str(hook)):
+        service = Service("frozen-call", "ssd_target", ["stories-target", *FLAGS], folder)
+        with started(service):
+            return _freeze("device call", service, spare, expected, told.touch)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _freeze(
+    what: str, service: Service, spare: Service, expected: str, freeze: Callable[[], object]
+) -> Frozen:
+    with Client(service.address, spare.address) as client:
+        with client.stream(PROMPT, **ASKED) as stream:
+            pieces = stream.text()
+            text = next(pieces)
+            freeze()
+            begin = time.monotonic()
+            text += "".join(pieces)
+            resumed = stream.result.resumed == 1
+        seconds_until(lambda: not is_ready(service.address))
+        noticed = time.monotonic() - begin
+    return Frozen(what, noticed, resumed and text == expected)
+
+
+def _draft_engine(folder: Path, expected: str) -> Frozen:
+    draft = Service("frozen-draft", "ssd_draft", ["stories-draft", *FLAGS], folder)
+    with started(draft):
+        flags = ["--draft", draft.address, "--link-timeout", "3600"]
+        target = Service("linked", "ssd_target", ["stories-target", *FLAGS, *flags], folder)
+        with started(target), Client(target.address) as client:
+            seconds_until(lambda: _link_is_up(target.address))
+            with client.stream(PROMPT, **ASKED, mode="ssd") as stream:
+                pieces = stream.text()
+                text = next(pieces)
+                begin = time.monotonic()
+                os.kill(_engine_processes(draft)[0], signal.SIGSTOP)
+                text += "".join(pieces)
+            seconds_until(lambda: not is_ready(draft.address))
+            return Frozen("draft engine", time.monotonic() - begin, text == expected)
+
+
+def _engine_processes(service: Service) -> list[int]:
+    """The engine, and the ranks below it."""
+
+    def children(pid: int) -> list[int]:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+    def below(pid: int) -> list[int]:
+        return [each for child in children(pid) for each in (child, *below(child))]
+
+    found = below(service.process.pid)
+    return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def is_ready(address: str) -> bool:
+    check = health_pb2.HealthCheckRequest(service="readiness")
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(check, timeout=30)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _link_is_up(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        info = rpc.TargetServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest())
+    return any(endpoint.state == "up" for endpoint in info.speculation_endpoints)
