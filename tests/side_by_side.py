@@ -30,6 +30,7 @@ SERVICES = {
     ),
     "attacked": (
         "attacks/test_cancel_storm.py",
+        "attacks/test_forged_turns.py",
         "attacks/test_guessed_prompts.py",
         "attacks/test_huge_prompts.py",
         "attacks/test_long_prompts.py",

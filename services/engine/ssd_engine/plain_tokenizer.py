@@ -63,6 +63,9 @@ class PlainTokenizer:
         ids: list[int] = found.ids
         return ids
 
+    def encode_part(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._inner.decode(list(tokens), skip_special_tokens=True)
         return text

@@ -12,11 +12,17 @@ from typing import Any, Protocol
 from jinja2 import TemplateSyntaxError
 
 from ssd_engine.config import ModelConfig
+from ssd_engine.control_tokens import ControlTokens, find_control_tokens
 from ssd_engine.errors import ConfigError, InputError, ModelError
 from ssd_engine.plain_tokenizer import is_generic, load_plain
 
 log = logging.getLogger(__name__)
 
+LEAD = "\n"
+FORGED = (
+    "together with the chat template these texts spell control tokens, which this server does not "
+    "allow (--allow-control-tokens)"
+)
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
 
 
@@ -51,6 +57,8 @@ class Backend(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
+    def encode_part(self, text: str) -> list[int]: ...  # of a text that may have many
+
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def serialized(self) -> str: ...
@@ -73,9 +81,14 @@ RESERVED_NAMES = {
 
 class Tokenizer:
     def __init__(
-        self, directory: Path, config: ModelConfig, chat_template: ChatTemplate | None = None
+        self,
+        directory: Path,
+        config: ModelConfig,
+        chat_template: ChatTemplate | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
-        """``chat_template``: in place of the model's own."""
+        """``chat_template``: in place of the model's own. ``allow_control_tokens``: messages of a
+        chat may contain them."""
         self._inner = _load(directory, config.architecture)
         if chat_template is not None:
             self._inner.use_template(chat_template.text)
@@ -94,6 +107,9 @@ class Tokenizer:
         self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._check_bytes(directory)
         self._check_template(directory if chat_template is None else chat_template)
+        self._controls = None if allow_control_tokens else self._find_control_tokens()
+        self._reads_literally = self._controls is not None and self._is_literal(self._controls)
+        self._lead = self._inner.encode_part(LEAD)
         self.fingerprint = self._fingerprint()
         self.text_fingerprint = self._text_fingerprint()
 
@@ -135,13 +151,59 @@ class Tokenizer:
         for name in names or ():
             if name in reserved or not name.isidentifier() or name.startswith("_"):
                 raise InputError("chat.template_kwargs", f"{name!r} is no name that can be given")
-        given = [dict(message) for message in messages]
+        chat = {"messages": [dict(message) for message in messages], "names": dict(names or {})}
+        if self._controls is None:
+            tokens = self._inner.encode(self._render(chat), add_special_tokens=False)
+        else:
+            tokens = self._encode_guarded(chat, self._controls)
+        return self._known("chat.messages", tokens)
+
+    def _encode_guarded(self, chat: dict[str, Any], controls: ControlTokens) -> list[int]:
+        """All control tokens are the template's."""
         try:
-            text = self._inner.render(given, add_generation_prompt=True, **(names or {}))
+            parts = controls.parts(self._render(controls.marked(chat)))
+        except InputError as error:  # which may quote the messages
+            raise InputError(error.field, controls.restored(error.problem)) from None
+        tokens = self._encode_parts(parts)
+        blanked = controls.blanked(chat)
+        if blanked != chat and controls.in_tokens(tokens) != self._placed(blanked, controls):
+            raise InputError(_field(chat), FORGED)
+        return tokens
+
+    def _placed(self, blanked: dict[str, Any], controls: ControlTokens) -> list[int]:
+        """The control tokens of the template alone."""
+        text = self._render(blanked)
+        if self._reads_literally:  # then nothing needs to be tokenized a second time
+            return controls.in_text(text)
+        return controls.in_tokens(self._inner.encode(text, add_special_tokens=False))
+
+    def _render(self, chat: dict[str, Any]) -> str:
+        try:
+            return self._inner.render(chat["messages"], add_generation_prompt=True, **chat["names"])
         except Exception as error:  # a template may raise anything for messages it cannot render
-            field = "chat" if names else "chat.messages"
-            raise InputError(field, f"the chat template refused: {error}") from error
-        return self._known("chat.messages", self._inner.encode(text, add_special_tokens=False))
+            raise InputError(_field(chat), f"the chat template refused: {error}") from error
+
+    def _encode_parts(self, parts: list[str]) -> list[int]:
+        """The tokens of a text, none of which reaches from one part into the next."""
+        tokens = self._inner.encode(parts[0], add_special_tokens=False)
+        for part in parts[1:]:
+            tokens += self._encode_further(part)
+        return tokens
+
+    def _encode_further(self, part: str) -> list[int]:
+        """SentencePiece puts a space before the first word of a text: a line comes before it."""
+        led = self._inner.encode_part(LEAD + part)
+        size = len(self._lead)
+        return led[size:] if led[:size] == self._lead else self._inner.encode_part(part)
+
+    def _find_control_tokens(self) -> ControlTokens | None:
+        template = str(self._inner.chat_template or "")
+        return find_control_tokens(self._inner.added_tokens(), self._inner.special_ids, template)
+
+    def _is_literal(self, controls: ControlTokens) -> bool:
+        """Whether a control token is found wherever it is spelled, and nowhere else."""
+        found = (self._inner.encode_part(spelling) for spelling in controls.spellings)
+        return controls.are_literal and [*found] == [[i] for i in controls.spellings.values()]
 
     def _check_bytes(self, directory: Path) -> None:
         """The bytes of tokens must spell what the tokenizer itself decodes."""
@@ -167,10 +229,12 @@ class Tokenizer:
 
     def _text_fingerprint(self) -> str:
         """Equal for tokenizers that turn every text and chat into the same ids."""
+        guarded = self._controls is not None and self.has_chat_template
         parts = (
             self.fingerprint,
             self._inner.serialized(),
             self._inner.chat_template,
+            *(("control tokens are the template's",) if guarded else ()),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -181,6 +245,10 @@ class Tokenizer:
             digest.update(len(token).to_bytes(4, "little") + token)
         digest.update(json.dumps(sorted(self._inner.special_ids)).encode())
         return digest.hexdigest()[:32]
+
+
+def _field(chat: dict[str, Any]) -> str:
+    return "chat" if chat["names"] else "chat.messages"
 
 
 def _load(directory: Path, architecture: str) -> Backend:
@@ -211,6 +279,9 @@ class TransformersTokenizer:
         )
         if not self._inner.is_fast:
             raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
+        self._fast = self._inner.backend_tokenizer
+        self._fast.no_truncation()  # which transformers sees to only in calls of its own
+        self._fast.no_padding()
         self.chat_template: str | None = self._inner.chat_template
         self.special_ids: list[int] = self._inner.all_special_ids
         options = inspect.signature(self._inner.apply_chat_template).parameters
@@ -228,12 +299,16 @@ class TransformersTokenizer:
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
+    def encode_part(self, text: str) -> list[int]:
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids
+
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._inner.decode(tokens, skip_special_tokens=True)
         return text
 
     def serialized(self) -> str:
-        text: str = self._inner.backend_tokenizer.to_str()
+        text: str = self._fast.to_str()
         return text
 
     def use_template(self, template: str) -> None:

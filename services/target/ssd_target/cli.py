@@ -40,6 +40,11 @@ def main() -> None:
 )
 @option("--chat-template", "Jinja file in place of the model's chat template.", type=Path)
 @option(
+    "--allow-control-tokens/--no-allow-control-tokens",
+    "Messages of a chat may contain control tokens, such as those that end a turn. Without, what "
+    "spells one in a message is text. Prompts that are no chats may always contain them.",
+)
+@option(
     "--swap-gib",
     "Memory of the host for the KV of sequences that are set aside when blocks run out, where "
     "copying is quicker than computing it again.",

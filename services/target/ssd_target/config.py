@@ -51,6 +51,7 @@ class TargetConfig(ServiceConfig):
     max_backlog_kib: int = 16_384
     generation_config: str = "model"
     chat_template: Path | None = None
+    allow_control_tokens: bool = False
     swap_gib: float = 0.0
     share_prefixes: bool = False
     mode: str = "auto"

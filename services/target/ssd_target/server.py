@@ -98,6 +98,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
 
 
 def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
+    plan = replace(plan, allow_control_tokens=config.allow_control_tokens)
     if config.chat_template is not None:
         plan = replace(plan, chat_template=read_chat_template(config.chat_template))
     if config.generation_config == "none":

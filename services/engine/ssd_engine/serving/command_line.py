@@ -45,6 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Requests": (
         "generation_config",
         "chat_template",
+        "allow_control_tokens",
         "max_waiting",
         "write_timeout",
         "max_backlog_kib",

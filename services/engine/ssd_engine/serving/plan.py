@@ -23,6 +23,7 @@ class ModelPlan:
     runner: RunnerOptions
     sampling: SamplingDefaults = NEUTRAL  # of a target
     chat_template: ChatTemplate | None = None  # likewise; None: the model's own
+    allow_control_tokens: bool = False  # in messages of chats; likewise
 
     @property
     def num_parameters(self) -> int:
@@ -32,7 +33,9 @@ class ModelPlan:
         return count_parameters(grow_config(self.model, shape))
 
     def load_tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.runner.directory, self.model, self.chat_template)
+        return Tokenizer(
+            self.runner.directory, self.model, self.chat_template, self.allow_control_tokens
+        )
 
     def fingerprint(self, tokenizer: Tokenizer) -> str:
         """Equal for servers on which one request has one text, up to the order of additions; of
