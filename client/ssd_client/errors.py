@@ -12,6 +12,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from ssd_client.printable import printable
+
 # Codes that say "your request is at fault": another endpoint would answer the same.
 _BAD_INPUT = {
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -153,12 +155,3 @@ def _detail(error: grpc.RpcError, message):  # type: ignore[no-untyped-def]
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """`text` without characters that drive a terminal (escape sequences, lone returns)."""
-    return text.translate(_CONTROL)
-
-
-_CONTROL = {c: None if c == 0x0D else "�" for c in (*range(0x20), *range(0x7F, 0xA0))}
-del _CONTROL[0x09], _CONTROL[0x0A]

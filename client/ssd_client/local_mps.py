@@ -9,8 +9,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from ssd_client.errors import ClientError, printable
+from ssd_client.errors import ClientError
 from ssd_client.local_service import signals_as_exit
+from ssd_client.printable import printable
 
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"

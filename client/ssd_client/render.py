@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd.v1 import target_pb2
-from ssd_client.errors import ClientError, count, printable
+from ssd_client.errors import ClientError, count
 from ssd_client.events import Event, Moved, TokenLogprobs, Tokens
+from ssd_client.printable import printable
 from ssd_client.result import GenerationResult, Timing
 from ssd_client.speculation import SpeculationStats, mode_name, served_otherwise
 

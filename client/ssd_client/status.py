@@ -24,8 +24,9 @@ from ssd_client.endpoints import (
     connect,
     linked_drafts,
 )
-from ssd_client.errors import ClientError, printable
+from ssd_client.errors import ClientError
 from ssd_client.options import options
+from ssd_client.printable import printable
 from ssd_client.security import PLAIN, Security
 from ssd_client.security_options import security_options
 from ssd_client.speculation import stats_of

@@ -396,6 +396,13 @@ def test_text_cannot_drive_the_terminal(start):
     assert shown.startswith("a�]0;evil�b\n")
 
 
+def test_text_cannot_be_reordered_in_the_terminal(start):
+    server = start(tokens=1, text="run \u202etxt.hs\u202c")
+    shown, _ = in_terminal("generate", "x", "--target", server.address)
+    assert shown.startswith("run �txt.hs�\n")
+    assert invoke("x", "--target", server.address).stdout_bytes.startswith(b"run \xe2\x80\xae")
+
+
 def test_text_is_written_as_it_comes(start):
     server = start(hang_after=4)
     process = client("generate", "x", "--target", server.address)

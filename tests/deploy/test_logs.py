@@ -1,6 +1,7 @@
 """What services log: JSON where asked for, the life of requests, and no text of anybody's."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
+from ssd_engine.log import TextLines
 from tests.deploy.watched import PROMPT, Bereft, Pair
 from tests.processes import collect, wait_until_idle
 from tests.scale import FULL
@@ -146,6 +148,12 @@ def test_warnings_and_uncaught_exceptions_are_lines_too() -> None:
     assert (info["message"], info["request_id"], info["sequence"]) == ("two\nlines", "r", 7)
     assert last["level"] == "critical"
     assert last["exception"].endswith("ValueError: at the end")
+
+
+def test_a_line_of_text_neither_drives_a_terminal_nor_hides_or_reorders_text() -> None:
+    said = {"msg": "a\x1b[2J\u202eb\u2066c\u200bd\u2028e\x9bf é🙂\tg", "levelname": "INFO"}
+    line = TextLines("target", 3).format(logging.makeLogRecord(said))
+    assert line.endswith("INFO target/3 a\\x1b[2J\\u202eb\\u2066c\\u200bd\\u2028e\\x9bf é🙂\tg")
 
 
 def test_a_child_that_fails_says_so_in_a_line() -> None:

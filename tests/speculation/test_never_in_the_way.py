@@ -337,7 +337,7 @@ class TestHostileEndpoints:
 
     def test_an_endpoint_cannot_write_the_log(self, ordinary: Pair) -> None:
         def script(visit: Visit) -> Iterator[Reply]:
-            yield visit.welcome(draft_name="x\n12:00 ERROR forged \x1b[31m" + "y" * 1000)
+            yield visit.welcome(draft_name="x\n12:00 ERROR forged \x1b[31m\u202e" + "y" * 1000)
             visit.stay()
 
         with HostileDraft(script) as draft:
@@ -347,7 +347,7 @@ class TestHostileEndpoints:
         lines = ordinary.target.log().splitlines()
         assert not any(line.startswith("12:00 ERROR forged") for line in lines)
         assert max(map(len, log_of(ordinary, draft.address))) < 500
-        assert "\x1b" not in ordinary.target.log()
+        assert not {"\x1b", "\u202e"} & set(ordinary.target.log())
 
 
 class TestRequestsThatNameEndpoints:

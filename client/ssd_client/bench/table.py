@@ -12,7 +12,7 @@ from rich.table import Table
 from ssd_client.bench.requests import Measured
 from ssd_client.bench.results import Results
 from ssd_client.bench.settings import MODES
-from ssd_client.errors import printable
+from ssd_client.printable import printable
 from ssd_client.render import note
 
 _WIDE = 160  # of a table in a pipe

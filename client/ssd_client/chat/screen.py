@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ssd_client import render
 from ssd_client.chat.session import ORIGINS
-from ssd_client.errors import printable
 from ssd_client.events import Tokens
+from ssd_client.printable import printable
 from ssd_client.render import write_stdout
 
 STYLES = {

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ssd_client.chat.screen import STYLES
 from ssd_client.closing import Closing
-from ssd_client.errors import printable
+from ssd_client.printable import printable
 from ssd_client.race.lanes import Run
 from ssd_client.render import note
 

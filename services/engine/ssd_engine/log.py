@@ -25,7 +25,7 @@ def setup_logging(
     if log_format == "json":  # before gRPC is imported, whose core writes lines of its own
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(role, rank) if log_format == "json" else _text(role, rank))
+    handler.setFormatter((JsonLines if log_format == "json" else TextLines)(role, rank))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -34,11 +34,23 @@ def setup_logging(
     threading.excepthook = _uncaught_in_thread
 
 
-def _text(role: str, rank: int | None) -> logging.Formatter:
-    name = role if rank is None else f"{role}/{rank}"
-    return logging.Formatter(
-        f"%(asctime)s.%(msecs)03d %(levelname)s {name} %(message)s", datefmt="%H:%M:%S"
-    )
+class TextLines(logging.Formatter):
+    """A record as a line. What would drive the reader's terminal, or hide or reorder text, is
+    escaped."""
+
+    def __init__(self, role: str, rank: int | None) -> None:
+        name = role if rank is None else f"{role}/{rank}"
+        line = f"%(asctime)s.%(msecs)03d %(levelname)s {name} %(message)s"
+        super().__init__(line, datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "".join(map(_escaped, super().format(record)))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable() or character in "\n\t":  # a traceback has lines
+        return character
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class JsonLines(logging.Formatter):
