@@ -1,11 +1,12 @@
 """Whatever the strings of a chat spell, its control tokens are those of the template."""
 
+import atexit
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 from unicodedata import normalize
 
@@ -22,6 +23,8 @@ from ssd_engine.model_store import resolve_model
 from ssd_engine.tokenizer import ChatTemplate, Tokenizer
 from tests.scale import share
 
+FOLDERS = TemporaryDirectory(prefix="tokenizers-")
+atexit.register(FOLDERS.cleanup)
 SHIPPED = resolve_model("stories-target")
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>", "<unk>")
 TURN = "<｜User｜>"  # not called special, though it begins a turn
@@ -140,7 +143,9 @@ LIBRARIES: dict[str, Callable[[], tuple[Library, dict[str, Any]]]] = {
 @cache
 def folder_of(kind: str) -> Path:
     library, options = LIBRARIES[kind]()
-    return write(Path(mkdtemp(prefix="tokenizer-")), library, **options)
+    folder = Path(FOLDERS.name) / kind
+    folder.mkdir()
+    return write(folder, library, **options)
 
 
 @cache
