@@ -142,7 +142,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         model=None if plan is None else plan.model,
         runner=None if plan is None else plan.runner,
         tp=config.tp,
-        prefill_chunk=config.prefill_chunk,
+        prefill_chunk=config.prompt_rows,
         depth=config.depth,
         budget=config.budget,
         fan_out_hit=fan_out_hit,

@@ -252,7 +252,7 @@ def _engine_options(
         model=plan.target.model,
         runner=plan.target.runner,
         tp=config.tp,
-        prefill_chunk=config.prefill_chunk,
+        prefill_chunk=config.prompt_rows,
         log_level=config.log_level,
         log_format=config.log_format,
         check_integrity=config.check_integrity,

@@ -14,6 +14,7 @@ from ssd_engine.runner_options import DTYPE_NAMES, RunnerOptions, parse_devices
 from ssd_engine.serving.telemetry import check_otlp_endpoint
 
 DEVICES = ("auto", "cpu", "cuda")
+PROMPT_ROWS = {"cpu": 128, "cuda": 512}
 LOG_LEVELS = ("debug", "info", "warning", "error")
 Bounds = Mapping[str, tuple[float, float]]
 BOUNDS: Bounds = {
@@ -53,7 +54,7 @@ class ServiceConfig:
     max_model_len: int | None = None
     allow_long_context: bool = False
     max_num_seqs: int = 32
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -81,6 +82,13 @@ class ServiceConfig:
         """That run on this node."""
         return self.tp
 
+    @property
+    def prompt_rows(self) -> int:
+        """A prefill forward has so many at most. Everybody waits for one that has begun: on a CPU
+        more rows make it longer, and hardly more of them a second."""
+        default = PROMPT_ROWS[_device(self)]
+        return self.prefill_chunk or -(-default // self.block_size) * self.block_size
+
 
 def parse_address(option: str, value: str) -> tuple[str, int]:
     """HOST:PORT, [IPv6]:PORT."""
@@ -96,7 +104,7 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
     if config.otlp_endpoint is not None:
         check_otlp_endpoint(config.otlp_endpoint)
     check_bounds(config, {**BOUNDS, **own_bounds})
-    if config.prefill_chunk % config.block_size:
+    if config.prompt_rows % config.block_size:
         raise ConfigError(
             f"--prefill-chunk {config.prefill_chunk} must be a multiple of "
             f"--block-size {config.block_size}"
@@ -188,7 +196,7 @@ def runner_options(
         block_size=config.block_size,
         max_model_len=_max_model_len(config, model),
         max_num_seqs=config.max_num_seqs,
-        max_forward_tokens=max(config.prefill_chunk, sizes.max_rows),
+        max_forward_tokens=max(config.prompt_rows, sizes.max_rows),
         num_kv_blocks=config.num_kv_blocks,
         gpu_memory_utilization=config.gpu_memory_utilization,
         threads=config.threads,
