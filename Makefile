@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance bench-cpu-weights soak protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights soak attack protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-acceptance never slower than plain decoding, however good the draft is"
 	@echo "make bench-cpu-weights  products on a CPU, beside the speed of its memory and F.linear"
 	@echo "make soak       ten minutes of mixed load while drafts are killed: what is left behind?"
+	@echo "make attack     hostile callers, frozen engines, rotten weights: what do others notice?"
 	@echo "make protos     generate the Python code of protos/"
 	@echo "make manifests  build deploy/ with kubectl, for the tests"
 	@echo "make sbom       the software bill of materials: build/sbom.json"
@@ -96,6 +97,9 @@ bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairne
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m tools.soak --minutes 10
+
+attack: $(VENV)/.dev
+	$(BIN)/python -m tools.attack
 
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py

@@ -13,6 +13,7 @@ from ssd_engine.serving.engine_watch import EngineState, EngineWatch
 from tests.process_tree import spawned
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.waiting import wait_until
+from tools.attack.frozen import HANG_NOW, hung_call
 
 TIMEOUT = "2.5"
 PROMPT = "Once upon a time"
@@ -57,6 +58,28 @@ def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: st
             assert is_up(first, "liveness")
         with Client(first.address) as again:
             assert again.generate(PROMPT, **OPTIONS).text == expected
+
+
+def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call holds the interpreter's lock: no thread of the engine runs any more."""
+    with target(tmp_path / "b") as second, Client(second.address) as alone:
+        expected = alone.generate(PROMPT, **OPTIONS).text
+        for name, value in hung_call(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        with (
+            target(tmp_path / "a", "--engine-timeout", TIMEOUT) as first,
+            Client(first.address, second.address) as client,
+            client.stream(PROMPT, **OPTIONS) as stream,
+        ):
+            pieces = stream.text()
+            text = next(pieces)
+            (tmp_path / HANG_NOW).touch()
+            assert text + "".join(pieces) == expected
+            assert stream.result.resumed == 1
+            wait_until(lambda: not is_up(first, "readiness"), "readiness goes off")
+            wait_until(lambda: not is_up(first, "liveness"), "then liveness")
 
 
 def test_a_draft_whose_engine_stands_still_is_left_and_found_again(tmp_path: Path) -> None:

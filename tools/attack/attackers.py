@@ -81,12 +81,12 @@ def huge_prompts(address: str) -> None:
     on_threads(4, act)
 
 
-def long_prompts(address: str) -> None:
+def long_prompts(address: str, words: int = 1_900) -> None:
     stub = rpc.TargetServiceStub(channel_to(address))
     numbers = itertools.count()
 
     def act(_: int) -> None:
-        message = request(f"{next(numbers)} " + "word " * 1_900, tokens=4)
+        message = request(f"{next(numbers)} " + "word " * words, tokens=4)
         with contextlib.suppress(grpc.RpcError):
             for _ in stub.Generate(message, metadata=bearer(UNLIMITED)):
                 pass
@@ -207,7 +207,7 @@ class HandMadeLink:
             pass
 
 
-ATTACKS: dict[str, Callable[[str], None]] = {
+ATTACKS: dict[str, Callable[..., None]] = {
     act.__name__: act
     for act in (
         cancel_storm,
@@ -224,4 +224,4 @@ ATTACKS: dict[str, Callable[[str], None]] = {
 
 if __name__ == "__main__":
     os.nice(NICE)
-    ATTACKS[sys.argv[1]](sys.argv[2])
+    ATTACKS[sys.argv[1]](sys.argv[2], *map(int, sys.argv[3:]))

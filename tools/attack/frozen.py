@@ -3,8 +3,8 @@
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ SLACK = 2.0
 ASKED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 PROMPT = "Once upon a time"
 FLAGS = ["--engine-timeout", str(TIMEOUT), "--threads", "1"]
+HANG_NOW = "hang-now"
 # A call of the device that does not come back, and lets nothing else of its process run.
 HUNG_CALL = """
 import ctypes, os, sys
@@ -74,18 +75,29 @@ def _target(what: str, folder: Path, spare: Service, expected: str, *flags: str)
 
 
 def _device_call(folder: Path, spare: Service, expected: str) -> Frozen:
-    hook, told = folder / "hook", folder / "hang-now"
+    with _environment(hung_call(folder)):
+        service = Service("frozen-call", "ssd_target", ["stories-target", *FLAGS], folder)
+        with started(service):
+            hang = (folder / HANG_NOW).touch
+            return _freeze("device call", service, spare, expected, hang)
+
+
+def hung_call(folder: Path) -> dict[str, str]:
+    """Variables of a service whose device does not come back once the file ``HANG_NOW`` is there:
+    every process of it imports what replaces a step."""
+    hook = folder / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(HUNG_CALL)
     path = os.pathsep.join(filter(None, (str(hook), os.environ.get("PYTHONPATH"))))
-    with _environment(PYTHONPATH=path, HUNG_CALL=str(told), HUNG_CALL_PATH=str(hook)):
-        service = Service("frozen-call", "ssd_target", ["stories-target", *FLAGS], folder)
-        with started(service):
-            return _freeze("device call", service, spare, expected, told.touch)
+    return {
+        "PYTHONPATH": path,
+        "HUNG_CALL": str(folder / HANG_NOW),
+        "HUNG_CALL_PATH": str(hook),
+    }
 
 
 @contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -100,17 +112,29 @@ def _environment(**values: str) -> Iterator[None]:
 def _freeze(
     what: str, service: Service, spare: Service, expected: str, freeze: Callable[[], object]
 ) -> Frozen:
-    with Client(service.address, spare.address) as client:
-        with client.stream(PROMPT, **ASKED) as stream:
-            pieces = stream.text()
-            text = next(pieces)
-            freeze()
-            begin = time.monotonic()
+    with (
+        Client(service.address, spare.address) as client,
+        client.stream(PROMPT, **ASKED) as stream,
+    ):
+        pieces = stream.text()
+        text = next(pieces)
+        freeze()
+        with _noticed(service) as noticed:
             text += "".join(pieces)
-            resumed = stream.result.resumed == 1
-        seconds_until(lambda: not is_ready(service.address))
-        noticed = time.monotonic() - begin
-    return Frozen(what, noticed, resumed and text == expected)
+        resumed = stream.result.resumed == 1
+    return Frozen(what, noticed[0], resumed and text == expected)
+
+
+@contextlib.contextmanager
+def _noticed(service: Service) -> Iterator[list[float]]:
+    """How many seconds from now on readiness goes off; it is known in the end."""
+    seconds: list[float] = []
+    looking = threading.Thread(
+        target=lambda: seconds.append(seconds_until(lambda: not is_ready(service.address)))
+    )
+    looking.start()
+    yield seconds
+    looking.join()
 
 
 def _draft_engine(folder: Path, expected: str) -> Frozen:
@@ -123,11 +147,10 @@ def _draft_engine(folder: Path, expected: str) -> Frozen:
             with client.stream(PROMPT, **ASKED, mode="ssd") as stream:
                 pieces = stream.text()
                 text = next(pieces)
-                begin = time.monotonic()
                 os.kill(_engine_processes(draft)[0], signal.SIGSTOP)
-                text += "".join(pieces)
-            seconds_until(lambda: not is_ready(draft.address))
-            return Frozen("draft engine", time.monotonic() - begin, text == expected)
+                with _noticed(draft) as noticed:
+                    text += "".join(pieces)
+            return Frozen("draft engine", noticed[0], text == expected)
 
 
 def _engine_processes(service: Service) -> list[int]:

@@ -125,8 +125,9 @@ class Watch:
 
 
 @contextlib.contextmanager
-def attacker(name: str, address: str) -> Iterator[subprocess.Popen[str]]:
+def attacker(name: str, address: str, *numbers: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tools.attack.attackers", name, address]
+    command += map(str, numbers)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process

@@ -1,6 +1,6 @@
 """Ten minutes of mixed load on loopback, with drafts that are killed, and what is left behind.
 
-    python -m tools.soak [--minutes 10] [--seed 1] [--targets 1] [--clients 8]
+    python -m tools.soak [--minutes 10] [--seed 1] [--targets 1] [--clients 8] [--no-attackers]
 
 Exit code 0: every text was that of plain decoding, nothing failed that should not, and nothing has
 grown: blocks, sequences, descriptors, threads, memory.
@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc
 
 from ssd.v1 import target_pb2_grpc as rpc
+from tools.soak.attackers import attacked, write_tokens
 from tools.soak.chaos import Chaos, list_drafts
 from tools.soak.load import Load
 from tools.soak.report import Figures, Key, Trend, grown, lines
@@ -52,7 +53,7 @@ class Soak:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
         self._listing = folder / "drafts"
-        found = ["--draft", f"file://{self._listing}"]
+        found = ["--draft", f"file://{self._listing}", "--token-file", str(write_tokens(folder))]
         self.targets = [
             Service(f"target-{i}", "ssd_target", ["stories-target", *TARGET, *found], folder)
             for i in range(options.targets)
@@ -111,13 +112,18 @@ class Soak:
         load.start(self._options.clients)
         end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end:
-                time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-                for target in self.targets:
-                    if target.process.poll() is not None:
-                        raise SoakFailed(f"{target.name} died: {target.log()[-2000:]}")
+            with self._attacked():
+                while time.monotonic() < end:
+                    time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+                    for target in self.targets:
+                        if target.process.poll() is not None:
+                            raise SoakFailed(f"{target.name} died: {target.log()[-2000:]}")
         finally:
             load.stop()
+
+    def _attacked(self) -> contextlib.AbstractContextManager[None]:
+        attackers = self._options.attackers
+        return attacked(self.targets[0]) if attackers else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _sampled(self) -> Iterator[None]:
@@ -251,6 +257,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--attackers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--pool", type=int, default=64, help="different requests")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # services end with it

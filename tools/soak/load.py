@@ -10,6 +10,7 @@ import grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from tools.attack.callers import OTHER, bearer
 from tools.soak.requests import (
     CALL_SECONDS,
     OFF,
@@ -148,7 +149,7 @@ class Client:
         return {"mode": mode, "depth": self._draw.choice((0, 0, 1, 3))}
 
     def _call(self, message: pb.GenerateRequest, timeout: float = CALL_SECONDS) -> grpc.Call:
-        return self._stub.Generate(message, timeout=timeout)
+        return self._stub.Generate(message, timeout=timeout, metadata=bearer(OTHER))
 
     def _read(self, call: grpc.Call, known: Known | None, pause_s: float = 0.0) -> int:
         """To its end; returns the number of tokens."""
@@ -214,7 +215,7 @@ class Client:
         """The server gives it up when the connection is full; how often, its metrics say."""
         with grpc.insecure_channel(self._address, options=NARROW) as channel:
             call = rpc.TargetServiceStub(channel).Generate(
-                endless(self._draw), timeout=CALL_SECONDS
+                endless(self._draw), timeout=CALL_SECONDS, metadata=bearer(OTHER)
             )
             next(call)
             self._stopping.wait(NEVER_SECONDS)

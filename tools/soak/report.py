@@ -7,7 +7,7 @@ from tools.soak.services import Figures
 
 # Memory moves with what a process has seen; growth is a trend beyond this.
 RSS_SHARE, RSS_MIB = 0.05, 24.0
-# Threads of gRPC's pool come and go with what happens at the moment of a look.
+# Threads come and go with what happens at the moment of a look.
 SPARE_THREADS = 2
 SPARE_DESCRIPTORS = 2
 

@@ -9,6 +9,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from ssd_client.bench.prompts import STORIES, load_prompts
 from ssd_engine.token_ids import pack_tokens
+from tools.attack.callers import OTHER, bearer
 
 SSD, OFF = pb.SPECULATION_MODE_SSD, pb.SPECULATION_MODE_OFF
 CALL_SECONDS = 240.0
@@ -67,7 +68,8 @@ def sped_up(message: pb.GenerateRequest, **options: object) -> pb.GenerateReques
 def know(stub: rpc.TargetServiceStub, message: pb.GenerateRequest) -> Known:
     """Ask for it plainly."""
     text, tokens, released, logprobs = b"", [], [], []
-    for response in stub.Generate(sped_up(message, mode=OFF), timeout=CALL_SECONDS):
+    plain, who = sped_up(message, mode=OFF), bearer(OTHER)
+    for response in stub.Generate(plain, timeout=CALL_SECONDS, metadata=who):
         part = response.tokens
         tokens += part.token_ids
         for size in part.text_lengths:

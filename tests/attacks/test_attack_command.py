@@ -1,0 +1,77 @@
+"""`make attack` leads real attacks from another address, and says what others notice."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.attack import afar
+from tools.attack.watch import Phase, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 900
+
+
+def attack(*names: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tools.attack", *names]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
+def phase(first_ms: float, mib: float = 800, files: int = 40) -> Phase:
+    return Phase([first_ms] * 20, [mib], [files])
+
+
+@pytest.mark.parametrize(
+    ("during", "after", "problems"),
+    [
+        (phase(90), phase(12), []),
+        (phase(120), phase(12), ["first token during it: 120 ms"]),
+        (phase(12), phase(300), ["first token after it: 300 ms"]),
+        (phase(12, mib=1200), phase(12, mib=1200), ["400 MiB more"]),
+        (phase(12, files=1000), phase(12, files=1000), ["1000 files, 40 before"]),
+        (phase(12, mib=1000, files=1000), phase(12), []),
+    ],
+)
+def test_what_others_notice_is_told(during: Phase, after: Phase, problems: list[str]) -> None:
+    row = Row("storm", phase(11), during, after)
+    row.judge()
+    assert row.problems == problems
+
+
+def test_attackers_come_from_another_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        way = afar.forwarded(f"127.0.0.1:{port}").rpartition(":")
+        with socket.create_connection((way[0], int(way[2]))) as near:
+            near.sendall(b"hello")
+            far, address = server.accept()
+            with far:
+                assert far.recv(5) == b"hello"
+                far.sendall(b"there")
+                assert near.recv(5) == b"there"
+    assert address[0] == afar.HOST
+
+
+def test_an_attack_that_is_not_known_is_named() -> None:
+    ended = attack("flood")
+    assert ended.returncode == 2
+    assert "no such attack: flood; there are cancel_storm, " in ended.stderr
+
+
+@pytest.mark.full
+@pytest.mark.timeout(SECONDS)
+def test_every_attack_is_led_and_nothing_is_confirmed_or_lost() -> None:
+    """How long others wait depends on the machine: it is printed, and not asserted."""
+    told = attack().stdout
+    print(told)
+    for line in (
+        "24 of 24 probes answered",
+        "0 cached tokens told at most",
+        "rotten_weights: not gone on with",
+        "strangers: two nodes are ready",
+        "draft engine: readiness off",
+    ):
+        assert line in told
+    assert "ANOTHER TEXT" not in told
