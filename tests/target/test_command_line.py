@@ -136,12 +136,12 @@ class TestModels:
 
     def test_an_end_of_sequence_outside_the_vocabulary_is_refused(self, copy: Path) -> None:
         (copy / "generation_config.json").write_text('{"eos_token_id": [1, 5000]}')
-        assert "eos_token_id: [5000]" in self.refusal(copy)
+        assert "generation_config.json: eos_token_id: 5000 is not" in self.refusal(copy)
 
     @pytest.mark.parametrize("content", ["[]", '{"weight_map": {"a": 5}}', "{}", "x"])
     def test_a_broken_index_is_refused(self, copy: Path, content: str) -> None:
         (copy / "model.safetensors.index.json").write_text(content)
-        assert "model.safetensors.index.json cannot be read" in self.refusal(copy)
+        assert "model.safetensors.index.json" in self.refusal(copy)
 
     def test_a_broken_chat_template_is_refused(self, copy: Path) -> None:
         (copy / "chat_template.jinja").write_text("{% for message in messages %}")

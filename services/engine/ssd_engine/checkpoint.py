@@ -5,20 +5,36 @@ torch and without reading weights. A missing, extra or misshaped weight is an er
 """
 
 import hashlib
-import json
 import math
+import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ModelError
+from ssd_engine.model_files import (
+    LISTING_BYTES,
+    Fields,
+    is_integer,
+    is_there,
+    named,
+    open_file,
+    parse_object,
+    read_object,
+    reason_of,
+    shown,
+)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = {"F32", "BF16", "F16"}
+DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes of an element
+HEADER_BYTES = 1 << 24  # the longest header
 FINGERPRINT_SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 DIGEST_PIECE = 1 << 20
 
@@ -49,9 +65,7 @@ class Checkpoint:
         for name in sorted(self.entries):
             entry = self.entries[name]
             digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
-            with entry.file.open("rb") as file:
-                file.seek(entry.offset)
-                digest.update(file.read(min(entry.size, FINGERPRINT_SAMPLE)))
+            digest.update(next(_pieces(entry, FINGERPRINT_SAMPLE), b""))
         return digest.hexdigest()[:32]
 
     @cached_property
@@ -68,25 +82,25 @@ class Checkpoint:
 
 def _sums(entry: WeightEntry) -> bytes:
     """The checksums of its pieces, 4 bytes each."""
-    sums = bytearray()
+    return b"".join(zlib.crc32(piece).to_bytes(4) for piece in _pieces(entry))
+
+
+def _pieces(entry: WeightEntry, size: int = DIGEST_PIECE) -> Iterator[bytes]:
+    """The bytes of a weight, a piece at a time."""
     try:
-        with entry.file.open("rb") as file:
+        with open_file(entry.file) as file:
             file.seek(entry.offset)
-            for begin in range(0, entry.size, DIGEST_PIECE):
-                piece = file.read(min(DIGEST_PIECE, entry.size - begin))
-                sums += zlib.crc32(piece).to_bytes(4)
+            for begin in range(0, entry.size, size):
+                yield file.read(min(size, entry.size - begin))
     except OSError as error:
-        raise ModelError(f"{entry.file}: cannot be read: {error.strerror}") from None
-    return bytes(sums)
+        raise ModelError(f"{entry.file} cannot be read: {error.strerror}") from None
 
 
 def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     """Read the headers and hold them against the config."""
-    entries: dict[str, WeightEntry] = {}
-    for file in _weight_files(directory):
-        entries.update(_read_header(file))
+    entries = _read_headers(directory)
     _drop_redundant(entries, config)
-    check_weights(entries, expected_shapes(config))
+    check_weights(directory, entries, expected_shapes(config))
     return Checkpoint(entries)
 
 
@@ -130,24 +144,25 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_weights(entries: dict[str, WeightEntry], expected: dict[str, tuple[int, ...]]) -> None:
+def check_weights(
+    directory: Path, entries: dict[str, WeightEntry], expected: dict[str, tuple[int, ...]]
+) -> None:
     missing = sorted(expected.keys() - entries.keys())
     if missing:
-        raise ModelError(f"checkpoint: weight {missing[0]} is missing{_and_more(missing)}")
+        raise ModelError(f"{directory}: weight {missing[0]} is missing{_and_more(missing)}")
     extra = sorted(entries.keys() - expected.keys())
     if extra:
         raise ModelError(
-            f"checkpoint: weight {extra[0]} is not part of this model{_and_more(extra)}"
+            f"{entries[extra[0]].file}: weight {named(extra[0])} is not part of this model"
+            f"{_and_more(extra)}"
         )
     for name, shape in expected.items():
         entry = entries[name]
         if entry.shape != shape:
             raise ModelError(
-                f"checkpoint: weight {name} has shape {list(entry.shape)}, "
+                f"{entry.file}: weight {name} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(shape)}"
             )
-        if entry.dtype not in DTYPES:
-            raise ModelError(f"checkpoint: weight {name} has dtype {entry.dtype}, not {DTYPES}")
 
 
 def _and_more(names: list[str]) -> str:
@@ -160,65 +175,132 @@ def _drop_redundant(entries: dict[str, WeightEntry], config: ModelConfig) -> Non
         del entries[name]
     head, embedding = entries.get("lm_head.weight"), entries.get("model.embed_tokens.weight")
     if config.tie_word_embeddings and head and embedding:
-        if _read_bytes(head) != _read_bytes(embedding):
+        if head.size != embedding.size or any(
+            ours != theirs for ours, theirs in zip(_pieces(head), _pieces(embedding), strict=True)
+        ):
             raise ModelError(
-                "checkpoint: lm_head.weight differs from the embedding, "
+                f"{head.file}: lm_head.weight differs from the embedding, "
                 "but config.json says tie_word_embeddings"
             )
         del entries["lm_head.weight"]
 
 
-def _read_bytes(entry: WeightEntry) -> bytes:
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        return file.read(entry.size)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    if (directory / INDEX).is_file():
-        return _indexed_files(directory)
-    if (directory / SINGLE).is_file():
-        return [directory / SINGLE]
+def _read_headers(directory: Path) -> dict[str, WeightEntry]:
+    if is_there(directory / INDEX):
+        return _read_shards(directory)
+    if is_there(directory / SINGLE):
+        return _read_header(directory / SINGLE)
     hint = ""
     if any(directory.glob("*.bin")) or any(directory.glob("*.gguf")):
         hint = "; only safetensors are read, convert the weights first"
     raise ModelError(f"{directory}: neither {SINGLE} nor {INDEX} is there{hint}")
 
 
-def _indexed_files(directory: Path) -> list[Path]:
-    try:
-        weight_map: dict[str, str] = json.loads((directory / INDEX).read_text())["weight_map"]
-        files = [directory / name for name in sorted(set(weight_map.values()))]
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ModelError(f"{directory / INDEX} cannot be read: {error!r}") from None
-    for file in files:
-        if file.parent != directory or not file.is_file():
-            raise ModelError(f"{directory / INDEX}: shard {file.name} is missing")
-    held = {name: file.name for file in files for name in _read_header(file)}
-    for name, shard in weight_map.items():
-        if held.get(name) != shard:
-            raise ModelError(f"{directory / INDEX}: {name} is not in {shard}")
-    return files
+def _read_shards(directory: Path) -> dict[str, WeightEntry]:
+    """The weights of all files that the index names, each where the index says."""
+    index = directory / INDEX
+    fields = Fields(index, read_object(index, LISTING_BYTES))
+    weight_map = fields.nested("weight_map")
+    if not weight_map.values:
+        raise fields.problem("weight_map", "the names of weights, and the file of each, are needed")
+    entries: dict[str, WeightEntry] = {}
+    for shard in sorted({_shard(weight_map, name) for name in weight_map.values}):
+        if not is_there(directory / shard):
+            raise ModelError(f"{index}: shard {named(shard)} is missing")
+        held = _read_header(directory / shard)
+        twice = entries.keys() & held.keys()
+        if twice:
+            raise ModelError(f"{directory / shard}: weight {named(min(twice))} is in another shard")
+        entries |= held
+    for name, shard in weight_map.values.items():
+        if name not in entries or entries[name].file.name != shard:
+            raise ModelError(f"{index}: {named(name)} is not in {named(shard)}")
+    return entries
+
+
+def _shard(weight_map: Fields, name: str) -> str:
+    """The file of a weight: one of this directory, and no way out of it."""
+    shard = weight_map.get(name)
+    if not isinstance(shard, str) or shard != os.path.basename(shard) or shard in ("", ".", ".."):
+        raise weight_map.problem(
+            named(name), f"the name of a file in this directory is needed, got {shown(shard)}"
+        )
+    return shard
 
 
 def _read_header(file: Path) -> dict[str, WeightEntry]:
     """The safetensors layout: 8 bytes of length, a JSON header, then the data."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
-            if not 0 < length <= size - 8:
-                raise ValueError(f"header of {length} bytes in a file of {size}")
-            header: dict[str, Any] = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        entries = {name: _entry(file, 8 + length, raw) for name, raw in header.items()}
-        if any(entry.offset + entry.size > size for entry in entries.values()):
-            raise ValueError("file is shorter than its header says")
-        return entries
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} is not a complete safetensors file: {error}") from None
+            if not 0 < length <= min(size - 8, HEADER_BYTES):
+                raise _incomplete(file, f"it has {size} bytes, its header should have {length}")
+            text = stream.read(length).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _incomplete(file, reason_of(error)) from None
+    header = parse_object(f"{file}: the header", text)
+    header.pop("__metadata__", None)
+    entries = {name: _entry(file, 8 + length, name, raw) for name, raw in header.items()}
+    _check_layout(file, entries, 8 + length, size)
+    _check_with_library(file)
+    return entries
 
 
-def _entry(file: Path, base: int, raw: dict[str, Any]) -> WeightEntry:
-    begin, end = raw["data_offsets"]
-    return WeightEntry(file, raw["dtype"], tuple(raw["shape"]), base + begin, end - begin)
+def _check_with_library(file: Path) -> None:
+    """Who reads the weights later has the last word, on metadata for one."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: {reason_of(error)}") from None
+
+
+def _incomplete(file: Path, reason: str) -> ModelError:
+    return ModelError(f"{file} is not a complete safetensors file: {reason}")
+
+
+def _entry(file: Path, base: int, name: str, raw: Any) -> WeightEntry:
+    """One weight of a header, whose bytes are as many as its shape needs."""
+    source = f"{file}: weight {named(name)}"
+    if not isinstance(raw, dict):
+        raise ModelError(f"{source}: dtype, shape and data_offsets are needed, got {shown(raw)}")
+    fields = Fields(source, raw)
+    dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        kinds = ", ".join(DTYPES)
+        raise ModelError(f"{source} has dtype {_bare(dtype)}, one of {kinds} is needed")
+    if not _are_sizes(shape):
+        raise fields.wrong("shape", "a list of sizes, which are integers from 0 on,")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise fields.wrong("data_offsets", "a list of two integers, begin and end in bytes,")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * DTYPES[dtype]:
+        needed = f"{shown(math.prod(shape) * DTYPES[dtype])} bytes for {dtype} of this shape"
+        raise fields.problem("data_offsets", f"{needed} are needed, got {shown(end - begin)}")
+    return WeightEntry(file, dtype, tuple(shape), base + begin, end - begin)
+
+
+def _bare(value: Any) -> str:
+    return named(value) if isinstance(value, str) else shown(value)
+
+
+def _are_sizes(value: Any) -> bool:
+    """Few, and none that could not be counted in bytes."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(is_integer(each) and 0 <= each < 1 << 48 for each in value)
+    )
+
+
+def _check_layout(file: Path, entries: dict[str, WeightEntry], base: int, size: int) -> None:
+    """One weight follows the other, from the end of the header to that of the file."""
+    end = base
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size)):
+        if entry.offset != end:
+            what = "overlaps the weight before it" if entry.offset < end else "leaves a hole"
+            raise ModelError(f"{file}: weight {named(name)}: data_offsets: begin {what}")
+        end += entry.size
+    if end != size:
+        raise _incomplete(file, f"it has {size} bytes, its weights end at {end}")

@@ -1,18 +1,27 @@
 """What a model is: its shape, read from a Hugging Face ``config.json``. No torch here."""
 
-import json
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssd_engine.errors import ConfigError, ModelError
+from ssd_engine.errors import ConfigError
+from ssd_engine.model_files import Fields, is_integer, is_there, named, read_object, shown
+from ssd_engine.tokenizer_files import count_tokens
 
+# Their names in config.json: architectures and model_type.
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+
+# Far beyond every model there is. What is within can be held against the weights at once.
+MAX_WIDTH = 1 << 24  # of hidden states, MLPs and heads
+MAX_LAYERS = 4096
+MAX_VOCABULARY = 1 << 24
+MIN_POSITIONS, MAX_POSITIONS = 8, 1 << 24
+MAX_NUMBER = 1e30
 
 
 @dataclass(frozen=True)
@@ -75,161 +84,150 @@ def check_tensor_parallel(config: ModelConfig, ranks: int) -> None:
 
 
 def load_model_config(directory: Path) -> ModelConfig:
-    raw = _read_json(directory / "config.json")
+    file = directory / "config.json"
+    config = parse_model_config(read_object(file), file)
     generation = directory / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.is_file() else None
-    if eos is not None:
-        raw["eos_token_id"] = eos
-    config = parse_model_config(raw)
+    if is_there(generation):
+        eos = _eos_tokens(Fields(generation, read_object(generation)), config.vocab_size)
+        config = config if eos is None else replace(config, eos_token_ids=eos)
     tokens = count_tokens(directory)
     if tokens is None or tokens >= config.vocab_size:
         return config
-    tokens = max(tokens, *(token + 1 for token in config.eos_token_ids), 0)
+    tokens = max(tokens, *(token + 1 for token in config.eos_token_ids), 1)
     return replace(config, vocab_size=tokens, head_rows=tokens)
 
 
-def count_tokens(directory: Path) -> int | None:
-    """One more than the highest token id of the tokenizer; None where its files do not say.
-
-    Published models pad the rows of their head, each size of a family in its own way.
-    """
-    try:
-        content = _read_json(directory / "tokenizer.json")
-        settings_file = directory / "tokenizer_config.json"
-        settings = _read_json(settings_file) if settings_file.is_file() else {}
-        vocabulary = content["model"]["vocab"]
-        ids = [len(vocabulary) - 1] if isinstance(vocabulary, list) else [*vocabulary.values()]
-        ids += [token["id"] for token in content.get("added_tokens") or ()]
-        ids += [int(token) for token in settings.get("added_tokens_decoder") or ()]
-        return max(ids) + 1
-    except (ModelError, KeyError, TypeError, ValueError, AttributeError):
-        return None  # whoever loads the tokenizer says what is wrong with it
-
-
-def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
+def parse_model_config(raw: Mapping[str, Any], source: object = "config.json") -> ModelConfig:
     """Accept what the engine computes exactly; refuse every variant that it would get wrong."""
-    try:
-        config = _parse(raw)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"config.json: a value is missing or of the wrong type: {error!r}"
-        ) from None
-    _check_values(config)
-    return config
-
-
-def _check_values(config: ModelConfig) -> None:
-    rope, outside = config.rope, [t for t in config.eos_token_ids if not 0 <= t < config.vocab_size]
-    bad = {
-        f"rms_norm_eps: {config.rms_norm_eps}": not 0 < config.rms_norm_eps < 1,
-        f"rope_theta: {rope.theta}": not 0 < rope.theta < math.inf,
-        f"rope factor: {rope.linear_factor}": not 0 < rope.linear_factor < math.inf,
-        f"head_dim: {config.head_dim}": config.head_dim < 2 or config.head_dim % 2 != 0,
-        f"eos_token_id: {outside} is not in the vocabulary": bool(outside),
-    }
-    for problem, found in bad.items():
-        if found:
-            raise ModelError(f"config.json: {problem}")
-
-
-def _parse(raw: dict[str, Any]) -> ModelConfig:
-    name = (raw.get("architectures") or ["(none)"])[0]
-    architecture = ARCHITECTURES.get(name)
-    if architecture is None:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"config.json: architectures: {name} is not supported, only {known}")
-    _refuse_unsupported(raw)
-    hidden, heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
-    kv_heads = int(raw.get("num_key_value_heads") or heads)
-    if heads % kv_heads:
-        raise ModelError(
-            f"config.json: num_key_value_heads: {kv_heads} does not divide {heads} heads"
-        )
-    vocab, eps = _positive(raw, "vocab_size"), float(raw.get("rms_norm_eps", 1e-6))
-    llama_bias = architecture == "llama" and bool(raw.get("attention_bias", False))
-    qwen3_bias = architecture == "qwen3" and bool(raw.get("attention_bias", False))
+    fields = Fields(source, raw)
+    architecture = _architecture(fields)
+    _refuse_unsupported(fields)
+    hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
+    vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
+    eps = fields.number("rms_norm_eps", 1, 1e-6)
+    biased = architecture != "qwen2" and fields.flag("attention_bias")
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab,
         head_rows=vocab,
         embedding_rows=vocab,
         hidden_size=hidden,
-        intermediate_size=_positive(raw, "intermediate_size"),
-        num_layers=_positive(raw, "num_hidden_layers"),
+        intermediate_size=fields.integer("intermediate_size", 1, MAX_WIDTH),
+        num_layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
         num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=int(raw.get("head_dim") or hidden // heads),
+        num_kv_heads=_kv_heads(fields, heads),
+        head_dim=_head_dim(fields, hidden, heads),
         rms_norm_eps=eps,
         qk_norm_eps=eps,
-        rope=_parse_rope(raw),
-        max_position_embeddings=_positive(raw, "max_position_embeddings"),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture == "qwen2" or llama_bias or qwen3_bias,
-        o_bias=llama_bias or qwen3_bias,
-        mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
+        rope=_parse_rope(fields),
+        max_position_embeddings=fields.integer(
+            "max_position_embeddings", MIN_POSITIONS, MAX_POSITIONS
+        ),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        qkv_bias=architecture == "qwen2" or biased,
+        o_bias=biased,
+        mlp_bias=architecture == "llama" and fields.flag("mlp_bias"),
         qk_norm=architecture == "qwen3",
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-        eos_token_ids=_tuple(raw.get("eos_token_id")),
+        dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
+        eos_token_ids=_eos_tokens(fields, vocab) or (),
     )
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    if raw.get("quantization_config"):
-        raise ModelError("config.json: quantization_config: quantised weights are not supported")
-    if raw.get("use_sliding_window"):
-        raise ModelError("config.json: use_sliding_window: sliding windows are not supported")
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or ()):
-        raise ModelError("config.json: layer_types: only full_attention is supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(
-            f"config.json: hidden_act: {raw['hidden_act']} is not supported, only silu"
+def _architecture(fields: Fields) -> str:
+    name = (fields.items("architectures") or ["(none)"])[0]
+    if not isinstance(name, str):
+        raise fields.problem("architectures", f"a list of names is needed, not of {shown(name)}")
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        known = ", ".join(ARCHITECTURES)
+        raise fields.problem("architectures", f"{named(name)} is not supported, only {known}")
+    kind = fields.text("model_type", architecture)
+    if kind != architecture:
+        needed = f"{architecture} is needed for {name}"
+        raise fields.problem("model_type", f"{needed}, got {shown(kind)}")
+    return architecture
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    if fields.get("quantization_config"):
+        raise fields.problem("quantization_config", "quantised weights are not supported")
+    if fields.get("use_sliding_window"):
+        raise fields.problem("use_sliding_window", "sliding windows are not supported")
+    if any(kind != "full_attention" for kind in fields.items("layer_types")):
+        raise fields.problem("layer_types", "only full_attention is supported")
+    activation = fields.text("hidden_act", "silu")
+    if activation != "silu":
+        raise fields.problem("hidden_act", f"{named(activation)} is not supported, only silu")
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.integer("num_key_value_heads", 1, MAX_WIDTH, heads)
+    if heads % kv_heads:
+        raise fields.problem(
+            "num_key_value_heads", f"a divisor of the {heads} heads is needed, got {kv_heads}"
         )
+    return kv_heads
 
 
-def _parse_rope(raw: dict[str, Any]) -> RopeConfig:
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if fields.get("head_dim") is None and hidden % heads:
+        raise fields.problem(
+            "num_attention_heads", f"a divisor of hidden_size {hidden} is needed, got {heads}"
+        )
+    head_dim = fields.integer("head_dim", 2, MAX_WIDTH, hidden // heads)
+    if head_dim % 2:
+        raise fields.problem("head_dim", f"an even number is needed, got {head_dim}")
+    return head_dim
+
+
+def _parse_rope(fields: Fields) -> RopeConfig:
     """Both spellings: ``rope_parameters`` (new) and ``rope_theta`` with ``rope_scaling`` (old)."""
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if float(rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelError("config.json: partial_rotary_factor: only 1.0 is supported")
+    old, new = fields.nested("rope_scaling"), fields.nested("rope_parameters")
+    rope = Fields(new.source if new.values else old.source, {**old.values, **new.values})
+    theta = rope.number("rope_theta", MAX_NUMBER, fields.number("rope_theta", MAX_NUMBER, 10000.0))
+    for each in (fields, rope):
+        if each.number("partial_rotary_factor", MAX_NUMBER, 1.0) != 1.0:
+            raise each.problem("partial_rotary_factor", "only 1.0 is supported")
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return RopeConfig(theta)
     if kind == "linear":
-        return RopeConfig(theta, linear_factor=float(rope["factor"]))
+        return RopeConfig(theta, linear_factor=rope.number("factor", MAX_NUMBER))
     if kind == "llama3":
-        scaling = Llama3Scaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
-        )
-        return RopeConfig(theta, llama3=scaling)
-    raise ModelError(
-        f"config.json: rope_type: {kind} is not supported, only default, linear and llama3"
+        return RopeConfig(theta, llama3=_llama3_scaling(rope))
+    raise rope.problem(
+        "rope_type", f"{named(kind)} is not supported, only default, linear and llama3"
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist: not a Hugging Face model directory") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return value
+def _llama3_scaling(rope: Fields) -> Llama3Scaling:
+    scaling = Llama3Scaling(
+        factor=rope.number("factor", MAX_NUMBER),
+        low_freq_factor=rope.number("low_freq_factor", MAX_NUMBER),
+        high_freq_factor=rope.number("high_freq_factor", MAX_NUMBER),
+        original_max_position_embeddings=rope.integer(
+            "original_max_position_embeddings", 1, MAX_POSITIONS
+        ),
+    )
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise rope.wrong("high_freq_factor", f"more than low_freq_factor {scaling.low_freq_factor}")
+    return scaling
 
 
-def _positive(raw: dict[str, Any], key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise ModelError(f"config.json: {key}: a positive integer is needed, got {value!r}")
-    return value
-
-
-def _tuple(value: Any) -> tuple[int, ...]:
+def _eos_tokens(fields: Fields, vocab_size: int) -> tuple[int, ...] | None:
+    """None where the file does not say."""
+    value = fields.get("eos_token_id")
     if value is None:
-        return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
+        return None
+    tokens = value if isinstance(value, list) else [value]
+    for token in tokens:
+        if not is_integer(token):
+            raise fields.problem(
+                "eos_token_id", f"a token id, or a list of some, is needed, got {shown(token)}"
+            )
+        if not 0 <= token < vocab_size:
+            raise fields.problem(
+                "eos_token_id", f"{shown(token)} is not in the vocabulary of {vocab_size} tokens"
+            )
+    return tuple(tokens)

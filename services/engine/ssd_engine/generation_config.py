@@ -1,6 +1,5 @@
 """What a model's own ``generation_config.json`` says for requests that do not. No torch here."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ssd_engine.errors import InputError, ModelError
+from ssd_engine.model_files import is_integer, is_there, read_object, shown
 from ssd_engine.sampling_params import SamplingParams, check_sampling
 
 FILE = "generation_config.json"
@@ -37,14 +37,9 @@ NEUTRAL = SamplingDefaults()
 def load_sampling_defaults(directory: Path, vocab_size: int) -> SamplingDefaults:
     """``do_sample`` counts for nothing, as with other servers: a temperature of 0 is greedy."""
     path = directory / FILE
-    if not path.is_file():
+    if not is_there(path):
         return NEUTRAL
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
+    content = read_object(path)
     given = {name: content[name] for name in OPTIONS if content.get(name) is not None}
     try:
         numbers = {name: _number(name, each) for name, each in given.items()}
@@ -59,12 +54,12 @@ def load_sampling_defaults(directory: Path, vocab_size: int) -> SamplingDefaults
 
 def _number(name: str, value: Any) -> Any:
     """As a request would send it: a number that is named has the same bits."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(name, f"must be a number, got {value!r}")
+    if not (is_integer(value) or isinstance(value, float)):
+        raise InputError(name, f"must be a number, got {shown(value)}")
     if not abs(value) < 1e30:
-        raise InputError(name, f"must be a number that a request could send, got {value!r}")
+        raise InputError(name, f"must be a number that a request could send, got {shown(value)}")
     if name != "top_k":
         return float(np.float32(value))
     if value != int(value):
-        raise InputError(name, f"must be a whole number, got {value!r}")
+        raise InputError(name, f"must be a whole number, got {shown(value)}")
     return max(0, int(value))  # -1 is another way to say: all

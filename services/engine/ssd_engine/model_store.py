@@ -1,8 +1,10 @@
 """Where models come from: shipped with the package, a directory, or a hub id."""
 
+import os
 from pathlib import Path
 
 from ssd_engine.errors import ModelError
+from ssd_engine.model_files import reason_of
 
 SHIPPED = Path(__file__).parent / "shipped"
 NEEDED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model")
@@ -14,11 +16,15 @@ def shipped_models() -> list[str]:
 
 def resolve_model(name: str) -> Path:
     """The directory of ``name``: a path wins over a shipped name, a shipped name over a hub id."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        return Path(path)
     if name in shipped_models():
         return SHIPPED / name
+    if os.path.lexists(path):
+        raise ModelError(
+            f"{path} is no directory: that of a model, with its config.json, is needed"
+        )
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and " " not in name:
         return _download(name)
     shipped = ", ".join(shipped_models())
@@ -31,7 +37,7 @@ def _download(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(NEEDED_FILES)))
     except Exception as error:  # the hub client raises many kinds; the user needs the first line
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"model {hub_id!r} is not a directory and could not be had from the hub: {reason}"
+            f"model {hub_id!r} is not a directory and could not be had from the hub: "
+            f"{reason_of(error)}"
         ) from error

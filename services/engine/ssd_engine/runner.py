@@ -105,6 +105,8 @@ class ModelRunner:
             check_weights_fit(grown, options, tp.size, dtype, self.device)
         weights = load(grown, tp, dtype, self.device)
         self.kv = KVCache(spec, self.device)
+        if self.device.type != "cuda":
+            self._count_blocks()  # before tables of as many positions as the model says are made
         attention = make_attention(
             grown, options, grown.num_heads // tp.size, kv_heads, dtype, self.device
         )
@@ -273,7 +275,14 @@ class ModelRunner:
         return wide_linear
 
     def _allocate(self) -> int:
-        """The KV cache, in what is left; the same number of blocks on every rank."""
+        blocks = self._count_blocks()
+        # One more, of no sequence: what pads a forward is written there.
+        self.kv.allocate(blocks + self._tuned)
+        self._set_dummy(blocks)
+        return blocks
+
+    def _count_blocks(self) -> int:
+        """Those of the KV cache, in what is left; the same number on every rank."""
         blocks = self.tp.minimum(self.options.num_kv_blocks or self._blocks_that_fit())
         needed = self._blocks_per_sequence()
         if blocks < needed:
@@ -283,9 +292,6 @@ class ModelRunner:
                 f"{self.options.max_model_len} needs {needed}: lower --max-model-len to "
                 f"{max(0, shorter)} or give more memory{self._more_memory(needed - blocks)}"
             )
-        # One more, of no sequence: what pads a forward is written there.
-        self.kv.allocate(blocks + self._tuned)
-        self._set_dummy(blocks)
         return blocks
 
     def _more_memory(self, missing: int) -> str:

@@ -359,8 +359,13 @@ def _exit(code: int, error: Exception) -> None:
     if is_structured():
         log.critical("%s", error)
     else:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {_printable(str(error))}", err=True)
     raise SystemExit(code)
+
+
+def _printable(text: str) -> str:
+    """One line, that moves no cursor: some of it may be the name of a stranger's file."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager
