@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from ssd_engine.config import load_model_config
-from ssd_engine.errors import InputError
+from ssd_engine.confined.process import ConfinedProcess
+from ssd_engine.errors import InputError, ModelError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.plain_tokenizer import PlainTokenizer, load_plain
-from ssd_engine.tokenizer import Tokenizer, TransformersTokenizer, token_bytes
+from ssd_engine.tokenizer import (
+    RENDERER,
+    Tokenizer,
+    TransformersTokenizer,
+    render_chat,
+    token_bytes,
+)
 from tests.scale import share
 
 SHIPPED = resolve_model("stories-target")
@@ -57,6 +65,9 @@ none of it
 {% if add_generation_prompt %}<assistant>
 {% endif %}
 """,
+    "training": """{% for message in messages %}{% generation %}
+  {{ message.content }}{% set inside = 1 %}
+{% endgeneration %}{{ inside is defined }}{% endfor %}""",
     "names": """{%- set ns = namespace(last=-1, text='') -%}
 {%- for message in messages[::-1] -%}
   {%- set index = (messages|length - 1) - loop.index0 -%}
@@ -90,6 +101,7 @@ def both(directory: Path) -> tuple[PlainTokenizer, TransformersTokenizer]:
 
 def assert_equal(directory: Path) -> None:
     plain, other = both(directory)
+    oracle = PreTrainedTokenizerFast.from_pretrained(str(directory))
     assert plain.vocabulary() == other.vocabulary()
     assert token_bytes(plain, 4096) == token_bytes(other, 4096)
     assert sorted(plain.special_ids) == sorted(other.special_ids)
@@ -101,7 +113,11 @@ def assert_equal(directory: Path) -> None:
     for chat in CHATS:
         messages = [{"role": role, "content": content} for role, content in chat]
         for prompted in (False, True):
-            assert plain.render(messages, prompted) == other.render(messages, prompted)
+            text = oracle.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=prompted
+            )
+            assert render_chat(plain, messages, prompted) == text
+            assert render_chat(other, messages, prompted) == text
 
 
 def test_the_shipped_tokenizer_is_read_without_transformers_and_is_the_same() -> None:
@@ -180,10 +196,6 @@ def several_templates(config: dict[str, Any], file: dict[str, Any]) -> None:
     config["chat_template"] = [{"name": "default", "template": "{{ messages[0].content }}"}]
 
 
-def a_template_for_training(config: dict[str, Any], file: dict[str, Any]) -> None:
-    config["chat_template"] = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
-
-
 def texts_that_are_cut(config: dict[str, Any], file: dict[str, Any]) -> None:
     file["truncation"] = {
         "direction": "Right",
@@ -205,7 +217,6 @@ def no_way_to_end(config: dict[str, Any], file: dict[str, Any]) -> None:
         a_token_that_differs,
         a_token_with_its_own_rules,
         several_templates,
-        a_template_for_training,
         texts_that_are_cut,
         no_way_to_end,
     ],
@@ -241,4 +252,61 @@ def test_a_template_cannot_leave_its_sandbox(template: str, tmp_path: Path) -> N
     assert load_plain(directory) is not None
     tokenizer = Tokenizer(directory, load_model_config(SHIPPED))
     with pytest.raises(InputError, match="the chat template refused"):
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])
+
+
+def chat_with(template: str, folder: Path) -> Tokenizer:
+    def change(config: dict[str, Any], _: dict[str, Any]) -> None:
+        config["chat_template"] = template
+
+    return Tokenizer(copy_with(folder, change), load_model_config(SHIPPED))
+
+
+ENDLESS = {
+    "two loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a long text": "{{ 'a' * 10**12 }}",
+    "a text that doubles": "{% set a = 'a' %}" + "{% set a = a ~ a %}" * 60 + "{{ a }}",
+    "a list that doubles": "{% set a = [1] %}" + "{% set a = [a, a] %}" * 60 + "{{ a }}",
+}
+
+
+@pytest.fixture
+def hasty_renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Templates have one second instead of two."""
+    with ConfinedProcess(RENDERER._module, RENDERER._memory, seconds=1) as hasty:
+        monkeypatch.setattr("ssd_engine.tokenizer.RENDERER", hasty)
+        yield
+
+
+@pytest.mark.usefixtures("hasty_renderer")
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_an_end_is_stopped_and_the_next_chat_is_served(
+    template: str, tmp_path: Path
+) -> None:
+    tokenizer = chat_with(
+        "{% if messages[0].content == 'x' %}" + template + "{% endif %}", tmp_path
+    )
+    with pytest.raises(ModelError, match="cannot be used: it took more than"):
+        tokenizer.check_template()
+    with pytest.raises(InputError, match="the chat template refused: it took more than"):
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])
+    assert tokenizer.encode_chat([{"role": "user", "content": "y"}]) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 'a' * 17000000 }}", "it makes more than 16 MiB"),
+        ("{% for i in range(10**12) %}{% endfor %}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    ],
+)
+def test_a_template_that_goes_too_far_is_refused(template: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        chat_with(template, tmp_path).encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_chat_that_has_no_tokens_is_refused(tmp_path: Path) -> None:
+    tokenizer = chat_with("{{ '\\ud800' }}", tmp_path)
+    with pytest.raises(InputError, match="the tokenizer failed"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])

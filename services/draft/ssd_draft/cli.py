@@ -71,14 +71,13 @@ def _serve(config: DraftConfig, check_only: bool) -> None:
         from ssd_engine.serving.preflight import check_here
 
     plan = plan_draft(config)
+    tokenizer = None if plan is None else plan.load_tokenizer()
     if check_only:
-        if plan is not None:
-            plan.load_tokenizer()
         check_here(config, plan, config.tp)
         click.echo(f"ok: {plan or config.speculator}")
         return
 
     async def run() -> None:
-        await DraftServer(config, plan).run()
+        await DraftServer(config, plan, tokenizer).run()
 
     asyncio.run(run())

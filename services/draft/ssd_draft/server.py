@@ -1,7 +1,5 @@
 """A draft's process: what the life of any service does not know of it."""
 
-import asyncio
-
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import trace_pb2
 from ssd_draft import __version__
@@ -63,10 +61,12 @@ class DraftServer(ServiceServer):
     service = SERVICE
     active = "links"
 
-    def __init__(self, config: DraftConfig, plan: ModelPlan | None) -> None:
+    def __init__(
+        self, config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None
+    ) -> None:
         self._config = config
         self._plan = plan
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer = tokenizer
         self._num_blocks = 0
         metrics = Metrics(
             stats=lambda: self._engine.stats,
@@ -87,9 +87,8 @@ class DraftServer(ServiceServer):
             config, self._engine, self._servicer, metrics, access, config.max_links, self._spans
         )
 
-    async def prepare(self) -> None:
-        if self._plan is not None:
-            self._tokenizer = await asyncio.to_thread(self._plan.load_tokenizer)
+    def prepare(self) -> None:
+        """The tokenizer is all that a draft's front has a use for."""
 
     def open(self, ready: Ready) -> list[str]:
         self._num_blocks = ready.num_blocks

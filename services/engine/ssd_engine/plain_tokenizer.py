@@ -4,22 +4,21 @@ transformers comes to the same, but takes a second to import. Whatever a directo
 not known here is left to it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+
+from ssd_engine.tokenizer_files import (
+    NAMED,
+    TOKENIZER,
+    read_settings,
+    read_template,
+    read_tokenizer,
+)
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 EXTRA = ("additional_special_tokens", "extra_special_tokens")
 # Settings that say which tokens are special, and settings that change no text.
 KNOWN = {
@@ -31,7 +30,6 @@ KNOWN = {
 }
 UNKNOWN_FILES = ("added_tokens.json", "additional_chat_templates", "chat_template.json")
 LEGACY_FILE = "special_tokens_map.json"  # counts where the settings list no added tokens
-TRAINING_TAG = "endgeneration"  # marks what an assistant said: an extension of transformers
 
 
 class PlainTokenizer:
@@ -43,7 +41,7 @@ class PlainTokenizer:
         chat_template: str | None,
     ) -> None:
         self._inner = inner
-        self._named = named
+        self.template_names: Mapping[str, Any] = named
         self.reserved_names = frozenset(named)
         self.chat_template = chat_template
         special = dict.fromkeys([*named.values(), *extra])
@@ -77,38 +75,20 @@ class PlainTokenizer:
     def use_template(self, template: str) -> None:
         self.chat_template = template
 
-    def render(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool, **names: Any
-    ) -> str:
-        return self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._named,
-            **names,
-        )
-
-    @cached_property
-    def _template(self) -> Template:
-        """Compiled once: a chat is rendered for every request."""
-        return _environment().from_string(self.chat_template or "")
-
 
 def is_generic(directory: Path) -> bool:
     """Whether no class of a certain model is asked for, and the file is there that says all."""
-    settings = _settings(directory)
-    return settings.get("tokenizer_class") in GENERIC and (directory / "tokenizer.json").exists()
+    settings = read_settings(directory)
+    return settings.get("tokenizer_class") in GENERIC and (directory / TOKENIZER).exists()
 
 
 def load_plain(directory: Path) -> PlainTokenizer | None:
     """The tokenizer of a directory that is generic; None for what transformers has to read."""
-    file, settings = directory / "tokenizer.json", _settings(directory)
-    content = json.loads(file.read_text())
+    content, settings = read_tokenizer(directory), read_settings(directory)
     named = {name: settings[name] for name in NAMED if settings.get(name) is not None}
     lists = [settings[name] for name in EXTRA if settings.get(name)]
     extra: list[str] = lists[0] if lists else []
-    template = _template(directory, settings)
+    template = read_template(directory, settings)
     added = content.get("added_tokens") or []
     understood = (
         settings.keys() <= KNOWN
@@ -121,23 +101,11 @@ def load_plain(directory: Path) -> PlainTokenizer | None:
         and _are_special([*named.values(), *extra], added)
         and _agree(settings, added)
         and isinstance(template, str | None)
-        and TRAINING_TAG not in (template or "")
     )
     if not understood:
         return None
-    return PlainTokenizer(tokenizers.Tokenizer.from_file(str(file)), named, extra, template)
-
-
-def _settings(directory: Path) -> dict[str, Any]:
-    file = directory / "tokenizer_config.json"
-    settings: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return settings
-
-
-def _template(directory: Path, settings: Mapping[str, Any]) -> Any:
-    """A file of its own comes before the setting."""
-    file = directory / "chat_template.jinja"
-    return file.read_text() if file.exists() else settings.get("chat_template")
+    inner = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER))
+    return PlainTokenizer(inner, named, extra, template)
 
 
 def _are_special(tokens: Sequence[Any], added: Sequence[Mapping[str, Any]]) -> bool:
@@ -154,69 +122,3 @@ def _agree(settings: Mapping[str, Any], added: Sequence[Mapping[str, Any]]) -> b
     return {int(index): token for index, token in told.items()} == {
         token["id"]: {key: value for key, value in token.items() if key != "id"} for token in added
     }
-
-
-# Chat templates: code of strangers, in a sandbox, with the names that transformers gives it.
-
-
-class _OpenNames(Namespace):
-    """What ``namespace()`` makes: no name of Python's own can be hidden in it."""
-
-    def __init__(*arguments: Any, **names: Any) -> None:
-        self, *rest = arguments
-        given = dict(*rest, **names)
-        for name in given:
-            _check_name(name)
-        Namespace.__init__(self, given)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a chat template may not keep a name such as {name!r}")
-
-
-class _Dictionaries:
-    """In place of the class ``dict``."""
-
-    def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
-        return dict(*arguments, **values)
-
-    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*arguments)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.globals["dict"] = _Dictionaries()
-    environment.globals["namespace"] = _OpenNames
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As it is: Jinja's own filter is made for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)

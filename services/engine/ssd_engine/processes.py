@@ -14,8 +14,16 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def terminal_signals_blocked() -> Iterator[None]:
-    """Start a child in here: it is born with these signals blocked, until it ignores them."""
+    """Start a child of multiprocessing in here: it is born with these signals blocked, until it
+    ignores them."""
     resource_tracker.ensure_running()  # it starts with the first child, and unblocks signals then
+    with terminal_signals_held_back():
+        yield
+
+
+@contextmanager
+def terminal_signals_held_back() -> Iterator[None]:
+    """The same for any other child."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield

@@ -4,17 +4,19 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from jinja2 import TemplateSyntaxError
-
 from ssd_engine.config import ModelConfig
+from ssd_engine.confined.process import Broken, ConfinedProcess, Refused, Stopped
 from ssd_engine.control_tokens import ControlTokens, find_control_tokens
-from ssd_engine.errors import ConfigError, InputError, ModelError
+from ssd_engine.errors import ConfigError, InputError, ModelError, SSDError
+from ssd_engine.model_files import is_there, reason_of
 from ssd_engine.plain_tokenizer import is_generic, load_plain
+from ssd_engine.tokenizer_files import NAMED, SOURCES, TOKENIZER, check_files
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ FORGED = (
     "together with the chat template these texts spell control tokens, which this server does not "
     "allow (--allow-control-tokens)"
 )
+RENDERER = ConfinedProcess("ssd_engine.confined.chat_templates", memory=1 << 30, seconds=2)
+TRIAL = "ssd_engine.confined.tokenizer_trial"
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
 
 
@@ -48,6 +52,7 @@ class Backend(Protocol):
     """Who knows the files: this is all that is asked of it."""
 
     chat_template: str | None
+    template_names: Mapping[str, Any]  # that it gives a chat template: its special tokens
     special_ids: list[int]
     reserved_names: frozenset[str]  # that it gives a chat template, or takes for itself
 
@@ -65,17 +70,13 @@ class Backend(Protocol):
 
     def use_template(self, template: str) -> None: ...
 
-    def render(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool, **names: Any
-    ) -> str: ...
-
 
 # Names that a chat template is given anyway, or that the libraries take as options of theirs.
 RESERVED_NAMES = {
     *("messages", "conversation", "chat_template", "tools", "documents", "add_generation_prompt"),
     *("continue_final_message", "tokenize", "padding", "truncation", "max_length"),
     *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
-    *(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")),
+    *NAMED,
 }
 
 
@@ -106,7 +107,7 @@ class Tokenizer:
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
         self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._check_bytes(directory)
-        self._check_template(directory if chat_template is None else chat_template)
+        self._template_source = directory if chat_template is None else chat_template
         self._controls = None if allow_control_tokens else self._find_control_tokens()
         self._reads_literally = self._controls is not None and self._is_literal(self._controls)
         self._lead = self._inner.encode_part(LEAD)
@@ -122,7 +123,17 @@ class Tokenizer:
         return num_bytes // (4 * self._longest_token)
 
     def encode(self, text: str) -> list[int]:
-        return self._known("text", self._inner.encode(text))
+        return self._encode("text", lambda: self._inner.encode(text))
+
+    def _encode(self, field: str, encode: Callable[[], list[int]]) -> list[int]:
+        try:
+            return self._known(field, encode())
+        except SSDError:
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise InputError(field, f"the tokenizer failed: {reason_of(error)}") from error
 
     def _known(self, field: str, tokens: list[int]) -> list[int]:
         """``tokens``, all of which the model has a row for."""
@@ -152,11 +163,12 @@ class Tokenizer:
             if name in reserved or not name.isidentifier() or name.startswith("_"):
                 raise InputError("chat.template_kwargs", f"{name!r} is no name that can be given")
         chat = {"messages": [dict(message) for message in messages], "names": dict(names or {})}
+        return self._encode("chat.messages", lambda: self._chat_tokens(chat))
+
+    def _chat_tokens(self, chat: dict[str, Any]) -> list[int]:
         if self._controls is None:
-            tokens = self._inner.encode(self._render(chat), add_special_tokens=False)
-        else:
-            tokens = self._encode_guarded(chat, self._controls)
-        return self._known("chat.messages", tokens)
+            return self._inner.encode(self._render(chat), add_special_tokens=False)
+        return self._encode_guarded(chat, self._controls)
 
     def _encode_guarded(self, chat: dict[str, Any], controls: ControlTokens) -> list[int]:
         """All control tokens are the template's."""
@@ -179,8 +191,8 @@ class Tokenizer:
 
     def _render(self, chat: dict[str, Any]) -> str:
         try:
-            return self._inner.render(chat["messages"], add_generation_prompt=True, **chat["names"])
-        except Exception as error:  # a template may raise anything for messages it cannot render
+            return render_chat(self._inner, chat["messages"], True, chat["names"])
+        except (Refused, Stopped) as error:
             raise InputError(_field(chat), f"the chat template refused: {error}") from error
 
     def _encode_parts(self, parts: list[str]) -> list[int]:
@@ -216,15 +228,22 @@ class Tokenizer:
         if spelled != decoded and spelled.removeprefix(" ") != decoded:
             raise ModelError(f"{directory}: this kind of tokenizer is not supported")
 
-    def _check_template(self, source: object) -> None:
-        """A template may refuse a message; one that cannot be compiled refuses all of them."""
+    def check_template(self) -> None:
+        """A template may refuse a message; one that cannot be compiled, or has no end, refuses all
+        of them. For whoever renders chats."""
         if not self.has_chat_template:
             return
         try:
-            self._inner.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
-        except TemplateSyntaxError as error:
-            raise ModelError(f"{source}: the chat template is broken: {error}") from None
-        except Exception:
+            render_chat(self._inner, [{"role": "user", "content": "x"}], False)
+        except Broken as error:
+            raise ModelError(
+                f"{self._template_source}: the chat template is broken: {reason_of(error)}"
+            ) from None
+        except Stopped as error:
+            raise ModelError(
+                f"{self._template_source}: the chat template cannot be used: {error}"
+            ) from None
+        except Refused:
             log.debug("the chat template refuses a lone user message", exc_info=True)
 
     def _text_fingerprint(self) -> str:
@@ -251,23 +270,59 @@ def _field(chat: dict[str, Any]) -> str:
     return "chat" if chat["names"] else "chat.messages"
 
 
+def render_chat(
+    tokenizer: Backend,
+    messages: Sequence[Mapping[str, str]],
+    add_generation_prompt: bool,
+    names: Mapping[str, Any] | None = None,
+) -> str:
+    """Messages through the chat template; raises Refused or Stopped. ``names``: further ones."""
+    given = {
+        "messages": [dict(message) for message in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    every_name = {**given, **tokenizer.template_names, **(names or {})}
+    return RENDERER.ask({"template": tokenizer.chat_template, "names": every_name})
+
+
 def _load(directory: Path, architecture: str) -> Backend:
     try:
         # For Qwen2, transformers takes a class of its own, whatever is named.
         generic = architecture != "qwen2" and is_generic(directory)
+        _try_out(directory)
         plain = load_plain(directory) if generic else None
         return plain or TransformersTokenizer(directory, generic)
     except ModelError:
         raise
     except Exception as error:  # many kinds; the user needs the first line
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{directory}: the tokenizer cannot be loaded: {reason}") from error
+        raise _not_loaded(directory, error) from error
+
+
+def _try_out(directory: Path) -> None:
+    """In a process that may end over it."""
+    file = directory / TOKENIZER
+    if not is_there(file):
+        if not any(is_there(directory / name) for name in SOURCES):
+            raise ModelError(f"{file} does not exist: a tokenizer is needed")
+        return  # transformers makes one
+    try:
+        with ConfinedProcess(TRIAL, memory=4 << 30, seconds=60) as trial:
+            trial.ask({"file": str(file), "text": PROBE})
+    except (Refused, Stopped) as error:
+        raise _not_loaded(file, error) from None
+
+
+def _not_loaded(source: Path, error: Exception) -> ModelError:
+    return ModelError(f"{source}: the tokenizer cannot be loaded: {reason_of(error)}")
 
 
 class TransformersTokenizer:
     """Of the generic class, or of one that transformers finds: for that, it imports torch."""
 
     def __init__(self, directory: Path, generic: bool) -> None:
+        check_files(directory)
         import transformers
 
         own_log = transformers.utils.logging  # else it has a handler, and a format, of its own
@@ -282,7 +337,8 @@ class TransformersTokenizer:
         self._fast = self._inner.backend_tokenizer
         self._fast.no_truncation()  # which transformers sees to only in calls of its own
         self._fast.no_padding()
-        self.chat_template: str | None = self._inner.chat_template
+        self.chat_template: str | None = _default_template(self._inner.chat_template)
+        self.template_names: Mapping[str, Any] = _as_texts(self._inner.special_tokens_map)
         self.special_ids: list[int] = self._inner.all_special_ids
         options = inspect.signature(self._inner.apply_chat_template).parameters
         self.reserved_names = frozenset([*options, *self._inner.special_tokens_map])
@@ -312,15 +368,20 @@ class TransformersTokenizer:
         return text
 
     def use_template(self, template: str) -> None:
-        self.chat_template = self._inner.chat_template = template
+        self.chat_template = template
 
-    def render(
-        self, messages: list[dict[str, str]], add_generation_prompt: bool, **names: Any
-    ) -> str:
-        text: str = self._inner.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **names
-        )
-        return text
+
+def _default_template(templates: Any) -> str | None:
+    """Of several with names, the one for chats without tools."""
+    template: str | None = templates.get("default") if isinstance(templates, dict) else templates
+    return template
+
+
+def _as_texts(tokens: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [str(each) for each in token] if isinstance(token, list | tuple) else str(token)
+        for name, token in tokens.items()
+    }
 
 
 def token_bytes(tokenizer: Backend, vocab_size: int) -> list[bytes]:
@@ -363,6 +424,7 @@ def _spell_byte_level(token: str) -> bytes:
 
 
 def _spell_sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
+    byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
+    if byte is not None:
+        return bytes([int(byte[1], 16)])
     return token.replace("\u2581", " ").encode()

@@ -175,13 +175,13 @@ def _serve(config: TargetConfig, check_only: bool) -> None:
         from ssd_target.server import TargetServer, plan_target
 
     plan = plan_target(config)
+    tokenizer = plan.load_tokenizer()  # before anything is started that it could stop
     if check_only:
-        plan.check_tokenizers()
         check_here(config, plan.target, config.local_ranks)
         click.echo(f"ok: {plan}")
         return
 
     async def run() -> None:
-        await TargetServer(config, plan).run()
+        await TargetServer(config, plan, tokenizer).run()
 
     asyncio.run(run())

@@ -1,4 +1,5 @@
-"""Where requests are read: small ones at once, others on a few threads, one for each identity.
+"""Where requests are read: small texts at once, others and chats on a few threads, one for each
+identity.
 
 A tokenizer cannot be stopped. So a request whose client is gone before its turn costs nothing; one
 whose text is being read keeps its place, and that of its identity, until it has been.
@@ -34,7 +35,9 @@ class Parser:
             return parse_request(parse_message(data), tokenizer, limits, most)
 
         if len(data) <= INLINE_BYTES:
-            return work()
+            message = parse_message(data)
+            if message.WhichOneof("prompt") != "chat":  # another process renders those
+                return parse_request(message, tokenizer, limits, most)
         reading = _Reading()
         task = asyncio.ensure_future(self._in_turn(account, work, reading))
         try:

@@ -1,6 +1,5 @@
 """A target's process: what the life of any service does not know of it."""
 
-import asyncio
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,9 +50,10 @@ class TargetPlan:
     target: ModelPlan
     draft: ModelPlan | None  # of synchronous speculation
 
-    def check_tokenizers(self) -> Tokenizer:
+    def load_tokenizer(self) -> Tokenizer:
         """The target's tokenizer; raises ConfigError when the draft model has another one."""
         tokenizer = self.target.load_tokenizer()
+        tokenizer.check_template()
         if self.draft is not None:
             other = self.draft.load_tokenizer()
             if other.fingerprint != tokenizer.fingerprint:
@@ -111,10 +111,10 @@ class TargetServer(ServiceServer):
     service = SERVICE
     active = "running requests"
 
-    def __init__(self, config: TargetConfig, plan: TargetPlan) -> None:
+    def __init__(self, config: TargetConfig, plan: TargetPlan, tokenizer: Tokenizer) -> None:
         self._config = config
-        self._plans = plan
         self._plan = plan.target
+        self._tokenizer = tokenizer
         self._num_blocks = 0
         farewell, bidden = Pipe(duplex=False)
         cluster = cluster_options(config, plan.target, farewell)
@@ -149,10 +149,9 @@ class TargetServer(ServiceServer):
             config, self._engine, self._servicer, metrics, access, self._max_live, spans
         )
 
-    async def prepare(self) -> None:
+    def prepare(self) -> None:
         if self._config.synthetic_acceptance is not None:
             log.warning("--synthetic-acceptance: texts are not the model's, for load tests alone")
-        self._tokenizer = await asyncio.to_thread(self._plans.check_tokenizers)
         self._engine.send_vocabulary(self._tokenizer.token_bytes)
         # While the engine loads the same files.
         self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))

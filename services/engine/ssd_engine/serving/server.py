@@ -90,8 +90,8 @@ class ServiceServer(ABC):
         self._drain_timeout = config.drain_timeout
 
     @abstractmethod
-    async def prepare(self) -> None:
-        """What the front loads while the engine loads the model."""
+    def prepare(self) -> None:
+        """What the front does while the engine loads the model."""
 
     @abstractmethod
     def open(self, ready: Ready) -> list[str]:
@@ -236,7 +236,7 @@ class ServiceServer(ABC):
 
     async def _load(self) -> bool:
         """The front's part and the engine's at the same time. False when told to stop meanwhile."""
-        await self.prepare()
+        self.prepare()
         await self._first_of(self._engine_process.ready)
         if not self._engine_process.ready.done():
             if self._stop.is_set():

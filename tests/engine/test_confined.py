@@ -1,0 +1,95 @@
+"""Processes with little memory and time, for what strangers have written."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssd_engine.confined.process import Broken, ConfinedProcess, Refused, Stopped
+from tests.waiting import wait_until
+
+MODULE = "ssd_engine.confined.chat_templates"
+MEMORY = 256 << 20
+
+
+@pytest.fixture
+def process() -> Iterator[ConfinedProcess]:
+    with ConfinedProcess(MODULE, MEMORY, seconds=1) as process:
+        yield process
+
+
+def render(process: ConfinedProcess, template: str, **names: object) -> str:
+    return process.ask({"template": template, "names": names})
+
+
+def child_of(process: ConfinedProcess) -> int:
+    assert process._process is not None
+    return process._process.pid
+
+
+def test_one_process_answers_many_questions(process: ConfinedProcess) -> None:
+    assert render(process, "{{ a }}", a="Zoë 🙂") == "Zoë 🙂"
+    before = child_of(process)
+    assert render(process, "{{ a }}!", a=1) == "1!"
+    assert child_of(process) == before
+
+
+def test_what_cannot_be_answered_says_why(process: ConfinedProcess) -> None:
+    with pytest.raises(Broken, match="unexpected end of template"):
+        render(process, "{{ a")
+    with pytest.raises(Refused, match="not with me"):
+        render(process, "{{ raise_exception('not with me') }}")
+    assert render(process, "still there") == "still there"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 'a' * 10**9 }}", "256 MiB of memory"),
+        ("{{ ((10 ** 300) ** 300) ** 300 }}", "1 s of processor time"),
+    ],
+)
+def test_another_process_follows_one_that_took_too_much(
+    template: str, words: str, process: ConfinedProcess
+) -> None:
+    with pytest.raises(Stopped, match=words):
+        render(process, template)
+    assert render(process, "here") == "here"
+
+
+def test_another_process_follows_one_that_was_killed(process: ConfinedProcess) -> None:
+    render(process, "here")
+    os.kill(child_of(process), signal.SIGKILL)
+    wait_until(lambda: process._process is not None and process._process.poll() is not None)
+    assert render(process, "here") == "here"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_of_a_terminal_are_for_the_service(
+    number: signal.Signals, process: ConfinedProcess
+) -> None:
+    render(process, "here")
+    before = child_of(process)
+    os.kill(before, number)
+    assert render(process, "here") == "here"
+    assert child_of(process) == before
+
+
+def test_it_ends_with_its_pipe(process: ConfinedProcess) -> None:
+    render(process, "here")
+    child, pipe = process._process, process._pipe
+    assert child is not None
+    assert pipe is not None
+    pipe.close()
+    assert wait_until(lambda: child.poll() is not None)
+    assert child.returncode == 0
+
+
+def test_nothing_is_imported_from_where_it_is_started(
+    process: ConfinedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert render(process, "here") == "here"
