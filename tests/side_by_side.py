@@ -67,6 +67,7 @@ LONGEST = (
     "target/test_service.py",
     "target/test_lifecycle.py",
     "speculation/test_never_garbage.py",
+    "attacks/test_broken_models.py",
     "speculation/test_rows_of_a_batch.py",
     "speculation/test_grown_pair.py",
     "engine/test_models.py",
