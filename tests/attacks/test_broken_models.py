@@ -578,6 +578,17 @@ CASES: dict[str, Case] = {
         ),
         ("tokenizer.json: the tokenizer cannot be loaded",),
     ),
+    "tokenizer: rules that add what is no token": Case(
+        tokenizer(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {"x": {"id": "x", "ids": [999_999], "tokens": ["x"]}},
+            }
+        ),
+        ("tokenizer.json: post_processor: ids of the vocabulary are needed, got 999999",),
+    ),
     "tokenizer: a pattern that matches in too many ways": Case(
         tokenizer(
             pre_tokenizer={

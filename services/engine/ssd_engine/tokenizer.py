@@ -106,6 +106,7 @@ class Tokenizer:
             )
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
         self._longest_token = max(len(token.encode()) for token in vocabulary)
+        self._check_ids(directory, set(vocabulary.values()))
         self._check_bytes(directory)
         self._template_source = directory if chat_template is None else chat_template
         self._controls = None if allow_control_tokens else self._find_control_tokens()
@@ -137,14 +138,13 @@ class Tokenizer:
 
     def _known(self, field: str, tokens: list[int]) -> list[int]:
         """``tokens``, all of which the model has a row for."""
-        if self._beyond:
-            for token in tokens:
-                if token in self._beyond:
-                    raise InputError(
-                        field,
-                        f"contains {self._beyond[token]!r}, token {token}, which the tokenizer "
-                        f"knows and the model does not: it has {len(self.token_bytes)} tokens",
-                    )
+        highest = max(tokens, default=0)
+        if highest >= len(self.token_bytes):
+            raise InputError(
+                field,
+                f"contains {self._beyond.get(highest)!r}, token {highest}, which the tokenizer "
+                f"knows and the model does not: it has {len(self.token_bytes)} tokens",
+            )
         return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
@@ -216,6 +216,14 @@ class Tokenizer:
         """Whether a control token is found wherever it is spelled, and nowhere else."""
         found = (self._inner.encode_part(spelling) for spelling in controls.spellings)
         return controls.are_literal and [*found] == [[i] for i in controls.spellings.values()]
+
+    def _check_ids(self, directory: Path, known: set[int]) -> None:
+        """The rules by which tokens are added name them with any id."""
+        for token in set(self._inner.encode(PROBE)) - known:
+            raise ModelError(
+                f"{directory / TOKENIZER}: post_processor: ids of the vocabulary are needed, "
+                f"got {token}"
+            )
 
     def _check_bytes(self, directory: Path) -> None:
         """The bytes of tokens must spell what the tokenizer itself decodes."""
