@@ -35,7 +35,7 @@ def generate(attacked: Attacked, channel: grpc.Channel, message: pb.GenerateRequ
 
 def tokenizer(allowed: bool) -> Tokenizer:
     plan = plan_target(TargetConfig("stories-target", allow_control_tokens=allowed))
-    return plan.check_tokenizers()
+    return plan.load_tokenizer()
 
 
 def encoded(allowed: bool) -> list[int]:
