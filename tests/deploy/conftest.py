@@ -9,6 +9,7 @@ import pytest
 from tests.deploy.collector import collecting
 from tests.deploy.watched import SCRAPE_SECONDS, Bereft, Pair, start_pair, wait_for_links
 from tests.scale import FULL
+from tests.waiting import wait_until
 
 METRICS = ("--metrics-listen", "127.0.0.1:0")
 
@@ -43,6 +44,7 @@ def bereft(tmp_path_factory: pytest.TempPathFactory) -> Bereft:
         scrape(seen.with_draft)
         seen.output = pair.generate()
         scrape(seen.with_draft)
+        wait_until(lambda: "ended: length, 64" in pair.target.log(), pair.target.log)
         seen.logs = pair.logs()
         pair.draft.kill()
         wait_for_links(pair.target, "waiting")

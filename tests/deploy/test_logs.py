@@ -156,6 +156,25 @@ def test_a_line_of_text_neither_drives_a_terminal_nor_hides_or_reorders_text() -
     assert line.endswith("INFO target/3 a\\x1b[2J\\u202eb\\u2066c\\u200bd\\u2028e\\x9bf é🙂\tg")
 
 
+def test_what_others_write_stays_in_its_place_and_the_end_waits_for_it() -> None:
+    """Such as a bar of progress, before a process ends without further ado."""
+    script = """
+import logging, sys
+from ssd_engine.log import end_process, setup_logging
+setup_logging("draft")
+for number in range(3):
+    logging.getLogger("x").info("record %d", number)
+    sys.stderr.write(f"bar {number}\\n")
+end_process(3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    assert done.returncode == 3
+    said = [" ".join(line.split()[-2:]) for line in done.stderr.splitlines()]
+    assert said == [f"{what} {number}" for number in range(3) for what in ("record", "bar")]
+
+
 def test_a_child_that_fails_says_so_in_a_line() -> None:
     script = SCRIPT.split("warnings.warn")[0] + "with uncaught_logged():\n    1 / 0"
     done = subprocess.run(

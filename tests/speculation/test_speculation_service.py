@@ -370,8 +370,11 @@ def test_a_draft_with_another_tokenizer_is_refused_and_harms_nothing(
         output = generate(pair.target, message)
         assert [(output.text, output.tokens)] == pair.plain.of([message])
         wait_until(lambda: pair.target.metrics().get(misfits, 0) > before)
-        log = pair.target.log()[told:]
-        lines = [line for line in log.splitlines() if other.address in line]
-        assert len(lines) == 1
-        assert "tokenizer_fingerprint: the target has" in lines[0]
+
+        def lines() -> list[str]:
+            log = pair.target.log()[told:].rpartition("\n")[0]
+            return [line for line in log.splitlines() if other.address in line]
+
+        assert len(wait_until(lines)) == 1
+        assert "tokenizer_fingerprint: the target has" in lines()[0]
         assert other.metrics()['ssd_draft_handshake_failures_total{reason="tokenizer"}'] == 1

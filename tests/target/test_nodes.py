@@ -382,7 +382,7 @@ def test_two_nodes_give_the_text_of_one_and_end_together(tmp_path: Path, tp: int
             with node(tmp_path / "wrong", address, secret=wrong) as stranger:
                 assert stranger.wait() == 2
                 assert "--cluster-secret-file: the leader has another secret" in stranger.log()
-            assert "it has another secret" in serving.log()
+            wait_until(lambda: "it has another secret" in serving.log(), serving.log)
             with node(
                 tmp_path / "node", address, "--health-listen", probe, secret=secret
             ) as joined:

@@ -8,9 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
+
+from ssd_engine.log_stream import QueuedStream
 
 FORMATS = ("text", "json")
+LAST_SECONDS = 2.0  # for what is unwritten when a process ends
 log = logging.getLogger(__name__)
 
 # What every record has; all else was given as ``extra`` and is a field of its own.
@@ -21,17 +24,50 @@ def setup_logging(
     role: str, level: str = "info", rank: int | None = None, log_format: str = "text"
 ) -> None:
     """One line per record on stderr, e.g. ``12:00:01.123 INFO target/1 loaded 8.9M parameters``,
-    or one JSON object. Warnings and uncaught exceptions are records, too."""
-    if log_format == "json":  # before gRPC is imported, whose core writes lines of its own
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    handler = logging.StreamHandler(sys.stderr)
+    or one JSON object. Warnings and uncaught exceptions are records, too.
+
+    Nobody who logs waits for the reader of stderr, nor does anybody else who writes there."""
+    # Before gRPC is imported: its core would write, and wait, by itself, whenever a stranger's
+    # handshake fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    own = sys.__stderr__
+    if own is not None and sys.stderr is own:  # nobody else catches it, nor have we before
+        sys.stderr = QueuedStream(own)
+    handler = _Handler(sys.stderr)
     handler.setFormatter((JsonLines if log_format == "json" else TextLines)(role, rank))
+    if isinstance(sys.stderr, QueuedStream):
+        sys.stderr.lost_line = lambda lost: handler.format(_lost(lost)) + handler.terminator
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def close(self) -> None:
+        """The last thing that happens to it, when the process ends."""
+        drain()
+        super().close()
+
+
+def _lost(number: int) -> logging.LogRecord:
+    about = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+    text = f"{number} records before this one are lost: nobody read the log"
+    return logging.makeLogRecord({**about, "msg": text, "lost": number})
+
+
+def drain() -> None:
+    """Let what was logged be written, within a bounded time."""
+    if isinstance(sys.stderr, QueuedStream):
+        sys.stderr.drain(LAST_SECONDS)
+
+
+def end_process(code: int) -> NoReturn:
+    """At once and from any thread, but for what was logged."""
+    drain()
+    os._exit(code)
 
 
 class TextLines(logging.Formatter):
@@ -100,5 +136,4 @@ def uncaught_logged() -> Iterator[None]:
         yield
     except Exception:
         log.critical("uncaught exception", exc_info=True)
-        logging.shutdown()
-        os._exit(1)
+        end_process(1)

@@ -2,12 +2,13 @@
 
 import gc
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
+
+from ssd_engine.log import end_process
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -50,7 +51,7 @@ def exit_with_parent() -> None:
 
     def watch() -> None:
         connection.wait([sentinel])
-        os._exit(0)
+        end_process(0)
 
     threading.Thread(target=watch, daemon=True).start()
 

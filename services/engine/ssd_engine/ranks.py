@@ -32,7 +32,7 @@ from ssd_engine.cluster.wire import Broken
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import EXIT_RANK_DIED, ConfigError
 from ssd_engine.kv_swap import Swap
-from ssd_engine.log import setup_logging, uncaught_logged
+from ssd_engine.log import end_process, setup_logging, uncaught_logged
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.rank_processes import Place, RankStart, StoreLink, start_ranks
 from ssd_engine.runner import ModelRunner
@@ -375,7 +375,7 @@ def _watch_ranks(ranks: list[BaseProcess], tell: Callable[[str], None]) -> None:
     reason = first_death(ranks)
     log.critical("%s; the engine stops", reason)
     tell(reason)
-    os._exit(EXIT_RANK_DIED)
+    end_process(EXIT_RANK_DIED)
 
 
 def first_death(ranks: list[BaseProcess]) -> str:

@@ -27,6 +27,7 @@ from ssd_engine.cluster.store import WAIT_SECONDS, serve_request
 from ssd_engine.cluster.strangers import SparseLog, Strangers
 from ssd_engine.cluster.wire import HEADER, PARTING_SECONDS, Broken, Kind, NodeConnection, as_reason
 from ssd_engine.errors import EXIT_NODE_LOST, ConfigError, SSDError
+from ssd_engine.log import end_process
 from ssd_engine.rank_processes import READY, RankStart
 
 log = logging.getLogger(__name__)
@@ -249,14 +250,14 @@ class Leader:
         except (EOFError, OSError):
             return  # the front is gone, and this process follows it
         self._part(Kind.GOODBYE, "")
-        os._exit(0)
+        end_process(0)
 
     def _die(self, node: int, reason: str) -> None:
         log.critical("%s; the engine stops", reason)
         with self._changed:
             self._nodes.pop(node)
         self.tell_failure(reason)
-        os._exit(EXIT_NODE_LOST)
+        end_process(EXIT_NODE_LOST)
 
     def _part(self, kind: Kind, reason: str) -> None:
         """Tell every node that this is the end, and wait until they have heard it."""

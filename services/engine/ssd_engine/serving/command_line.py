@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from ssd_engine.errors import ConfigError, ModelError, SSDError
-from ssd_engine.log import FORMATS, is_structured
+from ssd_engine.log import FORMATS, end_process, is_structured
 from ssd_engine.runner_options import DTYPE_NAMES, KERNELS
 from ssd_engine.serving.config import DEVICES, LOG_LEVELS
 
@@ -345,7 +344,7 @@ def _early_end() -> Iterator[None]:
     container, where a signal without a handler is no signal."""
 
     def end(number: int, frame: object) -> None:
-        os._exit(0)
+        end_process(0)
 
     before = signal.signal(signal.SIGTERM, end)
     try:

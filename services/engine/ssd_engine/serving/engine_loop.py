@@ -11,7 +11,7 @@ import torch
 
 from ssd_engine.batch import Chunk
 from ssd_engine.errors import ConfigError, ModelError, SSDError
-from ssd_engine.log import setup_logging
+from ssd_engine.log import end_process, setup_logging
 from ssd_engine.processes import exit_with_parent
 from ssd_engine.ranks import RankedRunner
 from ssd_engine.serving.pipe_poll import PipePoll
@@ -50,12 +50,12 @@ def run_engine(
     except (EOFError, ConnectionError):
         # The front is gone, and with it everybody who could be served. Killed with records unread,
         # it leaves a connection that was reset.
-        os._exit(0)
+        end_process(0)
     except Exception as error:
         if not isinstance(error, SSDError):
             log.exception("the engine failed")
         pipe.send_bytes(encode(Fatal(_reason(error), isinstance(error, ConfigError | ModelError))))
-        os._exit(1)
+        end_process(1)
 
 
 def _reason(error: Exception) -> str:
