@@ -34,6 +34,7 @@ SERVICES = {
         "attacks/test_guessed_prompts.py",
         "attacks/test_huge_prompts.py",
         "attacks/test_long_prompts.py",
+        "attacks/test_refusals.py",
         "attacks/test_revocation.py",
     ),
     "watched": (

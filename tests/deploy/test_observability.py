@@ -38,6 +38,7 @@ LABELS |= {
     "limit": 4,
     "bound": 4,
     "field": 4,
+    "method": 8,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0

@@ -235,6 +235,25 @@ class TestTokens:
             code, details = refusal(lambda: list(stub.Speculate(iter([hello]), timeout=SECONDS)))
             assert code is Code.RESOURCE_EXHAUSTED
             assert "--max-links-per-identity" in details
+        words = r"\('link'\): /ssd.v1.SpeculationService/Speculate: RESOURCE_EXHAUSTED: 'link' has"
+        wait_until(
+            lambda: re.search(rf"refused 127.0.0.1:\d+ {words}", services.draft.log()),
+            services.draft.log,
+        )
+
+    def test_whose_bearer_is_refused_is_logged_with_the_name_of_the_certificate(
+        self, services: Guarded
+    ) -> None:
+        """Which may try to write lines of its own."""
+        forger = services.authority.sign("x\n12:00:00.000 ERROR target forged \x1b[31m")
+        with services.channel(services.draft.address, client=forger) as channel:
+            stub = speculation_pb2_grpc.SpeculationServiceStub(channel)
+            info = speculation_pb2.GetDraftInfoRequest()
+            code, _ = refusal(lambda: stub.GetDraftInfo(info, timeout=SECONDS))
+            assert code is Code.UNAUTHENTICATED
+        wait_until(lambda: "forged" in services.draft.log(), services.draft.log)
+        (line,) = [each for each in services.draft.log().splitlines() if "forged" in each]
+        assert r"('x\n12:00:00.000 ERROR target forged \x1b[31m'): /ssd.v1" in line
 
 
 def test_probes_and_scrapes_are_served(services: Guarded) -> None:

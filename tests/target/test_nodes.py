@@ -28,7 +28,7 @@ from ssd_engine.cluster.leader import JoinTimeout, Leader
 from ssd_engine.cluster.member import MemberOptions, Membership, NoLeader, join
 from ssd_engine.cluster.node import LeaderLost, Node
 from ssd_engine.cluster.options import ClusterOptions
-from ssd_engine.cluster.strangers import MAX_STRANGERS, QUIET_SECONDS, SparseLog
+from ssd_engine.cluster.strangers import MAX_STRANGERS
 from ssd_engine.errors import ConfigError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.rank_processes import Place, RankStart
@@ -195,21 +195,6 @@ def test_strangers_without_end_keep_no_node_out_and_fill_no_log(door: Door) -> N
             each.connection.close()
     warnings = [record for record in door.caplog.records if record.levelname == "WARNING"]
     assert len(warnings) < 10
-
-
-def test_warnings_that_strangers_cause_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    sparse = SparseLog(lambda: now[0])
-    for _ in range(1000):
-        sparse.warning("one kind", "refused")
-    sparse.warning("another", "wrong secret")
-    now[0] = QUIET_SECONDS
-    sparse.warning("one kind", "refused")
-    assert [record.getMessage() for record in caplog.records] == [
-        "refused",
-        "wrong secret",
-        "refused (999 more before it)",
-    ]
 
 
 def test_who_is_no_leader_is_not_told_the_secret_and_given_up_in_time() -> None:

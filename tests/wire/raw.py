@@ -74,10 +74,11 @@ class RawStream:
 
 
 class RawConnection:
-    def __init__(self, address: str, window: int | None = None) -> None:
-        """``window``: bytes that a stream may send before it is granted more; None: plenty."""
+    def __init__(self, address: str, window: int | None = None, source: str = "") -> None:
+        """``window``: bytes that a stream may send before it is granted more; None: plenty.
+        ``source``: the own address."""
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)))
+        self._socket = socket.create_connection((host, int(port)), source_address=(source, 0))
         self._wire = H2Connection(
             H2Configuration(
                 header_encoding="utf-8",

@@ -25,7 +25,14 @@ from ssd_engine.serving.access import Access
 from ssd_engine.serving.engine_client import EngineGone
 from ssd_engine.serving.interfaces import interface_to
 from ssd_engine.serving.messages import decode_message, is_newer
-from ssd_engine.serving.status import NotServing, PeerSilent, ReaderStalled, ServerFull, abort
+from ssd_engine.serving.status import (
+    NotServing,
+    PeerSilent,
+    ReaderStalled,
+    ServerFull,
+    abort,
+    for_log,
+)
 from ssd_engine.serving.streams import write_in_time
 
 log = logging.getLogger(__name__)
@@ -128,7 +135,7 @@ class DraftServicer:
             raise
         except SSDError as error:
             self._count_end(link, _reason(error))
-            log.info("link %d ends: %s", link.id, _said(error), extra={"link": link.id})
+            log.info("link %d ends: %s", link.id, for_log(error), extra={"link": link.id})
             self._engine.end(link)
             await abort(context, error)
         finally:
@@ -280,11 +287,6 @@ def _decode(data: bytes, greeted: Greeted) -> tuple[Decoded, int]:
     if message.frames.epoch != greeted.epoch:
         return Decoded([], []), len(message.frames.frames)
     return decode_target_frames(message.frames, greeted.limits), 0
-
-
-def _said(error: SSDError) -> str:
-    """For the log: a wrong field is named, not quoted."""
-    return f"wrong field {error.field}" if isinstance(error, InputError) else str(error)
 
 
 def _reason(error: SSDError) -> str:

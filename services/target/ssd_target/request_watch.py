@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from ssd_engine.errors import InputError, SSDError
+from ssd_engine.serving.status import for_log
 from ssd_engine.serving.telemetry import NoSpans, Span, Spans
 from ssd_target.metrics import Metrics, RequestTimer
 from ssd_target.parsing import INLINE_BYTES
@@ -101,12 +102,13 @@ class RequestWatch:
             self._span.set(**_speculation(self._stats))
         if outcome in GOOD:
             self._span.event("finish")
-        self._span.end(None if outcome in GOOD else _reason(error) or outcome)
+        why = outcome if error is None else for_log(error)
+        self._span.end(None if outcome in GOOD else why)
         return seconds
 
     def _log_end(self, outcome: str, error: SSDError | None, seconds: float) -> None:
         about = {"outcome": outcome, "tokens": self._tokens, "seconds": round(seconds, 4)}
-        reason = _reason(error)
+        reason = "" if error is None else for_log(error)
         extra = {**self._about, **about, **({"reason": reason} if reason else {})}
         if self._output is not None:
             extra["output"] = "".join(self._output)
@@ -128,13 +130,6 @@ def _request_id(data: bytes) -> str | None:
     except InputError:
         return None
     return name if 0 < len(name.encode()) <= MAX_REQUEST_ID_BYTES else None
-
-
-def _reason(error: SSDError | None) -> str:
-    """An error may quote the request: of a wrong field only its name is said."""
-    if error is None:
-        return ""
-    return f"wrong field {error.field}" if isinstance(error, InputError) else str(error)
 
 
 def _speculation(stats: SpeculationStats) -> dict[str, int | float]:

@@ -1,6 +1,7 @@
 """Who may call what. Asked before any method sees a call; what is not named here is for admins."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,18 @@ class Access:
         if self._tokens is not None:
             token = self._token(context.invocation_metadata() or ())
             return Identity(token.name, token.allowance)
-        names = context.auth_context().get("x509_common_name") or ()
-        return Identity(names[0].decode(errors="replace")) if names else ANONYMOUS
+        name = _common_name(context)
+        return Identity(name) if name else ANONYMOUS
+
+    def name_of(self, context: grpc.aio.ServicerContext) -> str:
+        """Of any call, as far as it says: a token that has expired has a name, too."""
+        presented = _bearer(context.invocation_metadata() or ())
+        if self._tokens is not None and presented is not None:
+            with suppress(Outdated):
+                token = find_token(self._tokens.get(), presented)
+                if token is not None:
+                    return token.name
+        return _common_name(context)
 
     def _token(self, metadata: Metadata) -> Token:
         presented = _bearer(metadata)
@@ -78,6 +89,12 @@ class Access:
 
 def service_of(method: str) -> str:
     return method.rpartition("/")[0].removeprefix("/")
+
+
+def _common_name(context: grpc.aio.ServicerContext) -> str:
+    """Of the certificate that the client showed, if it did."""
+    names = context.auth_context().get("x509_common_name") or (b"",)
+    return str(names[0].decode(errors="replace"))
 
 
 def _bearer(metadata: Metadata) -> str | None:

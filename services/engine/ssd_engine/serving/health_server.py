@@ -9,13 +9,14 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.serving.connections import probe_options
 from ssd_engine.serving.health import Health
 from ssd_engine.serving.reading import ReadRequests
+from ssd_engine.serving.refusals import ReportRefusals
 
 MAX_CALLS = 256  # more than may watch and have not sent their request yet
 
 
-def make_health_server(health: Health) -> grpc.aio.Server:
+def make_health_server(health: Health, refusals: ReportRefusals | None = None) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=(ReadRequests(),),
+        interceptors=(refusals or ReportRefusals(), ReadRequests()),
         maximum_concurrent_rpcs=MAX_CALLS,
         options=probe_options(),
     )

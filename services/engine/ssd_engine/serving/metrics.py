@@ -17,7 +17,7 @@ from ssd_engine.serving.metrics_server import MetricsServer
 from ssd_engine.serving.tls import TlsFiles
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-REFUSALS = ("missing", "unknown", "expired", "role")
+REFUSALS = ("missing", "unknown", "expired", "role", "outdated")
 RELOADED = ("tls", "tokens")
 Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to read the books)
 
@@ -33,6 +33,9 @@ class ServiceMetrics:
             "Calls without a good token, or the role for it.",
             "reason",
             REFUSALS,
+        )
+        self.refusals = self.counter(
+            "ssd_refusals", "Calls that were refused, by method and status.", ["method", "reason"]
         )
         self.reload_failures = self.counter_by(
             "ssd_reload_failures", "Changed files that could not be used.", "what", RELOADED

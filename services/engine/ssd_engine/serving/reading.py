@@ -19,6 +19,7 @@ from ssd_engine.crowd import Crowd
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.serving.access import OPEN, service_of
 from ssd_engine.serving.messages import decode_message
+from ssd_engine.serving.refusals import host_of
 from ssd_engine.serving.status import PeerSilent, ReaderStalled, ServerFull, abort
 from ssd_engine.serving.streams import write_in_time
 
@@ -119,11 +120,6 @@ class ReadRequests(grpc.aio.ServerInterceptor):
             self._unread[caller] -= 1
             if not self._unread[caller]:
                 del self._unread[caller]
-
-
-def host_of(peer: str) -> str:
-    """Of gRPC's name for the other side: ipv4:127.0.0.1:5000."""
-    return peer.rpartition(":")[0]
 
 
 class ClientGone(logging.Filter):

@@ -27,6 +27,7 @@ from ssd_engine.serving.health_server import bound, make_health_server
 from ssd_engine.serving.metrics import ServiceMetrics
 from ssd_engine.serving.reading import ClientGone, ReadRequests
 from ssd_engine.serving.records import Ready
+from ssd_engine.serving.refusals import REASONS, ReportRefusals, methods_of
 from ssd_engine.serving.security import tls_files
 from ssd_engine.serving.telemetry import Spans
 from ssd_engine.serving.tls import server_credentials
@@ -88,6 +89,7 @@ class ServiceServer(ABC):
         self._stop = asyncio.Event()
         self._background: list[asyncio.Future[Any]] = []
         self._drain_timeout = config.drain_timeout
+        self._refusals = self._make_refusals()
 
     @abstractmethod
     def prepare(self) -> None:
@@ -163,7 +165,7 @@ class ServiceServer(ABC):
         logging.getLogger(ClientGone.logger).addFilter(ClientGone())
         size = self._service_config.max_message_mib * 1024 * 1024
         server = grpc.aio.server(
-            interceptors=(Guard(self._access), ReadRequests(self._caller)),
+            interceptors=(self._refusals, Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.
             maximum_concurrent_rpcs=self._max_calls + SPARE_CALLS,
             options=[
@@ -189,6 +191,15 @@ class ServiceServer(ABC):
             reflection.enable_server_reflection(names, server)
         return server
 
+    def _make_refusals(self) -> ReportRefusals:
+        """What can be counted is shown from the start."""
+        counter = self._service_metrics.refusals
+        for method in methods_of((self.service, TRACES, health.SERVICE_NAME)):
+            for reason in REASONS:
+                counter.labels(method, reason)
+        count = lambda method, reason: counter.labels(method, reason).inc()  # noqa: E731
+        return ReportRefusals(self._access.name_of, count)
+
     def _caller(self, context: grpc.aio.ServicerContext) -> str:
         return self._access.identity(context).name
 
@@ -209,7 +220,7 @@ class ServiceServer(ABC):
         address = self._service_config.health_listen
         if address is None:
             return None
-        server = make_health_server(self._health)
+        server = make_health_server(self._health, self._refusals)
         port = bound("--health-listen", address, server.add_insecure_port)
         log.info("health on %s:%d", parse_address("", address)[0], port)
         return server

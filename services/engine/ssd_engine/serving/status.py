@@ -1,6 +1,7 @@
 """Typed errors become gRPC statuses here, and nowhere else."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import NoReturn
 
 import grpc
@@ -57,6 +58,10 @@ class NotAllowed(SSDError):
     """The caller is known, and may not do this."""
 
 
+class NoSuchMethod(SSDError):
+    """Whoever calls it is at the wrong door, or tries all of them."""
+
+
 class RequestFailed(SSDError):
     """This request failed inside the engine; others are not touched."""
 
@@ -73,20 +78,42 @@ _CODES: dict[type[SSDError], grpc.StatusCode] = {
     PeerSilent: grpc.StatusCode.DEADLINE_EXCEEDED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+    NoSuchMethod: grpc.StatusCode.UNIMPLEMENTED,
     RequestFailed: grpc.StatusCode.INTERNAL,
 }
 
 
+_OTHERS = grpc.StatusCode.FAILED_PRECONDITION  # two peers that do not fit
+
+
+def code_of(error: SSDError) -> grpc.StatusCode:
+    return _CODES.get(type(error), _OTHERS)
+
+
+def refusal_codes(but: Sequence[type[SSDError]]) -> list[grpc.StatusCode]:
+    """Those that a call can end with, but for these errors."""
+    found = {code: None for kind, code in _CODES.items() if kind not in but}
+    return [*found, _OTHERS]
+
+
+def for_log(error: SSDError) -> str:
+    """An error may quote the request: of a wrong field only its name is said."""
+    return f"wrong field {error.field}" if isinstance(error, InputError) else str(error)
+
+
 async def abort(context: grpc.aio.ServicerContext, error: SSDError) -> NoReturn:
-    """A client that reads nothing does not take its status either: nobody waits for that."""
-    code = _CODES.get(type(error), grpc.StatusCode.FAILED_PRECONDITION)
+    """A client that reads nothing does not take its status either: nobody waits for that. What ends
+    the call has the error as its cause."""
+    code = code_of(error)
     detail, message = _detail(error), _cut(str(error))
     trailing = () if detail is None else ((DETAILS_KEY, _rich(code, message, detail)),)
     try:
         async with asyncio.timeout(ABORT_SECONDS):
             await context.abort(code, message, trailing)
+    except grpc.aio.AbortError as end:
+        raise end from error
     except TimeoutError:
-        raise asyncio.CancelledError from None
+        raise asyncio.CancelledError from error
     raise RuntimeError("abort returns never")
 
 

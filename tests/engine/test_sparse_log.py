@@ -1,0 +1,69 @@
+"""Warnings that others cause: few lines, bounded memory, and a count of the rest."""
+
+import pytest
+
+from ssd_engine.sparse_log import QUIET_SECONDS, SparseLog
+
+
+class Warnings:
+    """With a clock that is set by hand."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, most: int = 4) -> None:
+        self.now = 0.0
+        self.sparse = SparseLog(lambda: self.now, most)
+        self._caplog = caplog
+
+    def said(self) -> list[str]:
+        """Since the last look."""
+        lines = [record.getMessage() for record in self._caplog.records]
+        self._caplog.clear()
+        return lines
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Warnings:
+    return Warnings(caplog)
+
+
+def test_one_of_a_kind_in_a_while_with_the_number_of_the_others(warnings: Warnings) -> None:
+    for _ in range(1000):
+        warnings.sparse.warning("one kind", "refused")
+    warnings.sparse.warning("another", "wrong secret")
+    warnings.now = QUIET_SECONDS
+    warnings.sparse.warning("one kind", "refused")
+    assert warnings.said() == ["refused", "wrong secret", "refused (999 more before it)"]
+
+
+def test_hosts_are_told_apart(warnings: Warnings) -> None:
+    for _ in range(5):
+        for host in ("a", "b"):
+            warnings.sparse.warning("kind", f"refused {host}", host)
+    assert warnings.said() == ["refused a", "refused b"]
+    warnings.now = QUIET_SECONDS
+    warnings.sparse.warning("kind", "refused b", "b")
+    assert warnings.said() == ["refused b (4 more before it)"]
+
+
+def test_hosts_without_end_share_a_line_and_bounded_memory(warnings: Warnings) -> None:
+    for number in range(1000):
+        warnings.sparse.warning("kind", f"refused {number}", f"host {number}")
+    assert warnings.said() == [f"refused {number}" for number in range(5)]
+    assert len(warnings.sparse._entries) == 5  # one of them stands for all others
+    warnings.now = QUIET_SECONDS
+    warnings.sparse.warning("kind", "refused one more", "one more")
+    assert warnings.said() == ["refused one more"]  # there is room for it again
+    for number in range(4):
+        warnings.sparse.warning("kind", f"refused again {number}", f"again {number}")
+    assert warnings.said()[-1] == "refused again 2 (995 more before it)"
+
+
+def test_what_was_left_out_of_a_host_that_is_forgotten_is_said_with_others(
+    warnings: Warnings,
+) -> None:
+    for number in range(4):
+        for _ in range(3):
+            warnings.sparse.warning("kind", f"refused {number}", f"host {number}")
+    warnings.now = QUIET_SECONDS
+    for number in range(10, 14):
+        warnings.sparse.warning("kind", f"refused {number}", f"host {number}")
+    assert "refused 13 (8 more before it)" in warnings.said()
