@@ -38,7 +38,7 @@ LABELS |= {
     "limit": 4,
     "bound": 4,
     "field": 4,
-    "method": 8,
+    "method": 10,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0

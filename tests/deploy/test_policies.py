@@ -176,6 +176,9 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("names in certificates", "cert-manager",
      lambda o: named(o, "Certificate", "ssd-draft")["spec"].update(dnsNames=["localhost"]),
      "is dialled as ssd-draft-headless"),
+    ("certificates of scrapers", "service-monitor",
+     lambda o: named(o, "ServiceMonitor", "ssd-draft")["spec"]["endpoints"][0]["tlsConfig"].pop(
+         "keySecret"), "shows no certificate, and Deployment/ssd-draft asks"),
     ("default deny", "gpu",
      lambda o: drop(o, "NetworkPolicy", "default-deny"), "denies everything"),
     ("default deny", "gpu",

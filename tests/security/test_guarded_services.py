@@ -256,15 +256,34 @@ class TestTokens:
         assert r"('x\n12:00:00.000 ERROR target forged \x1b[31m'): /ssd.v1" in line
 
 
+def scrape(services: Guarded, service: ServiceProcess, client: Pair | None) -> str:
+    """As Prometheus does, which may have a certificate to show."""
+    found = re.search(r"metrics on (https://\S+)", service.log())
+    assert found
+    context = ssl.create_default_context(cadata=services.authority.cert.decode())
+    if client is not None:
+        context.load_cert_chain(*client.write(services.folder, "scraper"))
+    with urllib.request.urlopen(found[1], timeout=SECONDS, context=context) as response:
+        text: str = response.read().decode()
+    return text
+
+
 def test_probes_and_scrapes_are_served(services: Guarded) -> None:
-    """Health on a plain port, metrics over TLS without a certificate of the scraper's."""
+    """Health on a plain port; metrics to those who show a certificate, as all callers must."""
     for service in (services.target, services.draft):
         assert plain_health(service) == 1
-        found = re.search(r"metrics on (https://\S+)", service.log())
-        assert found
-        context = ssl.create_default_context(cadata=services.authority.cert.decode())
-        with urllib.request.urlopen(found[1], timeout=SECONDS, context=context) as response:
-            assert b"ssd_auth_failures_total" in response.read()
+        for stranger in (None, Authority("another").sign("scraper")):
+            with pytest.raises(OSError, match=r"(?i)alert|reset|EOF"):
+                scrape(services, service, stranger)
+        wait_until(
+            lambda service=service: re.search(  # type: ignore[misc]
+                r"refused 127.0.0.1:\d+: metrics: the TLS handshake failed: PEER_DID_NOT_RETURN",
+                service.log(),
+            ),
+            service.log,
+        )
+        refused = 'ssd_refusals_total{method="metrics",reason="unauthenticated"} 2.0'
+        assert refused in scrape(services, service, services.client)
     with services.channel(services.target.address) as channel:  # TLS, and no token
         check = health_pb2.HealthCheckRequest(service="readiness")
         assert health_pb2_grpc.HealthStub(channel).Check(check, timeout=SECONDS).status == 1
@@ -296,7 +315,11 @@ def test_rotation_takes_effect_and_drops_no_stream(services: Guarded) -> None:
             assert refusal(lambda: generate(old))[0] is Code.UNAVAILABLE
         received = [token for response in stream for token in response.tokens.token_ids]
         assert received == expected
+    old_client = services.client
     services.authority, services.client = new, fresh
+    assert "ssd_ready" in scrape(services, services.target, fresh)
+    with pytest.raises(OSError, match=r"(?i)alert|reset|EOF"):
+        scrape(services, services.target, old_client)
     with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)

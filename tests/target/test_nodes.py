@@ -28,11 +28,11 @@ from ssd_engine.cluster.leader import JoinTimeout, Leader
 from ssd_engine.cluster.member import MemberOptions, Membership, NoLeader, join
 from ssd_engine.cluster.node import LeaderLost, Node
 from ssd_engine.cluster.options import ClusterOptions
-from ssd_engine.cluster.strangers import MAX_STRANGERS
 from ssd_engine.errors import ConfigError
 from ssd_engine.model_store import resolve_model
 from ssd_engine.rank_processes import Place, RankStart
 from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.strangers import MAX_STRANGERS
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.cli import join as join_command
 from ssd_target.cli import main

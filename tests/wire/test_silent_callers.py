@@ -132,7 +132,30 @@ def test_scrapes_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> N
     wait_until(is_served, lambda: answers[-1])
     assert b"ssd_ready" in answers[-1]
     for connection in slow:
+        connection.settimeout(HANG_SECONDS)
+        assert not _rest(connection)
         connection.close()
+
+
+def _rest(connection: socket.socket) -> bytes:
+    """What is said until the other side ends it."""
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1)
+    return b""
+
+
+def test_silent_scrapes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are places, for as long as they like, from another host."""
+    monkeypatch.setattr("ssd_engine.serving.metrics_server.SCRAPE_SECONDS", 10 * HANG_SECONDS)
+    port = ServiceMetrics("target", lambda: None).listen("127.0.0.1", 0)
+    with contextlib.ExitStack() as silent:
+        for _ in range(3 * MAX_SCRAPES):
+            connection = socket.create_connection(
+                ("127.0.0.1", port), HANG_SECONDS, source_address=("127.0.0.9", 0)
+            )
+            silent.enter_context(connection)
+        for _ in range(5):
+            wait_until(lambda: _scrape(port).startswith(b"HTTP/1.0 200"))
 
 
 def _scrape(port: int) -> bytes:

@@ -26,6 +26,7 @@ CHECKS: Mapping[str, Check] = {
     "secrets and claims": references.volumes,
     "files named by flags": references.files,
     "names in certificates": references.certificates,
+    "certificates of scrapers": references.scrapers,
     "default deny": network.default_deny,
     "ports that are listened on": network.ports_are_covered,
     "nothing else is open": network.nothing_else_is_open,

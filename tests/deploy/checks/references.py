@@ -56,6 +56,17 @@ def _monitors(objects: Manifests) -> Iterator[str]:
                     yield f"{name(monitor)}: {name(service)} has no port {endpoint['port']}"
 
 
+def scrapers(objects: Manifests) -> Iterator[str]:
+    """Where a service asks its callers for a certificate, Prometheus has one to show."""
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        labels = monitor["spec"]["selector"]
+        for pod in (pod for pod in pods(objects) if selects(labels, pod.labels)):
+            asks = any("--tls-ca" in read(each).raw for each in pod.spec["containers"])
+            for endpoint in monitor["spec"]["endpoints"]:
+                if asks and not {"cert", "keySecret"} <= endpoint["tlsConfig"].keys():
+                    yield f"{name(monitor)}: shows no certificate, and {pod.title} asks for one"
+
+
 def service_ports(objects: Manifests) -> Iterator[str]:
     for service in of_kind(objects, "Service"):
         selector = {"matchLabels": service["spec"]["selector"]}

@@ -24,12 +24,12 @@ from ssd_engine.cluster import greeting
 from ssd_engine.cluster.options import ClusterOptions
 from ssd_engine.cluster.setup import Application, Setup, decode, encode
 from ssd_engine.cluster.store import WAIT_SECONDS, serve_request
-from ssd_engine.cluster.strangers import Strangers
 from ssd_engine.cluster.wire import HEADER, PARTING_SECONDS, Broken, Kind, NodeConnection, as_reason
 from ssd_engine.errors import EXIT_NODE_LOST, ConfigError, SSDError
 from ssd_engine.log import end_process
 from ssd_engine.rank_processes import READY, RankStart
 from ssd_engine.sparse_log import SparseLog
+from ssd_engine.strangers import Strangers
 
 log = logging.getLogger(__name__)
 

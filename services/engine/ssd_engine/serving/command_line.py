@@ -248,8 +248,9 @@ class Options:
             self("--tls-key", "Key of the certificate (PEM).", type=Path),
             self(
                 "--tls-ca",
-                "Mutual TLS: clients need certificates signed by this one (PEM). Certificates, "
-                "keys and tokens are read again when their files change.",
+                "Mutual TLS: clients, and whoever scrapes metrics, need certificates signed by "
+                "this one (PEM). Certificates, keys and tokens are read again when their files "
+                "change.",
                 type=Path,
             ),
             self(

@@ -72,9 +72,10 @@ class ServiceMetrics:
         return lambda: _value(self._books(), read)
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
-        """Serve on a thread; returns the port. Whoever scrapes needs no certificate of its own."""
+        """Serve on a thread; returns the port."""
         failed = self.reload_failures.labels("tls").inc
-        server = MetricsServer(host, port, self.registry, tls, failed)
+        refused = self.refusals.labels("metrics", "unauthenticated").inc
+        server = MetricsServer(host, port, self.registry, tls, failed, refused)
         server.start()
         return int(server.server_port)
 

@@ -38,6 +38,17 @@ class TlsFiles:
         )
 
 
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """The same for ports that speak no gRPC."""
+    files.check()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.cert, files.key)
+    if files.ca is not None:
+        context.load_verify_locations(files.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
     """Each new connection is greeted with the files as they are then; old connections go on."""
     current = Reloading(files.paths, files.configuration, on_failure)

@@ -1,4 +1,4 @@
-"""Who is at the door and has not proved that it is a node."""
+"""Connections of whoever is at a door, and has not said yet what for. No torch here."""
 
 import contextlib
 import socket
@@ -22,7 +22,8 @@ class Strangers:
             goes = self._crowd.enter(host, connected)
         if goes is not None:
             with contextlib.suppress(OSError):  # whoever reads from it notices, and closes it
-                goes.shutdown(socket.SHUT_RDWR)
+                # Not that of TLS, which another thread may be in the middle of.
+                socket.socket.shutdown(goes, socket.SHUT_RDWR)
 
     def leave(self, host: Hashable, connected: socket.socket) -> None:
         """It is none any more, or has gone."""
