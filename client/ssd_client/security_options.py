@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from ssd_client import params
-from ssd_client.errors import BadInputError
+from ssd_client.errors import BadInputError, printable
 from ssd_client.security import Security
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -60,6 +62,8 @@ def _read(
     secured = tls or tls_ca is not None
     if not secured and (tls_cert is not None or tls_server_name is not None):
         raise BadInputError("--tls-cert and --tls-server-name need --tls-ca or --tls")
+    for flag, path in (("--tls-key", tls_key), ("--token-file", token_file)):
+        _warn_of_readers(flag, path)
     return Security(
         tls=secured,
         ca=_bytes("--tls-ca", tls_ca),
@@ -78,6 +82,15 @@ def _bytes(flag: str, path: str | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise BadInputError(f"{flag} {path}: {error.strerror}") from None
+
+
+def _warn_of_readers(flag: str, path: str | None) -> None:
+    """Say so where every user may read or write a secret, as the services do."""
+    with contextlib.suppress(OSError):  # reading it says what is wrong
+        if path is not None and Path(path).stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            shown = printable(path)
+            note = f"warning: {flag}: {shown} is open to every user: chmod o= {shown}"
+            click.echo(note, err=True)
 
 
 def _token(path: str | None) -> str | None:

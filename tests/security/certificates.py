@@ -55,6 +55,7 @@ def replace(path: Path, data: bytes) -> None:
     """As a mounted Secret changes: the name stays, the file behind it is another one."""
     partial = path.with_name(f".{path.name}")
     partial.write_bytes(data)
+    partial.chmod(0o600)
     partial.replace(path)
 
 

@@ -1,7 +1,8 @@
 """What is refused before anything listens: unguarded ports, files that are not what they should be,
 tokens that would travel in the clear."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from ssd_client.cli import cli
 from ssd_draft.cli import main as draft_main
+from ssd_engine.serving.access import Access
 from ssd_engine.serving.interfaces import interface_to
 from ssd_target.cli import main as target_main
 from tests.security.certificates import Authority
@@ -35,6 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "token").write_text("a-token-that-nobody-guesses\n")
     (folder / "empty").write_text("")
     (folder / "garbage").write_bytes(b"\0\1\2 garbage")
+    for each in folder.iterdir():
+        each.chmod(0o600)
     return folder
 
 
@@ -121,6 +125,75 @@ def test_a_file_that_cannot_be_used_is_named(
     assert code == 2
     assert words in output
     assert len(output.splitlines()) == 1
+
+
+@contextmanager
+def mode(path: Path, bits: int) -> Iterator[None]:
+    path.chmod(bits)
+    yield
+    path.chmod(0o600)
+
+
+def is_warned_of(run: Callable[[], str], flag: str, path: Path) -> list[bool]:
+    """With the modes that a Secret may be mounted with, and with those that it had better not."""
+    found = []
+    for bits in (0o600, 0o440, 0o660, 0o644, 0o602):
+        with mode(path, bits):
+            found.append(f"{flag}: {path} is open to every user: chmod o= {path}" in run())
+    return found
+
+
+GUARDED = (*TLS, "--token-file", "@tokens.toml")
+FAR = ("--draft-tls-ca", "@ca.crt", "--draft-token-file", "@token", "--draft", "192.0.2.1:7420")
+
+
+@pytest.mark.parametrize(
+    ("check", "flags", "flag", "name"),
+    [
+        ("target", GUARDED, "--tls-key", "one.key"),
+        ("target", GUARDED, "--token-file", "tokens.toml"),
+        ("target", FAR, "--draft-token-file", "token"),
+        ("draft", GUARDED, "--tls-key", "one.key"),
+        ("draft", GUARDED, "--token-file", "tokens.toml"),
+    ],
+    indirect=["check"],
+)
+def test_a_secret_that_every_user_can_read_is_warned_of(
+    folder: Path, check: Check, flags: tuple[str, ...], flag: str, name: str
+) -> None:
+    """It is used all the same: so a Secret of Kubernetes is mounted where nobody says how."""
+
+    def run() -> str:
+        code, output = check(*flags)
+        assert code == 0, output
+        return output
+
+    assert is_warned_of(run, flag, folder / name) == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--token-file", "token"), ("--tls-key", "one.key")])
+def test_a_client_is_warned_of_it_too(
+    folder: Path, flag: str, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = (*TLS, "--tls-ca", "@ca.crt", "--token-file", "@token")
+
+    def run() -> str:
+        with pytest.raises(SystemExit):  # nobody is there
+            cli.main(["info", "--target", "127.0.0.1:1", *placed(folder, flags)])
+        return capfd.readouterr().err
+
+    assert is_warned_of(run, flag, folder / name) == [False, False, False, True, True]
+
+
+def test_a_secret_is_looked_at_again_when_it_has_changed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    access, tokens = Access(folder / "tokens.toml"), folder / "tokens.toml"
+    shown = [("authorization", "Bearer a-token-that-nobody-guesses")]
+    for bits, warned in ((0o640, False), (0o644, True)):
+        with mode(tokens, bits):
+            access.check("/ssd.v1.TargetService/Generate", shown)
+        assert ("is open to every user" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("check", ["target"], indirect=True)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_engine.cluster.options import ClusterOptions, read_secret, warn_of_readers
+from ssd_engine.cluster.options import ClusterOptions, read_secret
 from ssd_engine.config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.secret_files import warn_of_readers
 from ssd_engine.serving.config import ServiceConfig, check_service_config, parse_address
 from ssd_target.places import parse_draft
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
@@ -150,7 +151,7 @@ def _check_cluster(config: TargetConfig) -> None:
         raise ConfigError(f"--nodes {config.nodes} needs --cluster-secret-file FILE")
     parse_address("--cluster-listen", listen)
     read_secret(secret)
-    warn_of_readers(secret)
+    warn_of_readers("--cluster-secret-file", secret)
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from ssd_engine.errors import ConfigError
+from ssd_engine.secret_files import warn_of_readers
 from ssd_engine.serving.config import is_loopback
 from ssd_engine.serving.tls import check_ca
 
@@ -29,6 +30,7 @@ class DraftCredentials:
             check_ca("--draft-tls-ca", self.ca)
         if self.token_file is not None:
             self._token()
+            warn_of_readers("--draft-token-file", self.token_file)
 
     def channel(self, address: str, server_name: str, options: Options) -> grpc.aio.Channel:
         """``server_name``: what the endpoint's certificate must be made out to."""

@@ -9,10 +9,11 @@ from multiprocessing.connection import Connection
 from ssd_engine.cluster.member import MemberOptions
 from ssd_engine.cluster.member import join as join_leader
 from ssd_engine.cluster.node import Node
-from ssd_engine.cluster.options import ClusterOptions, read_secret, warn_of_readers
+from ssd_engine.cluster.options import ClusterOptions, read_secret
 from ssd_engine.errors import ConfigError
 from ssd_engine.log import setup_logging
 from ssd_engine.model_store import resolve_model
+from ssd_engine.secret_files import warn_of_readers
 from ssd_engine.serving.config import check_bounds, parse_address
 from ssd_engine.serving.plan import ModelPlan
 from ssd_engine.serving.probe import Probe
@@ -65,7 +66,7 @@ def check_join(config: JoinConfig) -> MemberOptions:
     if config.kernel_cache is not None and config.kernel_cache.is_file():
         raise ConfigError(f"--kernel-cache: {config.kernel_cache} is a file, not a directory")
     secret = read_secret(config.cluster_secret_file)
-    warn_of_readers(config.cluster_secret_file)
+    warn_of_readers("--cluster-secret-file", config.cluster_secret_file)
     if config.model is not None:
         resolve_model(config.model)
     return MemberOptions(

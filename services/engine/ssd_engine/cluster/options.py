@@ -1,14 +1,10 @@
 """What an operator sets about nodes. No torch here."""
 
-import logging
-import stat
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ssd_engine.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 
@@ -43,8 +39,3 @@ def read_secret(path: Path) -> bytes:
             "are needed; make one with: head -c 32 /dev/urandom | base64"
         )
     return secret
-
-
-def warn_of_readers(path: Path) -> None:
-    if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        log.warning("--cluster-secret-file: %s is open to every user: chmod o= %s", path, path)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from ssd_engine.errors import SSDError
+from ssd_engine.secret_files import warn_of_readers
 from ssd_engine.serving.allowances import Identity
 from ssd_engine.serving.reloading import Outdated, Reloading
 from ssd_engine.serving.status import NotAllowed, Unauthenticated, abort
@@ -34,7 +35,10 @@ class Access:
         self._tokens: Reloading[tuple[Token, ...]] | None = None
         if token_file is not None:
             load = lambda: load_tokens(token_file)  # noqa: E731
-            self._tokens = Reloading([token_file], load, on_reload_failure, closes=True)
+            changed = lambda: warn_of_readers("--token-file", token_file)  # noqa: E731
+            self._tokens = Reloading(
+                [token_file], load, on_reload_failure, closes=True, on_change=changed
+            )
 
     def check(self, method: str, metadata: Metadata) -> None:
         """Raise Unauthenticated or NotAllowed. ``method``: /package.Service/Method."""
@@ -62,7 +66,7 @@ class Access:
         return Identity(name) if name else ANONYMOUS
 
     def name_of(self, context: grpc.aio.ServicerContext) -> str:
-        """Of any call, as far as it says: a token that has expired has a name, too."""
+        """Who calls, as far as that is known: a token that has expired has a name, too."""
         presented = _bearer(context.invocation_metadata() or ())
         if self._tokens is not None and presented is not None:
             with suppress(Outdated):
@@ -92,7 +96,7 @@ def service_of(method: str) -> str:
 
 
 def _common_name(context: grpc.aio.ServicerContext) -> str:
-    """Of the certificate that the client showed, if it did."""
+    """The name in the certificate that the client showed, if it did."""
     names = context.auth_context().get("x509_common_name") or (b"",)
     return str(names[0].decode(errors="replace"))
 

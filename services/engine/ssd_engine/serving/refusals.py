@@ -104,7 +104,7 @@ def methods_of(services: Iterable[str]) -> list[str]:
 
 
 def host_of(peer: str) -> str:
-    """Of gRPC's name for the other side: ipv4:127.0.0.1:5000."""
+    """The part without the port of what gRPC calls the other side: ipv4:127.0.0.1:5000."""
     return peer.rpartition(":")[0]
 
 

@@ -43,13 +43,16 @@ class Reloading(Generic[Value]):
         load: Callable[[], Value],
         on_failure: Callable[[], None] = lambda: None,
         closes: bool = False,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The first load may raise ConfigError; later ones keep what there is."""
+        """The first load may raise ConfigError; later ones keep what there is. ``on_change``: the
+        files were read again."""
         self._paths = paths
         self._load = load
         self._on_failure = on_failure
         self._closes = closes
+        self._on_change = on_change
         self._now = clock
         self._seen = self._signature()
         self._value = load()
@@ -84,6 +87,7 @@ class Reloading(Generic[Value]):
             return None
         self._seen, self._value, self._unread_since, self._failure = signature, value, None, ""
         log.info("read again: %s", ", ".join(map(str, self._paths)))
+        self._on_change()
         return value
 
     def _fail(self, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """What guards the ports of a service, made from its options."""
 
+from ssd_engine.secret_files import warn_of_readers
 from ssd_engine.serving.access import Access
 from ssd_engine.serving.config import ServiceConfig
 from ssd_engine.serving.metrics import ServiceMetrics
@@ -14,6 +15,8 @@ def check_security(config: ServiceConfig) -> None:
         files.check()
     if config.token_file is not None:
         load_tokens(config.token_file)
+    warn_of_readers("--tls-key", config.tls_key)
+    warn_of_readers("--token-file", config.token_file)
 
 
 def tls_files(config: ServiceConfig) -> TlsFiles | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from ssd_engine.errors import ConfigError
+from ssd_engine.secret_files import warn_of_readers
 from ssd_engine.serving.descriptors import read_surely
 from ssd_engine.serving.reloading import Reloading, Unreadable
 
@@ -51,7 +52,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
     """Each new connection is greeted with the files as they are then; old connections go on."""
-    current = Reloading(files.paths, files.configuration, on_failure)
+    changed = lambda: warn_of_readers("--tls-key", files.key)  # noqa: E731
+    current = Reloading(files.paths, files.configuration, on_failure, on_change=changed)
     return grpc.dynamic_ssl_server_credentials(
         current.get(), current.changed, require_client_authentication=files.ca is not None
     )
