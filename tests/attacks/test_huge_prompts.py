@@ -1,8 +1,10 @@
 """Texts that are far longer than any prompt that their sender may have."""
 
 import asyncio
+import gzip
 import re
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,37 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
+from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 from ssd_engine.serving.allowances import Account, Allowance, Identity
+from ssd_engine.serving.status import ServerFull
+from ssd_target import parsing
 from ssd_target.parsing import INLINE_BYTES, Parser
-from ssd_target.requests import BYTES_OF_TOKEN, SPARE_BYTES, Limits, parse_prompt
+from ssd_target.requests import (
+    BYTES_OF_TOKEN,
+    MAX_CACHE_SALT_BYTES,
+    MAX_CHAT_MESSAGES,
+    MAX_REQUEST_ID_BYTES,
+    MAX_ROLE_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TEMPLATE_KWARGS_BYTES,
+    SPARE_BYTES,
+    Limits,
+    largest_request,
+    parse_prompt,
+)
 from tests.attacks.conftest import ATTACKER, OTHER, Attacked, bearer, generate, request
 from tests.waiting import HANG_SECONDS
+from tests.wire.raw import RawConnection, framed, headers
 
 MIB = 1 << 20
+MANY = 60
+REFUSED = (
+    (20_000, "100 tokens are allowed", grpc.StatusCode.INVALID_ARGUMENT),
+    (1_000_000, "beyond the context", grpc.StatusCode.INVALID_ARGUMENT),
+    (8 * MIB, "larger than max", grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
 LIMITS = Limits(vocab_size=300, max_model_len=100_000, kv_tokens=100_000, eos_token_ids=())
 
 
@@ -32,15 +58,75 @@ def test_what_is_too_long_for_its_sender_is_refused_unread(attacked: Attacked) -
     with attacked.target.channel() as channel:
         expected = generate(channel, OTHER, request())
         before = peak_bytes(pid)
-        for size, why in ((20_000, "100 tokens are allowed"), (8 * MIB, "beyond the context")):
+        for size, why, code in REFUSED:
             call = attacked.stub(channel).Generate(
                 request("word " * (size // 5)), timeout=HANG_SECONDS, metadata=bearer(ATTACKER)
             )
             with pytest.raises(grpc.RpcError, match=why) as caught:
                 next(call)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert peak_bytes(pid) - before < 150 * MIB  # the message itself, a few times
+            assert caught.value.code() is code
+        assert peak_bytes(pid) - before < 40 * MIB
         assert generate(channel, OTHER, request()) == expected
+
+
+GENERATE = "/ssd.v1.TargetService/Generate"
+
+
+def codes_of(attacked: Attacked, message: bytes) -> list[grpc.StatusCode]:
+    """Of many calls at once, each on a connection of its own."""
+    with ExitStack() as stack:
+        channels = [stack.enter_context(attacked.target.channel()) for _ in range(MANY)]
+        calls = [
+            channel.unary_unary(GENERATE).future(
+                message, timeout=HANG_SECONDS, metadata=bearer(ATTACKER)
+            )
+            for channel in channels
+        ]
+        return [call.code() for call in calls]
+
+
+def test_many_at_once_are_not_all_kept_in_memory(attacked: Attacked) -> None:
+    """Neither as they are, nor compressed: that would be a few bytes for each kilobyte of ours."""
+    pid = attacked.target.process.pid
+    message = pb.GenerateRequest(text="\0" * 15 * MIB).SerializeToString()
+    before = peak_bytes(pid)
+    assert codes_of(attacked, message) == MANY * [grpc.StatusCode.RESOURCE_EXHAUSTED]
+    small = framed(gzip.compress(message), 1)
+    assert len(small) < 20_000
+    head = headers(GENERATE, [("grpc-encoding", "gzip"), *bearer(ATTACKER)])
+    with ExitStack() as stack:
+        address = attacked.target.address
+        clients = [stack.enter_context(RawConnection(address)) for _ in range(MANY)]
+        calls = [(client, client.call(head, small)) for client in clients]
+        statuses = {client.until_ended(call).status for client, call in calls}
+    assert statuses == {(12, "Compression algorithm 'gzip' is disabled.")}
+    assert peak_bytes(pid) - before < 3 * MANY * largest_request(2048)
+    with attacked.target.channel() as channel:
+        assert generate(channel, OTHER, request())
+
+
+@pytest.mark.parametrize("length", [512, 131_072])
+@pytest.mark.parametrize("chat", [False, True])
+def test_no_message_is_larger_than_the_longest_request(length: int, chat: bool) -> None:
+    """Which uses all that it may at once."""
+    size = BYTES_OF_TOKEN * (length - 1) + SPARE_BYTES
+    message = pb.GenerateRequest(
+        request_id="r" * MAX_REQUEST_ID_BYTES,
+        cache_salt="s" * MAX_CACHE_SALT_BYTES,
+        generated_token_ids=b"\xff" * 4 * length,
+    )
+    if chat:
+        share = size // MAX_CHAT_MESSAGES
+        for _ in range(MAX_CHAT_MESSAGES):
+            message.chat.messages.add(role="r" * MAX_ROLE_BYTES, content="c" * share)
+        message.chat.template_kwargs.update({"x": "k" * (MAX_TEMPLATE_KWARGS_BYTES - 20)})
+    else:
+        message.text = "t" * size
+    message.stop.strings.extend(MAX_STOP_STRINGS * ["s" * (MAX_STOP_BYTES // MAX_STOP_STRINGS)])
+    message.stop.token_ids.extend(MAX_STOP_TOKEN_IDS * [2**32 - 1])
+    message.sampling.logit_bias.update({2**32 - 1 - i: 1.5 for i in range(MAX_LOGIT_BIAS_ENTRIES)})
+    message.speculation.endpoints.extend(16 * ["e" * 300])
+    assert message.ByteSize() < largest_request(length)
 
 
 class Bytes:
@@ -69,6 +155,42 @@ def long_request(letter: str) -> bytes:
 
 
 class TestWhatIsBeingRead:
+    def test_texts_that_wait_have_a_bound_in_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of an identity, and those of all; it is free again when they were read."""
+        size = len(long_request("a"))
+        monkeypatch.setattr(parsing, "MAX_HELD_OF_ONE", 2 * size)
+        monkeypatch.setattr(parsing, "MAX_HELD", 3 * size)
+
+        async def scenario() -> None:
+            tokenizer, parser = Bytes(), Parser()
+            accounts = [account(name) for name in ("one", "one", "one", "two", "two")]
+            reads = [parser.parse(long_request("a"), *about(tokenizer), each) for each in accounts]
+            tasks = [asyncio.ensure_future(each) for each in reads]
+            await until(lambda: sum(task.done() for task in tasks) == 2)
+            assert [task.done() for task in tasks] == [False, False, True, False, True]
+            for task, most in ((tasks[2], 2 * size), (tasks[4], 3 * size)):
+                with pytest.raises(ServerFull, match=f"at most {most} may"):
+                    await task
+            tokenizer.go_on.set()
+            await asyncio.gather(*(task for task in tasks if not task.done()))
+            assert not parser._held
+            again = await parser.parse(long_request("a"), *about(tokenizer), accounts[0])
+            assert again.prompt == [1, 2, 3]
+
+        asyncio.run(scenario())
+
+    def test_a_text_that_is_longer_than_the_bound_is_read_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parsing, "MAX_HELD_OF_ONE", 1)
+
+        async def scenario() -> None:
+            tokenizer, parser = Bytes(), Parser()
+            tokenizer.go_on.set()
+            assert await parser.parse(long_request("a"), *about(tokenizer), account("one"))
+
+        asyncio.run(scenario())
+
     def test_one_text_of_an_identity_at_a_time_others_beside_it(self) -> None:
         async def scenario() -> None:
             tokenizer, parser, mine = Bytes(), Parser(), account("mine")

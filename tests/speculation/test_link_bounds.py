@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+from ssd_draft.wire import FRAMES_BYTES, largest_message
 from ssd_engine.completion import StopRules
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.frames import Close, Open, TargetFrame, Verification
+from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from ssd_target import link as link_module
-from ssd_target.link import BURST, SHARE, Allowance, Identity
+from ssd_target.link import BURST, SHARE, Allowance, Identity, in_messages
 from ssd_target.link_state import LinkState
 from ssd_target.links import Links
 from ssd_target.records import LinkUp
 from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.speculation.speculator import Speculator
+from ssd_target.wire import encode_target_frames
 from tests.speculation.hostile_draft import SCRIPTS, HostileDraft
 from tests.waiting import wait_until_async
 
@@ -54,6 +57,35 @@ class TestAllowance:
             clock.now += 1.0
             spent += 1
         assert spent == pytest.approx(BURST / SHARE, abs=2)
+
+
+@pytest.mark.parametrize("context", [512, 131_072])
+def test_a_draft_takes_every_message_that_a_target_has_to_send(context: int) -> None:
+    """However much has gathered: such as all sequences, for a link that comes up again."""
+    bias = tuple((2**31 + i, 1.5) for i in range(MAX_LOGIT_BIAS_ENTRIES))
+    frames: list[TargetFrame] = [
+        Open(
+            sequence=number,
+            round=7,
+            prompt=bytes(2 * context),
+            output=bytes(2 * context),
+            speculation=[2**31] * 64,
+            max_tokens=context,
+            sampling=SamplingParams(seed=2**63, logit_bias=bias),
+            verification=Verification.COUPLED,
+            down_weight=1.0,
+            depth=64,
+            verify_micros=2**31,
+            trace_context="t" * 55,
+        )
+        for number in range(300 if context == 512 else 30)
+    ]
+    frames += [Close(number, 7) for number in range(2000)]
+    messages = list(in_messages(frames))
+    assert [frame for message in messages for frame in message] == frames
+    sizes = [encode_target_frames(EPOCH, message).ByteSize() for message in messages]
+    assert max(sizes) <= largest_message(context) - FRAMES_BYTES // 2
+    assert len(messages) < len(frames) / 10
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("floods")])

@@ -9,7 +9,9 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as rpc
 
+from ssd_engine.serving.connections import MAX_CHECK_BYTES
 from ssd_engine.serving.health import MAX_WATCHERS, Health
+from ssd_engine.serving.health_server import make_health_server
 from ssd_engine.serving.reading import ReadRequests
 from tests.waiting import HANG_SECONDS, wait_until_async
 
@@ -50,6 +52,33 @@ def test_a_watcher_that_leaves_takes_nobody_with_it() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Check(pb.HealthCheckRequest(service="z"))
             assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(work())
+
+
+def test_a_check_on_a_port_for_probes_is_small_and_plain() -> None:
+    """Whoever reaches the port may ask, and needs no token: so no megabytes are taken for it."""
+
+    async def work() -> None:
+        health = Health()
+        await health.set("x", UP)
+        server = make_health_server(health)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = rpc.HealthStub(channel)
+            assert (await stub.Check(pb.HealthCheckRequest(service="x"))).status == UP
+            large = pb.HealthCheckRequest(service="x" * (MAX_CHECK_BYTES + 1))
+            packed = grpc.Compression.Gzip
+            for message, compression, code in (
+                (large, None, grpc.StatusCode.RESOURCE_EXHAUSTED),
+                (large, packed, grpc.StatusCode.UNIMPLEMENTED),
+                (pb.HealthCheckRequest(service="x"), packed, grpc.StatusCode.UNIMPLEMENTED),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Check(message, timeout=HANG_SECONDS, compression=compression)
+                assert caught.value.code() is code
+        await server.stop(None)
 
     asyncio.run(work())
 

@@ -31,18 +31,19 @@ CASES: dict[str, Case] = {
     "a length beyond the end": ([], "", framed(b"abc", length=200), INVALID),
     "a length before the end": ([], "", framed(b"abc", length=2), INVALID),
     "a length beyond all bounds": ([], "", framed(b"abc", length=2**32 - 1), EXHAUSTED),
+    "compressed": (
+        [("grpc-encoding", "gzip")],
+        "",
+        framed(gzip.compress(b""), 1),
+        UNIMPLEMENTED,
+    ),
     "a bomb": (
         [("grpc-encoding", "gzip")],
         "",
         framed(gzip.compress(b"\n" * 30_000_000), 1),
-        EXHAUSTED,
+        UNIMPLEMENTED,
     ),
-    "compressed and no message": (
-        [("grpc-encoding", "gzip")],
-        "",
-        framed(gzip.compress(b"\xff\xff"), 1),
-        INVALID,
-    ),
+    "compressed garbage": ([("grpc-encoding", "deflate")], "", framed(b"abcd", 1), UNIMPLEMENTED),
     "a time of nothing": (
         [("grpc-timeout", "0n"), (":path", GENERATE)],
         "",
@@ -61,7 +62,6 @@ CASES: dict[str, Case] = {
     "two paths": ([(":path", INFO), (":path", "/x/y")], "", EMPTY, UNIMPLEMENTED),
     # Answered by the library, with INTERNAL, before our code:
     "compressed with nothing": ([], "", framed(b"abc", 1), LIBRARY),
-    "compressed garbage": ([("grpc-encoding", "gzip")], "", framed(b"abcdef", 1), LIBRARY),
     "an unknown encoding": ([("grpc-encoding", "zstd9")], "", EMPTY, LIBRARY),
     "no time": ([("grpc-timeout", "")], "", EMPTY, LIBRARY),
     "a time in words": ([("grpc-timeout", "banana")], "", EMPTY, LIBRARY),
@@ -77,7 +77,7 @@ CASES: dict[str, Case] = {
     "no authority": ([], ":authority", EMPTY, RESET),
     "no trailers": ([], "te", EMPTY, RESET),
 }
-LIBRARYS_WORDS = ("Compression bit", "Decompression failed", "Error parsing", "Illegal header key")
+LIBRARYS_WORDS = ("Compression bit", "Error parsing", "Illegal header key")
 
 
 def test_calls_that_break_the_rules_are_answered_one_by_one(victims: Pair) -> None:

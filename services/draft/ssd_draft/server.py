@@ -18,8 +18,9 @@ from ssd_draft.metrics import Metrics
 from ssd_draft.plan import RANKS
 from ssd_draft.sequence_watch import TextOf, make_watch
 from ssd_draft.service import SERVICE, DraftServicer, Serving
+from ssd_draft.wire import largest_message
 from ssd_engine.frames import PROTOCOL_VERSION
-from ssd_engine.serving.config import StepSizes, parse_address
+from ssd_engine.serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import check_security, make_access
@@ -73,18 +74,20 @@ class DraftServer(ServiceServer):
             num_blocks=lambda: self._num_blocks,
             num_links=lambda state: self._engine.count()[state],
         )
+        largest = max_message_bytes(config, largest_message(_max_context(config, plan)))
         self._engine = DraftEngine(
             _engine_options(config, plan),
             max_frames=config.max_frames,
-            max_bytes=MESSAGES_IN_FLIGHT * config.max_message_mib * 1024 * 1024,
+            max_bytes=MESSAGES_IN_FLIGHT * largest,
             on_drop=metrics.frames_dropped.labels("slow_reader").inc,
             trace_events=config.trace_events,
         )
         access = make_access(config, metrics)
         self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout, access)
         self._spans = make_spans(config.otlp_endpoint, "ssd-draft", __version__)
+        links = config.max_links
         super().__init__(
-            config, self._engine, self._servicer, metrics, access, config.max_links, self._spans
+            config, self._engine, self._servicer, metrics, access, links, largest, self._spans
         )
 
     def prepare(self) -> None:

@@ -30,6 +30,7 @@ from ssd_engine.serving.messages import (
 )
 
 MAX_FRAMES = 1024  # of one message
+FRAMES_BYTES = 4 << 20  # of those that come beside the longest one
 MAX_TRACE_CONTEXT = 256  # characters; a traceparent has 55
 MAX_ROUND = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
@@ -50,6 +51,11 @@ class Decoded:
     frames: list[TargetFrame]
     refusals: list[DraftFrame]  # notices, of sequences that only a newer draft could follow
     unknown: int = 0  # frames that are left out, or understood in part: newer targets send them
+
+
+def largest_message(max_context: int) -> int:
+    """Bytes of the longest message that a target has to send."""
+    return 4 * max_context + FRAMES_BYTES
 
 
 def decode_target_frames(message: pb.TargetFrames, limits: Limits) -> Decoded:

@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from ssd_engine.frames import (
     PROTOCOL_VERSION,
     Notice,
     NoticeKind,
+    Open,
     TargetFrame,
 )
 from ssd_engine.serving.messages import decode_message, is_newer
@@ -42,6 +43,7 @@ STEADY_SECONDS = 5.0  # up for so long, a link's earlier failures are forgotten
 MAX_LOGGED = 8  # failures, until then
 OUTBOX = 1024  # messages that wait for the wire
 MAX_FRAMES = 512  # of a message to an endpoint
+ENOUGH_BYTES = 1 << 20  # of one: no frame is added to as many
 MAX_BYTES = 4 * 1024 * 1024  # of a message from an endpoint
 SHARE = 0.25  # of this process's time that an endpoint may take, on average
 BURST = 1.0  # seconds
@@ -335,8 +337,7 @@ class Link:
             frames = await self._outbox.get()
             while not self._outbox.empty():
                 frames += self._outbox.get_nowait()
-            for begin in range(0, len(frames), MAX_FRAMES):
-                part = frames[begin : begin + MAX_FRAMES]
+            for part in in_messages(frames):
                 await call.write(encode_target_frames(self.epoch, part))
 
     def _failed(self, reason: str, message: str) -> None:
@@ -349,6 +350,27 @@ class Link:
             log.warning("link to %s is down: %s", self.address, self.reason, extra=about)
             self._logged.add(self.reason)
         self._on_failure(self)
+
+
+def in_messages(frames: Sequence[TargetFrame]) -> Iterator[list[TargetFrame]]:
+    """Frames in their order, as many in a message as it may have."""
+    part: list[TargetFrame] = []
+    size = 0
+    for frame in frames:
+        if len(part) == MAX_FRAMES or size >= ENOUGH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(frame)
+        size += _size(frame)
+    if part:
+        yield part
+
+
+def _size(frame: TargetFrame) -> int:
+    """Bytes, about."""
+    if not isinstance(frame, Open):
+        return 64
+    return 256 + len(frame.prompt) + len(frame.output) + 16 * len(frame.sampling.logit_bias)
 
 
 async def _first_error(

@@ -2,21 +2,27 @@
 identity.
 
 A tokenizer cannot be stopped. So a request whose client is gone before its turn costs nothing; one
-whose text is being read keeps its place, and that of its identity, until it has been.
+whose text is being read keeps its place, and that of its identity, until it has been. What waits
+for its turn is in memory: the bytes of an identity have a bound, and those of all.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ssd_engine.serving.allowances import Account
+from ssd_engine.serving.status import ServerFull
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
 
 INLINE_BYTES = 16_384  # requests above this are read on a thread, away from the event loop
 THREADS = 2
+MAX_HELD = 128 << 20  # bytes that wait, or are read
+MAX_HELD_OF_ONE = 32 << 20  # of these, of one identity
+RETRY_SECONDS = 1.0
 
 
 class Parser:
@@ -25,6 +31,7 @@ class Parser:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "parsing")
         self._threads = asyncio.Semaphore(THREADS)
+        self._held: Counter[str] = Counter()  # bytes, by identity
 
     async def parse(
         self, data: bytes, tokenizer: Tokenizer, limits: Limits, account: Account
@@ -39,7 +46,7 @@ class Parser:
             if message.WhichOneof("prompt") != "chat":  # another process renders those
                 return parse_request(message, tokenizer, limits, most)
         reading = _Reading()
-        task = asyncio.ensure_future(self._in_turn(account, work, reading))
+        task = asyncio.ensure_future(self._in_turn(account, len(data), work, reading))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -49,16 +56,33 @@ class Parser:
             raise
 
     async def _in_turn(
-        self, account: Account, work: Callable[[], ParsedRequest], reading: "_Reading"
+        self, account: Account, size: int, work: Callable[[], ParsedRequest], reading: "_Reading"
     ) -> ParsedRequest:
         account.running += 1
         try:
-            async with account.turn, self._threads:
-                reading.begun = True
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._pool, work)
+            with self._holding(account.identity.name, size):
+                async with account.turn, self._threads:
+                    reading.begun = True
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._pool, work)
         finally:
             account.running -= 1
+
+    @contextmanager
+    def _holding(self, name: str, size: int) -> Iterator[None]:
+        """One text may be longer than the bound: so does nobody wait for ever."""
+        for held, most in ((self._held[name], MAX_HELD_OF_ONE), (self._held.total(), MAX_HELD)):
+            if held and held + size > most:
+                raise ServerFull(
+                    f"{held} bytes of texts wait to be read, at most {most} may", RETRY_SECONDS
+                )
+        self._held[name] += size
+        try:
+            yield
+        finally:
+            self._held[name] -= size
+            if not self._held[name]:
+                del self._held[name]
 
 
 @dataclass

@@ -29,6 +29,7 @@ MAX_ROLE_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_CHAT_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16384
+MAX_OPTIONS_BYTES = 1 << 20  # of all but texts and tokens: roles, stops, biases, names
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,12 @@ class ParsedRequest:
             owner,
             f"{'' if shared else owner}\0{self.cache_salt}",
         )
+
+
+def largest_request(max_model_len: int) -> int:
+    """Bytes of the longest message that can be served."""
+    text, resumed = BYTES_OF_TOKEN * max_model_len + SPARE_BYTES, 4 * max_model_len
+    return text + resumed + MAX_OPTIONS_BYTES
 
 
 def parse_message(data: bytes) -> pb.GenerateRequest:

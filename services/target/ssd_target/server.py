@@ -11,7 +11,7 @@ from ssd_engine.cluster.options import ClusterOptions
 from ssd_engine.errors import ConfigError
 from ssd_engine.generation_config import load_sampling_defaults
 from ssd_engine.serving.allowances import Accounts, Allowance
-from ssd_engine.serving.config import StepSizes
+from ssd_engine.serving.config import StepSizes, max_message_bytes
 from ssd_engine.serving.plan import ModelPlan, plan_model
 from ssd_engine.serving.records import Ready
 from ssd_engine.serving.security import check_security, make_access
@@ -38,7 +38,7 @@ from ssd_target.link import Identity
 from ssd_target.links import Links
 from ssd_target.metrics import Metrics
 from ssd_target.places import PlaceFile, parse_draft
-from ssd_target.requests import Limits
+from ssd_target.requests import Limits, largest_request
 from ssd_target.service import SERVICE, Serving, TargetServicer
 from ssd_target.speculation.requests import Terms
 
@@ -145,8 +145,9 @@ class TargetServer(ServiceServer):
             metrics, config.write_timeout, access, accounts, spans, config.log_prompts
         )
         self._max_live = config.max_num_seqs + config.max_waiting
+        largest = max_message_bytes(config, largest_request(plan.target.runner.max_model_len))
         super().__init__(
-            config, self._engine, self._servicer, metrics, access, self._max_live, spans
+            config, self._engine, self._servicer, metrics, access, self._max_live, largest, spans
         )
 
     def prepare(self) -> None:

@@ -127,7 +127,9 @@ class TargetServicer:
             identity = self._access.identity(context)
             watch.known_as(identity=identity.name)
             with self._accounts.request(identity) as account:
-                response = await self._serve(serving, data, account, watch, context)
+                request = await self._parse(serving, data, account, watch)
+                data = b""  # it may be large, and the request may take long
+                response = await self._serve(serving, request, account, watch, context)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
         except SSDError as error:
             problem = error
@@ -141,19 +143,24 @@ class TargetServicer:
             if outcome in ("stop", "length"):
                 self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
 
+    async def _parse(
+        self, serving: Serving, data: bytes, account: Account, watch: RequestWatch
+    ) -> ParsedRequest:
+        tokenizer, limits = serving.tokenizer, serving.limits
+        request = await self._parser.parse(data, tokenizer, limits, account)
+        watch.known_as(request_id=request.request_id)
+        self._refuse_while_draining()  # which may have begun meanwhile
+        return request
+
     async def _serve(
         self,
         serving: Serving,
-        data: bytes,
+        request: ParsedRequest,
         account: Account,
         watch: RequestWatch,
         context: grpc.aio.ServicerContext,
     ) -> pb.GenerateResponse:
         """Returns the last response."""
-        tokenizer, limits = serving.tokenizer, serving.limits
-        request = await self._parser.parse(data, tokenizer, limits, account)
-        watch.known_as(request_id=request.request_id)
-        self._refuse_while_draining()  # which may have begun meanwhile
         speculation = serving.terms.settle(request.speculation, watch.trace_context)
         self._accounts.check_prompt(account, "prompt", len(request.prompt))
         self._accounts.spend(account, len(request.prompt) + len(request.generated))

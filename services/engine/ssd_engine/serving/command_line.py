@@ -279,7 +279,11 @@ class Options:
                 "requests are sent elsewhere; after twice as many it is taken for dead.",
                 type=float,
             ),
-            self("--max-message-mib", "Largest gRPC message, in MiB.", type=int),
+            self(
+                "--max-message-mib",
+                "Largest gRPC message, in MiB; none is taken that is larger than it needs to be.",
+                type=int,
+            ),
             self("--keepalive-seconds", "Interval of HTTP/2 pings to clients.", type=float),
             self("--reflection", "Offer gRPC reflection.", is_flag=True),
             self("--metrics-listen", "HOST:PORT of Prometheus metrics. Default: none."),

@@ -90,6 +90,12 @@ class ServiceConfig:
         return self.prefill_chunk or -(-default // self.block_size) * self.block_size
 
 
+def max_message_bytes(config: ServiceConfig, needed: int | None = None) -> int:
+    """What the operator allows, or less where no message needs as much."""
+    allowed = config.max_message_mib * 1024 * 1024
+    return allowed if needed is None else min(allowed, needed)
+
+
 def parse_address(option: str, value: str) -> tuple[str, int]:
     """HOST:PORT, [IPv6]:PORT."""
     host, _, port = value.rpartition(":")

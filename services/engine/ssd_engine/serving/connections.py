@@ -1,8 +1,11 @@
-"""How many connections there are, and for how long: by gRPC's own settings.
+"""How many connections there are, for how long, and what they may send: by gRPC's own settings.
 
 Connections cost a descriptor each, and whoever can reach a port can open them, without a token. Who
 says nothing is left soon; who is idle, a little later. What gRPC cannot limit is how many of them
 one host has.
+
+Requests come as they are: compressed, a few kilobytes on the wire would be as many megabytes here,
+of many calls at once.
 """
 
 import resource
@@ -13,13 +16,15 @@ AGE_SECONDS = 3600  # after which a connection takes no new calls; those that ru
 PING_SECONDS = 20  # for the answer to a ping
 MOST = 4096
 MOST_OF_PROBES = 256
+NO_COMPRESSION = 1  # of all algorithms, that which leaves bytes as they are
+MAX_CHECK_BYTES = 4096  # of a health check: the name of a service
 OTHERS = 128  # descriptors that are no connections: pipes, logs, files that are read again
 
 
 def connection_options(keepalive_seconds: float = 60.0) -> list[tuple[str, int]]:
     """What a port for calls is told."""
     return [
-        *_times(IDLE_SECONDS, keepalive_seconds),
+        *_common(IDLE_SECONDS, keepalive_seconds),
         ("grpc.max_connection_age_ms", 1000 * AGE_SECONDS),
         ("grpc.max_allowed_incoming_connections", most_connections()),
     ]
@@ -28,7 +33,11 @@ def connection_options(keepalive_seconds: float = 60.0) -> list[tuple[str, int]]
 def probe_options() -> list[tuple[str, int]]:
     """What a port for health alone is told: probes connect, ask and leave."""
     number = min(MOST_OF_PROBES, most_connections() // 4)
-    return [*_times(60, 20.0), ("grpc.max_allowed_incoming_connections", number)]
+    return [
+        *_common(60, 20.0),
+        ("grpc.max_allowed_incoming_connections", number),
+        ("grpc.max_receive_message_length", MAX_CHECK_BYTES),
+    ]
 
 
 def most_connections() -> int:
@@ -36,7 +45,7 @@ def most_connections() -> int:
     return MOST if soft == resource.RLIM_INFINITY else max(16, min(MOST, soft - OTHERS) * 3 // 4)
 
 
-def _times(idle_seconds: int, keepalive_seconds: float) -> list[tuple[str, int]]:
+def _common(idle_seconds: int, keepalive_seconds: float) -> list[tuple[str, int]]:
     return [
         ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * idle_seconds),
@@ -45,4 +54,5 @@ def _times(idle_seconds: int, keepalive_seconds: float) -> list[tuple[str, int]]
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a lottery
+        ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
     ]

@@ -69,11 +69,12 @@ class ReadRequests(grpc.aio.ServerInterceptor):
 
         async def serve(_: Any, context: grpc.aio.ServicerContext) -> None:
             try:
+                # Nothing here holds the request while it is served: that is up to the method.
                 if handler.request_streaming:
-                    request = _requests(context, decode)
+                    answer = behaviour(_requests(context, decode), context)
                 else:
-                    request = await self._read_one(context, decode, is_open)
-                await respond(behaviour(request, context), context)
+                    answer = behaviour(await self._read_one(context, decode, is_open), context)
+                await respond(answer, context)
             except ReaderStalled as error:
                 await abort(context, error)
 

@@ -2,7 +2,7 @@
 
 Addresses are no labels of metrics, for there is no end of them; and whoever is refused without end
 has few lines in the log (``sparse_log.py``). gRPC refuses some by itself, of which nobody here
-hears: handshakes that fail, connections and calls beyond its bounds.
+hears: handshakes that fail, connections and calls beyond its bounds, compressed requests.
 """
 
 import asyncio

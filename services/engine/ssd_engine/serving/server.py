@@ -16,7 +16,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ssd_engine.errors import ConfigError
 from ssd_engine.processes import settle_memory
 from ssd_engine.serving.access import Access, Guard
-from ssd_engine.serving.config import ServiceConfig, is_loopback, parse_address
+from ssd_engine.serving.config import (
+    ServiceConfig,
+    is_loopback,
+    max_message_bytes,
+    parse_address,
+)
 from ssd_engine.serving.connections import connection_options
 from ssd_engine.serving.daemon_thread import in_daemon_thread
 from ssd_engine.serving.descriptors import keep_reserve
@@ -75,9 +80,11 @@ class ServiceServer(ABC):
         metrics: ServiceMetrics,
         access: Access,
         max_calls: int,
+        max_request_bytes: int,
         spans: Spans,
     ) -> None:
-        """``max_calls``: live calls that the service has a use for."""
+        """``max_calls``: live calls that the service has a use for. ``max_request_bytes``: of the
+        longest message that it can make use of."""
         self._spans = spans
         self._service_config = config
         self._access = access
@@ -86,6 +93,7 @@ class ServiceServer(ABC):
         self._service_calls = servicer
         self._service_metrics = metrics
         self._max_calls = max_calls
+        self._max_request_bytes = max_request_bytes
         self._stop = asyncio.Event()
         self._background: list[asyncio.Future[Any]] = []
         self._drain_timeout = config.drain_timeout
@@ -163,7 +171,6 @@ class ServiceServer(ABC):
 
     def _make_server(self) -> grpc.aio.Server:
         logging.getLogger(ClientGone.logger).addFilter(ClientGone())
-        size = self._service_config.max_message_mib * 1024 * 1024
         server = grpc.aio.server(
             interceptors=(self._refusals, Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.
@@ -171,8 +178,9 @@ class ServiceServer(ABC):
             options=[
                 # A stream whose client never takes its end stays in the connection that it came by.
                 ("grpc.max_concurrent_streams", 2 * (self._max_calls + SPARE_CALLS)),
-                ("grpc.max_receive_message_length", size),
-                ("grpc.max_send_message_length", size),
+                # All that have not been read yet may be in memory at once.
+                ("grpc.max_receive_message_length", self._max_request_bytes),
+                ("grpc.max_send_message_length", max_message_bytes(self._service_config)),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 *connection_options(self._service_config.keepalive_seconds),
             ],
