@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from scripted_target import Running, Script, full_text, serve
@@ -35,8 +36,10 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(start: Callable[..., Running]) ->
 
 
 def test_a_target_that_is_started_anew_between_two_turns_is_survived(nobody: str) -> None:
+    first = ExitStack()
+    first.enter_context(serve(Script(), nobody))
     with terminal("--target", nobody, "--metrics") as chat:
-        with serve(Script(), nobody):
+        with first:
             chat.wait_for("> ")
             chat.type("Tell me a story.\r")
             chat.wait_for(r"tokens/s · (stop|length)")
