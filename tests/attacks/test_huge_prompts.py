@@ -15,6 +15,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
 from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 from ssd_engine.serving.allowances import Account, Allowance, Identity
+from ssd_engine.serving.heap import give_back
 from ssd_engine.serving.status import ServerFull
 from ssd_target import parsing
 from ssd_target.parsing import INLINE_BYTES, Parser
@@ -190,6 +191,27 @@ class TestWhatIsBeingRead:
             assert await parser.parse(long_request("a"), *about(tokenizer), account("one"))
 
         asyncio.run(scenario())
+
+    def test_memory_of_long_texts_is_given_back_once_for_many(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[None] = []
+        monkeypatch.setattr(parsing, "LONG_BYTES", INLINE_BYTES)
+        monkeypatch.setattr(parsing, "GIVE_BACK_SECONDS", 0.05)
+        monkeypatch.setattr(parsing, "give_back", lambda: given.append(None))
+
+        async def scenario() -> None:
+            tokenizer, parser = Bytes(), Parser()
+            tokenizer.go_on.set()
+            await asyncio.gather(
+                *(parser.parse(long_request(x), *about(tokenizer), account(x)) for x in "abc")
+            )
+            assert parser._gives_back
+            await until(lambda: bool(given))
+            assert not parser._gives_back
+
+        asyncio.run(scenario())
+        give_back()  # the real one harms nothing
 
     def test_one_text_of_an_identity_at_a_time_others_beside_it(self) -> None:
         async def scenario() -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ssd_engine.serving.allowances import Account
+from ssd_engine.serving.heap import GIVE_BACK_SECONDS, LONG_BYTES, give_back
 from ssd_engine.serving.status import ServerFull
 from ssd_engine.tokenizer import Tokenizer
 from ssd_target.requests import Limits, ParsedRequest, parse_message, parse_request
@@ -31,6 +32,7 @@ class Parser:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "parsing")
         self._threads = asyncio.Semaphore(THREADS)
+        self._gives_back = False  # memory, soon
         self._held: Counter[str] = Counter()  # bytes, by identity
 
     async def parse(
@@ -67,6 +69,15 @@ class Parser:
                     return await loop.run_in_executor(self._pool, work)
         finally:
             account.running -= 1
+            if size >= LONG_BYTES and not self._gives_back:
+                self._gives_back = True
+                asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back)
+
+    def _give_back(self) -> None:
+        """On a thread, as it takes some milliseconds."""
+        self._gives_back = False
+        with suppress(RuntimeError):  # it is shut down
+            self._pool.submit(give_back)
 
     @contextmanager
     def _holding(self, name: str, size: int) -> Iterator[None]:
