@@ -1,13 +1,14 @@
 """Long sequences at a draft that looks n-grams up: nobody waits for them to be indexed."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from ssd_draft.core import DraftCore
 from ssd_draft.plan import Planner
 from ssd_draft.records import LinkFrames, LinkUp
-from ssd_draft.speculators.ngram import NgramSpeculator
+from ssd_draft.speculators.ngram import MOST_TOKENS, NgramSpeculator
 from ssd_engine.completion import StopRules
 from ssd_engine.frames import Launch, Notice, NoticeKind, Open, Outcome, Source, Verification
 from ssd_engine.sampling_params import SamplingParams
@@ -16,6 +17,9 @@ from ssd_target.sequence import Sequence
 from ssd_target.speculation.options import SpeculationRequest
 from ssd_target.speculation.rounds import Rounds
 from ssd_target.speculation.speculated import INDEXED_AT_ONCE, Speculated
+from tests.processes import draft
+from tests.waiting import HANG_SECONDS, wait_until
+from tools.attack.attackers import HandMadeLink
 
 LONG, CHUNK, ROWS = 20_000, 64, 256
 DEPTH = 3
@@ -99,6 +103,21 @@ def test_a_sequence_that_grows_beyond_the_bound_is_given_up() -> None:
             break
     assert (number, notices) == (4, [NoticeKind.BUSY])
     assert not core._links[1].sequences
+
+
+def test_a_draft_holds_no_more_than_its_bound_and_serves_other_targets(tmp_path: Path) -> None:
+    with (
+        draft(tmp_path, model=None) as endpoint,
+        endpoint.channel() as one,
+        endpoint.channel() as two,
+    ):
+        attacker, other = HandMadeLink(one), HandMadeLink(two)
+        for number in range(MOST_TOKENS // 100_000 + 2):
+            attacker.open(number, [5 + (number + i) % 1000 for i in range(100_000)])
+        other.open(1, [7 + i % 10 for i in range(60)])
+        other.wait_for(1, HANG_SECONDS)
+        wait_until(lambda: attacker.refused, "what is too much is refused")
+        assert not other.refused
 
 
 @pytest.mark.parametrize("length", [100, 3 * INDEXED_AT_ONCE])

@@ -176,6 +176,7 @@ class HandMadeLink:
         self._outbox.put(draft_pb.SpeculateRequest(hello=hello))
         next(self._call)
         self._answered: queue.Queue[int] = queue.Queue()
+        self.refused: list[int] = []  # sequences that the draft does not hold, or gave up
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -184,6 +185,8 @@ class HandMadeLink:
                 for frame in response.frames.frames:
                     if frame.branches.branches:
                         self._answered.put(frame.sequence)
+                    elif frame.HasField("notice"):
+                        self.refused.append(frame.sequence)
 
     def open(self, sequence: int, prompt: list[int]) -> None:
         opened = draft_pb.Open(
