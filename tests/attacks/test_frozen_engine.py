@@ -73,6 +73,7 @@ def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
             Client(first.address, second.address) as client,
             client.stream(PROMPT, **OPTIONS) as stream,
         ):
+            engine = spawned(first.process.pid)[0]
             pieces = stream.text()
             text = next(pieces)
             (tmp_path / HANG_NOW).touch()
@@ -80,6 +81,7 @@ def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
             assert stream.result.resumed == 1
             wait_until(lambda: not is_up(first, "readiness"), "readiness goes off")
             wait_until(lambda: not is_up(first, "liveness"), "then liveness")
+            os.kill(engine, signal.SIGKILL)  # it would not see that its front is gone
 
 
 def test_a_draft_whose_engine_stands_still_is_left_and_found_again(tmp_path: Path) -> None:

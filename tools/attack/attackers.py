@@ -113,13 +113,16 @@ def silent_health_calls(address: str) -> None:
     """Calls that never send their request."""
     check = channel_to(address).stream_stream("/grpc.health.v1.Health/Check")
 
-    def nothing() -> Iterator[bytes]:
-        time.sleep(3600)
-        yield b""
-
     def act(_: int) -> None:
+        ended = threading.Event()
+
+        def nothing() -> Iterator[bytes]:
+            ended.wait()
+            yield from ()
+
         with contextlib.suppress(grpc.RpcError):
             list(check(nothing()))
+        ended.set()  # else its thread would stay
         time.sleep(0.1)
 
     on_threads(SILENT_CALLS, act)
