@@ -11,21 +11,10 @@ from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tests.processes import TargetProcess, collect, target
 from tests.waiting import HANG_SECONDS
+from tools.attack import callers
+from tools.attack.callers import ATTACKER, OTHER, TOKEN_FILE, bearer
 
-OTHER, ATTACKER = "the-token-of-the-others", "the-token-of-the-attacker"
-TOKEN_FILE = f"""
-[[token]]
-name = "other"
-roles = ["generate"]
-token = "{OTHER}"
-
-[[token]]
-name = "attacker"
-roles = ["generate"]
-token = "{ATTACKER}"
-limit_requests = 1
-limit_prompt_tokens = 100
-"""
+__all__ = ["ATTACKER", "OTHER", "TOKEN_FILE", "Attacked", "bearer", "generate", "request"]
 
 
 @dataclass
@@ -41,16 +30,8 @@ class Attacked:
         return rpc.TargetServiceStub(channel)
 
 
-def bearer(token: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {token}")]
-
-
 def request(prompt: str = "Once upon a time", tokens: int = 8, seed: int = 5) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        text=prompt,
-        sampling=pb.SamplingOptions(temperature=0.8, seed=seed),
-        stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
-    )
+    return callers.request(prompt, tokens, seed)
 
 
 def generate(channel: grpc.Channel, token: str, message: pb.GenerateRequest) -> list[int]:

@@ -96,11 +96,9 @@ def guessed_prompts(folder: Path) -> Row:
     def guessing(address: str) -> Iterator[None]:
         with attacker("guessed_prompts", address) as process:
             yield
-            process.kill()
-            lines = process.stdout.read().split("\n") if process.stdout else []
-            for what, cached, first in (line.split() for line in lines if line.count(" ") == 2):
-                told.append((what, int(cached), float(first)))
-            process.poll = lambda: None  # type: ignore[method-assign]
+        lines = process.stdout.read().split("\n") if process.stdout else []
+        for what, cached, first in (line.split() for line in lines if line.count(" ") == 2):
+            told.append((what, int(cached), float(first)))
 
     with serving(folder) as service:
         row = watch(service).row("guessed_prompts", guessing(service.address))
