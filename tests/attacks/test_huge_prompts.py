@@ -74,7 +74,7 @@ GENERATE = "/ssd.v1.TargetService/Generate"
 
 
 def codes_of(attacked: Attacked, message: bytes) -> list[grpc.StatusCode]:
-    """Of many calls at once, each on a connection of its own."""
+    """Many calls are made at once, each on a connection of its own."""
     with ExitStack() as stack:
         channels = [stack.enter_context(attacked.target.channel()) for _ in range(MANY)]
         calls = [

@@ -161,7 +161,7 @@ def shipped(allowed: bool = False) -> Tokenizer:
 
 
 def chat(*contents: str) -> list[dict[str, str]]:
-    """Of a user and an assistant in turn."""
+    """A user and an assistant speak in turn."""
     return [
         {"role": ("user", "assistant")[i % 2], "content": content}
         for i, content in enumerate(contents)

@@ -33,8 +33,8 @@ TOKENS = 128
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one kind of tree: tokens a round in turns; with a draft of its own, hits and what they
-    give."""
+    """What one kind of tree gives: tokens a round in turns; with a draft of its own, hits and the
+    tokens of each."""
 
     e_sd: float
     p: float

@@ -380,7 +380,7 @@ class TransformersTokenizer:
 
 
 def _default_template(templates: Any) -> str | None:
-    """Of several with names, the one for chats without tools."""
+    """The template for chats without tools, where there are several with names."""
     template: str | None = templates.get("default") if isinstance(templates, dict) else templates
     return template
 
