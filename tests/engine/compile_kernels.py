@@ -65,9 +65,9 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         {"ROWS": 8, "PIECES": 256, "OVERLAP": True},
     ),
     (
-        drawing.rank_kernel,
+        reporting.rank_kernel,
         [FLOATS, FLOATS, INTS, INTS, *SIZES],
-        {"RANKS": 17, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
+        {"RANKS": 20, "WIDTH": 32, "LEAF": 128, "LEAVES": 2048, "OVERLAP": True},
     ),
     (
         guessing.leaf_kernel,
@@ -157,7 +157,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         reporting.report_kernel,
-        [FLOATS, DOUBLES, INTS, FLOATS, LONGS, INTS, INTS, *SIZES],
+        [FLOATS, DOUBLES, INTS, FLOATS, LONGS, INTS, INTS, INTS, *SIZES],
         {"RANKS": 20, "WIDTH": 32, "PIECES": 128, "OVERLAP": True},
     ),
     (rejecting.weigh_rows_kernel, [*REJECTED, DOUBLES, DOUBLES, DOUBLES, *SIZES], REJECTION),

@@ -79,7 +79,7 @@ class Round:
         if self.params.adjusts_logits:
             history = History(self.params, PROMPT, self.output)
         return [
-            Draw.of(self.params, row.position, history, i, reported=self.reported)
+            Draw.of(self.params, row.position, history, i, top_logprobs=3 if self.reported else -1)
             for i, row in enumerate(self.rows())
         ]
 

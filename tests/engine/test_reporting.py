@@ -12,7 +12,7 @@ from ssd_engine.cuda import reporting
 from ssd_engine.cuda.reporting import Reports
 from ssd_engine.sampling import logprobs
 from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs
-from ssd_engine.scored import Scored
+from ssd_engine.scored import Reported, Scored
 from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -29,9 +29,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reporting, "LEAF", 16)
 
 
-def report(logits: Tensor, tokens: list[int]) -> list[Logprobs]:
+def report(logits: Tensor, tokens: list[int], *wanted: int) -> list[Logprobs]:
     """Of rows that have drawn these tokens."""
     rows, vocab = logits.shape
+    counts = torch.tensor(wanted or [MAX_TOP_LOGPROBS] * rows, dtype=torch.int32, device=DEVICE)
     reports = Reports(rows, vocab, DEVICE, overlap=False)
     pieces = -(-vocab // reporting.PIECE)
     best = torch.zeros(rows, pieces, dtype=torch.float64, device=DEVICE)
@@ -41,8 +42,8 @@ def report(logits: Tensor, tokens: list[int]) -> list[Logprobs]:
         best_token[row, token // reporting.PIECE] = token
     wide = torch.full((rows, vocab + 3), 1e6)  # columns that are no logits
     wide[:, :vocab] = logits
-    reports.make(wide.to(DEVICE), best, best_token)
-    scored = Scored(lambda: None, reported=reports.reported.cpu().numpy())
+    reports.make(wide.to(DEVICE), counts, best, best_token)
+    scored = Scored(lambda: None, reported=Reported(reports.reported.cpu().numpy()))
     return [scored.logprobs(row, MAX_TOP_LOGPROBS) for row in range(rows)]
 
 
@@ -76,3 +77,10 @@ def test_no_more_tokens_than_there_are() -> None:
     first, second = report(logits, [19, 3])
     assert [token for token, _ in first.top] == list(range(19, 6, -1))
     assert [token for token, _ in second.top] == list(range(19, -1, -1))
+
+
+def test_each_row_is_told_as_many_likeliest_tokens_as_it_asks_for() -> None:
+    logits = torch.arange(80.0).reshape(4, 20)
+    told = report(logits, [0, 1, 2, 3], 0, 3, 1, 20)
+    assert [len(each.top) for each in told] == [0, 3, 1, 20]
+    assert [token for token, _ in told[1].top] == [19, 18, 17]

@@ -27,7 +27,7 @@ from ssd_engine.history import History
 from ssd_engine.runner import ModelRunner
 from ssd_engine.sampling import SampleRow, logprobs, sample
 from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Scored
+from ssd_engine.scored import Reported, Scored
 from ssd_engine.tensor_parallel import SingleRank
 from tests.engine.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
@@ -301,11 +301,11 @@ def test_a_step_reports_the_models_own_probabilities(runner: ModelRunner) -> Non
     history = History(params, [6], [7])
     rows = [SampleRow(params, [6], [7, *recent]) for recent in ([], [6], [], [8])]
     draws = [
-        Draw.of(params, row.position, history, i % 2, reported=True) for i, row in enumerate(rows)
+        Draw.of(params, row.position, history, i % 2, top_logprobs=5) for i, row in enumerate(rows)
     ]
     step = assert_draws_what_the_sampler_draws(runner, rows, draws)
     assert step.logits is not None
-    scored = Scored(lambda: None, reported=step.reported_on(0))
+    scored = Scored(lambda: None, reported=Reported(step.reported_on(0)))
     drawn = step.host_drawn.reshape(3, -1)[:2, 1:3].flatten().tolist()
     assert set(drawn) <= {40, 50, 60}
     got = [scored.logprobs(row, 5) for row in range(4)]

@@ -21,7 +21,7 @@ from ssd_engine.guessing import drawn_guesses, sample_row
 from ssd_engine.rejection import Speculation
 from ssd_engine.sampling import SampleRow, logprobs, sample
 from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
-from ssd_engine.scored import Scored, Verdict
+from ssd_engine.scored import Reported, Scored, Verdict
 from ssd_engine.token_ids import pack_tokens
 from ssd_target.core import EngineCore
 from ssd_target.records import Delta, Submit
@@ -324,7 +324,7 @@ def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -
         lambda: logits,
         drawn=drawn,
         broken=[i in broken for i in range(len(drawn))],
-        reported=np.stack([report_of(value) for value in values]),
+        reported=Reported(np.stack([report_of(value) for value in values])),
     )
 
 

@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     history: History | None = None
     recent: int = 0  # tokens of the row's run, up to its own, that come after history and path
     path: Sequence[int] = ()  # a draft's, after the history; only told where there is one
-    reported: bool = False  # with log probabilities
+    top_logprobs: int = -1  # reported with log probabilities, of so many likeliest too; -1: none
     # A draft's, for rejection: so many of the likeliest are down-weighted; -1: coupled.
     width: int = -1
     down_weight: float = 1.0
@@ -46,11 +46,11 @@ class Draw(NamedTuple):
         history: History | None = None,
         recent: int = 0,
         path: Sequence[int] = (),
-        reported: bool = False,
+        top_logprobs: int = -1,
     ) -> "Draw":
         filters = (0, 1.0, 0.0) if params.greedy else (params.top_k, params.top_p, params.min_p)
         noise = (params.seed, params.temperature, position)
-        return cls(*noise, *filters, history, recent, path, reported)
+        return cls(*noise, *filters, history, recent, path, top_logprobs)
 
     def moved(self, by: int) -> "Draw":
         """The same, so many tokens further."""
@@ -59,7 +59,7 @@ class Draw(NamedTuple):
 
     @property
     def drawing(self) -> Drawing:
-        if self.reported:
+        if self.top_logprobs >= 0:
             return Drawing.REPORTED
         if self.history is not None:
             return Drawing.ADJUSTED

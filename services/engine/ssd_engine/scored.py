@@ -32,8 +32,7 @@ class Scored:
     sigma: FewWeights | None = None  # that it was drawn from
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # of rows that were drawn: not 0 where logits have NaN or infinity
-    # [rows, 1 + 2 * n] log probabilities: of what was drawn; n tokens, the likeliest, and theirs
-    reported: NDArray[np.int32] | None = None
+    reported: "Reported | None" = None  # where log probabilities are asked for
     # Rejection where the logits are: of rounds, each with its first row and what it verifies.
     reject: Callable[[Sequence[tuple[int, Speculation]]], list[Verdict]] | None = None
     clock: Callable[[], float] = lambda: 0.0
@@ -47,11 +46,7 @@ class Scored:
         """What is known of a row that was drawn with log probabilities."""
         if self.reported is None:
             raise RuntimeError("no log probabilities were asked for")
-        report = self.reported[row]
-        tokens, values = np.split(report[1:], 2)
-        top = zip(tokens[:top_n].tolist(), values[:top_n].view(np.float32).tolist(), strict=True)
-        chosen = float(report[:1].view(np.float32)[0])
-        return Logprobs(chosen, tuple((token, value) for token, value in top if token >= 0))
+        return self.reported.logprobs(row, top_n)
 
     @property
     def logits(self) -> Tensor:
@@ -60,6 +55,25 @@ class Scored:
         if logits is None:
             raise RuntimeError("no logits were asked for")
         return logits
+
+
+class Reported:
+    """Log probabilities of rows, as a device tells them: of what was drawn; n tokens, the
+    likeliest, or -1; and theirs."""
+
+    def __init__(self, lines: NDArray[np.int32]) -> None:
+        """``lines`` [rows, 1 + 2 * n]: of all rows at once, as a round waits for it."""
+        middle = 1 + lines.shape[1] // 2
+        values = lines.view(np.float32)
+        self._chosen: list[float] = values[:, 0].tolist()
+        self._tokens: list[list[int]] = lines[:, 1:middle].tolist()
+        self._values: list[list[float]] = values[:, middle:].tolist()
+
+    def logprobs(self, row: int, top_n: int) -> Logprobs:
+        tokens, values = self._tokens[row][:top_n], self._values[row]
+        if -1 in tokens:
+            tokens = tokens[: tokens.index(-1)]
+        return Logprobs(self._chosen[row], tuple(zip(tokens, values, strict=False)))
 
 
 class Pending(Protocol):

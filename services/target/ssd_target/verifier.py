@@ -61,10 +61,11 @@ def sample_rows(work: Work) -> list[SampleRow]:
 def draws(work: Work) -> list[Draw]:
     """How a round's tokens are drawn where the logits are."""
     sequence, count = work.sequence, work.chunk.num_logits
-    first, reported = work.chunk.end - count + 1, sequence.num_logprobs is not None
+    first, wanted = work.chunk.end - count + 1, sequence.num_logprobs
+    likeliest = -1 if wanted is None else wanted
     unknown = work.chunk.tokens[0] < 0  # to all but the device: it is in no history yet
     return [
-        Draw.of(sequence.sampling, first + i, sequence.history, i + unknown, reported=reported)
+        Draw.of(sequence.sampling, first + i, sequence.history, i + unknown, (), likeliest)
         for i in range(count)
     ]
 

@@ -24,7 +24,7 @@ from ssd_engine.cuda.step import Step
 from ssd_engine.cuda.step_inputs import StepRun, StepShape
 from ssd_engine.progress import tracked
 from ssd_engine.rejection import Speculation
-from ssd_engine.scored import Pending, Scored, Verdict
+from ssd_engine.scored import Pending, Reported, Scored, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +343,7 @@ class InFlight:
         tokens, broken = self._verdicts(self.step.drawn_on(self.side))
         reported = None
         if self.told.drawing >= Drawing.REPORTED:
-            reported = self.step.reported_on(self.side)[rows]
+            reported = Reported(self.step.reported_on(self.side)[rows])
         return Scored(
             lambda: self._logits(rows),
             drawn=tokens,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd_engine.cuda.drawing import LEAF, rank_kernel
+from ssd_engine.cuda.drawing import LEAF
 from ssd_engine.cuda.elementwise import overlapping
 from ssd_engine.cuda.filtering import (
     MASS_UNIT,
@@ -75,6 +75,46 @@ def total_kernel(
 
 
 @triton.jit
+def rank_kernel(
+    scores,
+    best,
+    wanted,  # [rows]: so many, RANKS at most
+    out,  # [rows, RANKS] int32, best first; -1 where there are no more
+    stride,  # of a row of scores
+    vocab,
+    leaves,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,  # RANKS as a power of 2
+    LEAF: tl.constexpr,
+    LEAVES: tl.constexpr,  # a power of 2
+    OVERLAP: tl.constexpr,
+):
+    """The best tokens lie in the leaves with the best bests. Ties go to the lower id."""
+    row = tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    count = tl.load(wanted + row)
+    leaf = tl.arange(0, LEAVES)
+    left = tl.load(best + row * leaves + leaf, mask=leaf < leaves, other=float("-inf"))
+    rank = tl.arange(0, WIDTH)
+    chosen = tl.full((WIDTH,), -1, tl.int32)
+    for i in range(count):
+        highest, at = tl.max(left, 0, return_indices=True)
+        some = tl.where(highest > float("-inf"), at, -1)
+        chosen = tl.where(rank == i, some, chosen)
+        left = tl.where(leaf == at, float("-inf"), left)
+    token = chosen[:, None] * LEAF + tl.arange(0, LEAF)[None, :]
+    there = (chosen >= 0)[:, None] & (token < vocab)
+    score = tl.load(scores + row.to(tl.int64) * stride + token, mask=there, other=float("-inf"))
+    score, token = tl.reshape(score, (WIDTH * LEAF,)), tl.reshape(token, (WIDTH * LEAF,))
+    for i in range(count):
+        highest = tl.max(score, 0)
+        chosen_token = tl.min(tl.where(score == highest, token, vocab), 0)
+        chosen_token = tl.where(highest > float("-inf"), chosen_token, -1)
+        tl.store(out + row * RANKS + i, chosen_token)
+        score = tl.where(token == chosen_token, float("-inf"), score)
+
+
+@triton.jit
 def logprob_bits(x, highest, mass):
     """The bits of a log probability in float32; ``mass``: of all tokens of the row."""
     log_total = tl.log(mass.to(tl.float64) / MASS_UNIT)
@@ -89,7 +129,8 @@ def report_kernel(
     best_token,
     maxima,
     totals,
-    ranked,  # [rows, RANKS]; -1 where there are no more
+    wanted,  # [rows]
+    ranked,  # [rows, RANKS]; as many as are wanted, -1 where there are no more
     out,  # [rows, 1 + 2 * RANKS]
     stride,
     vocab,
@@ -112,7 +153,8 @@ def report_kernel(
     x = tl.load(line + token, mask=token < vocab, other=0.0)
     tl.store(here, logprob_bits(x, highest, total))
     rank = tl.arange(0, WIDTH)
-    likeliest = tl.load(ranked + row * RANKS + rank, mask=rank < RANKS, other=-1)
+    asked = rank < tl.load(wanted + row)
+    likeliest = tl.load(ranked + row * RANKS + rank, mask=asked, other=-1)
     x = tl.load(line + likeliest, mask=likeliest >= 0, other=0.0)
     tl.store(here + 1 + rank, likeliest, mask=rank < RANKS)
     tl.store(here + 1 + RANKS + rank, logprob_bits(x, highest, total), mask=rank < RANKS)
@@ -132,17 +174,18 @@ class Reports:
         self._leaf_best = empty(self._leaves, kind=torch.float32)
         self.maxima = empty(self._pieces, kind=torch.float32)
         self.totals = empty(self._pieces, kind=torch.int64)
-        self._ranked, self._likeliest = empty(MAX_TOP_LOGPROBS), empty()
+        self._ranked = empty(MAX_TOP_LOGPROBS)
         self.reported = empty(REPORT_WIDTH)  # log probabilities as the bits of float32
 
-    def make(self, logits: Tensor, best: Tensor, best_token: Tensor) -> None:
-        """``best``: of each piece of a row, what it has drawn from."""
+    def make(self, logits: Tensor, wanted: Tensor, best: Tensor, best_token: Tensor) -> None:
+        """``wanted``: so many of each row's likeliest tokens. ``best``: of each piece of a row,
+        what it has drawn from."""
         self._survey(logits)
         rank_kernel[(self._rows,)](
             logits,
             self._leaf_best,
+            wanted,
             self._ranked,
-            self._likeliest,
             logits.stride(0),
             self._vocab,
             self._leaves,
@@ -159,6 +202,7 @@ class Reports:
             best_token,
             self.maxima,
             self.totals,
+            wanted,
             self._ranked,
             self.reported,
             logits.stride(0),

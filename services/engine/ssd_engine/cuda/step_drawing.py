@@ -22,7 +22,7 @@ from ssd_engine.cuda.rejecting import StepScores
 from ssd_engine.cuda.reporting import Reports
 from ssd_engine.cuda.step_inputs import HistoryInputs, StepInputs, StepRun, StepShape
 from ssd_engine.rejection import FewWeights
-from ssd_engine.scored import Scored
+from ssd_engine.scored import Reported, Scored
 
 
 class StepDrawing:
@@ -138,7 +138,8 @@ class StepDrawing:
             self._filters.find(adjusted, *(self.inputs[name] for name in names))
         self._draw(adjusted, filtered)
         if drawing >= Drawing.REPORTED:
-            self._reports.make(logits, self._best, self._best_token)
+            wanted = self.inputs["top_logprobs"]
+            self._reports.make(logits, wanted, self._best, self._best_token)
 
     def scores(self, logits: Tensor, drawing: Drawing) -> StepScores:
         """What is left of a step of one rank that has drawn from these logits."""
@@ -240,7 +241,8 @@ class PromptDrawing:
             tokens += flat[:, 1].tolist()
             broken += flat[:, 2].tolist()
             reports.append(self._step.reported_on(0)[: len(some)].copy())
-        return Scored(lambda: logits, drawn=tokens, broken=broken, reported=np.concatenate(reports))
+        reported = Reported(np.concatenate(reports))
+        return Scored(lambda: logits, drawn=tokens, broken=broken, reported=reported)
 
     def _draw(self, logits: Tensor, draws: Sequence[Draw | None]) -> None:
         step, drawing = self._step, drawing_of(draws)

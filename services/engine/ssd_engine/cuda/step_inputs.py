@@ -90,6 +90,7 @@ class _Host:
         self.down_weights = arrays["down_weights"].view(np.float32)
         self.filtered = 0  # rows, from the first, of which some may be filtered
         self.weighted = 0  # likewise, of which some may be drawn for rejection
+        self.reported = 0  # likewise, of which some may be reported
         self.tables = arrays["tables"].reshape(runs, -1)
         self.scratch = arrays["scratch"].reshape(runs, -1)
         self.written: list[tuple[Sequence[int], int]] = [((), 0)] * runs
@@ -101,6 +102,7 @@ class _Host:
         self.written = list(other.written)
         self.live_rows, self.live_runs = other.live_rows, other.live_runs
         self.filtered, self.weighted = other.filtered, other.weighted
+        self.reported = other.reported
 
 
 class StepInputs:
@@ -121,6 +123,7 @@ class StepInputs:
             "top_k": rows,
             "log_min_p": rows,
             "widths": rows,
+            "top_logprobs": rows,
             "down_weights": rows,
             "run_begin": runs,
             "run_rows": runs,
@@ -157,7 +160,8 @@ class StepInputs:
         for host in self.sides:
             host.block.zero_()
             host.top_p[:], host.log_min_p[:], host.filtered = 1.0, -np.inf, 0
-            host.part["widths"][:], host.weighted = _ints([-1] * self.shape.rows), 0
+            host.part["widths"][:] = _ints([-1] * self.shape.rows)
+            host.weighted = host.reported = 0
             host.part["slots"][:] = _ints([dummy_slot] * self.shape.rows)
             host.written = [((), 0)] * self.shape.runs
             host.live_rows = host.live_runs = 0
@@ -178,6 +182,7 @@ class StepInputs:
         draws = [draw for run in runs for draw in run.draws]
         self._fill_filters(draws)
         self._fill_weights(draws)
+        self._fill_reports(draws)
         count = len(runs)
         # One assignment for all runs: each of them costs about as much as a row of Python.
         host["tokens"][:row] = _ints([token for run in runs for token in run.tokens])
@@ -291,6 +296,19 @@ class StepInputs:
         host.part["widths"][: len(told)] = _ints([draw.width for draw in told])
         host.down_weights[: len(told)] = [draw.down_weight for draw in told]
         host.weighted = count
+
+    def _fill_reports(self, draws: Sequence[Draw | None]) -> None:
+        """How many of the likeliest tokens each row is reported with."""
+        host = self._host
+        if not any(draw is not None and draw.top_logprobs > 0 for draw in draws):
+            draws = ()
+        count = len(draws)
+        if not max(count, host.reported):
+            return
+        told = [max(0, (draw or _NO_DRAW).top_logprobs) for draw in draws]
+        told += [0] * (host.reported - count)
+        host.part["top_logprobs"][: len(told)] = _ints(told)
+        host.reported = count
 
     def _fill_table(self, i: int, blocks: Sequence[int]) -> None:
         """A sequence's list of blocks only ever grows."""

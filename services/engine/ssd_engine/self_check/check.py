@@ -140,6 +140,7 @@ class StepCheck:
     def _rows_of(self, drawing: Drawing) -> tuple[list[SampleRow], list[Draw | None]]:
         samples: list[SampleRow] = []
         draws: list[Draw | None] = []
+        likeliest = MAX_TOP_LOGPROBS if drawing >= Drawing.REPORTED else -1
         for number, part in enumerate(self._parts):
             history = None
             if drawing >= Drawing.ADJUSTED:
@@ -152,7 +153,7 @@ class StepCheck:
                 filtered = drawing >= Drawing.FILTERED or self._step.ranks > 1
                 samples.append(_sample_row(len(samples), filtered, history, later))
                 params, position = samples[-1].params, samples[-1].position
-                draw = Draw.of(params, position, history, recent, path)
+                draw = Draw.of(params, position, history, recent, path, likeliest)
                 if self._step.ranks > 1 and len(draws) % 3 == 2:
                     draw = draw._replace(width=WIDTH, down_weight=DOWN_WEIGHT)
                 draws.append(draw)
