@@ -10,7 +10,7 @@ import pytest
 
 from ssd_client import Client
 from ssd_engine.serving.engine_watch import EngineState, EngineWatch
-from tests.process_tree import spawned
+from tests.process_tree import is_alive, spawned
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.waiting import wait_until
 from tools.attack.frozen import HANG_NOW, hung_call
@@ -81,7 +81,8 @@ def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
             assert stream.result.resumed == 1
             wait_until(lambda: not is_up(first, "readiness"), "readiness goes off")
             wait_until(lambda: not is_up(first, "liveness"), "then liveness")
-            os.kill(engine, signal.SIGKILL)  # it would not see that its front is gone
+            first.process.kill()
+            wait_until(lambda: not is_alive(engine), "an engine that hangs ends with its front")
 
 
 def test_a_draft_whose_engine_stands_still_is_left_and_found_again(tmp_path: Path) -> None:

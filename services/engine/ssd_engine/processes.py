@@ -1,7 +1,9 @@
 """Manners of child processes. No torch here."""
 
+import ctypes
 import gc
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from multiprocessing import connection, resource_tracker
 from ssd_engine.log import end_process
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @contextmanager
@@ -43,11 +46,18 @@ def ignore_terminal_signals() -> None:
 
 
 def exit_with_parent() -> None:
-    """End this process when the one that started it ends, however that happens."""
+    """End this process when the one that started it ends, however that happens.
+
+    A call that holds the interpreter's lock for ever would keep a thread from noticing it; so the
+    kernel is asked as well. It acts when the thread ends that has started this process.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     sentinel = parent.sentinel
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent.pid:
+        end_process(0)  # it has ended before
 
     def watch() -> None:
         connection.wait([sentinel])
