@@ -32,7 +32,7 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 # Compiled when the package is installed.
-KERNEL = services/engine/ssd_engine/panels.c services/engine/ssd_engine/panels_tiles.h
+KERNEL = services/engine/ssd_engine/kernels/cpu/panels.c services/engine/ssd_engine/kernels/cpu/panels_tiles.h
 
 # pip would compile what it installs on one core. Some packages bring templates that are no Python:
 # they are passed over, as pip does.

@@ -3,18 +3,18 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ssd_engine.completion import StopRules
-from ssd_engine.config import load_model_config
-from ssd_engine.runner import ModelRunner
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.sampling_params import Logprobs, SamplingParams
-from ssd_engine.tensor_parallel import SingleRank, TensorParallel
-from ssd_engine.token_ids import pack_tokens
-from ssd_target.core import EngineCore
-from ssd_target.records import Cancel, Submit
-from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
+from ssd_engine.sampling.params import Logprobs, SamplingParams
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.engine_records import Cancel, Submit
+from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
+from ssd_target.records.speculation_stats import SpeculationStats
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 BLOCK = 16
@@ -73,11 +73,11 @@ def make_core(
     token_bytes: list[bytes] | None = None,
     max_num_seqs: int = 64,
     prefill_chunk: int = 128,
-    speculator: Speculator | None = None,
+    speculator: SpeculationCoordinator | None = None,
 ) -> EngineCore:
     """A fresh engine, with empty caches, over weights that were loaded before."""
     table = token_bytes or [b""] * runner.config.vocab_size
-    plain = Speculator(SpeculationOptions(), runner.config.vocab_size)
+    plain = SpeculationCoordinator(SpeculationOptions(), runner.config.vocab_size)
     return EngineCore(runner, table, BLOCK, max_num_seqs, prefill_chunk, speculator or plain)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ssd_draft.plan import RANKS
-from ssd_engine.batch import Chunk, Draw, Moved, Part, TreeRows
-from ssd_engine.guessing import drawn_guesses
-from ssd_engine.rejection import LIKELIEST, FewWeights
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, perturbed_scores
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Scored
+from ssd_draft.planning.plan import RANKS
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk, Draw, KVCopy, Part, TreeRows
+from ssd_engine.forward.result import ForwardResult
+from ssd_engine.sampling.guesses import drawn_guesses
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import LIKELIEST, FewWeights
+from ssd_engine.sampling.sampler import SampleRow, perturbed_scores
 from tests.harness import BLOCK
 
 
@@ -82,7 +82,7 @@ class Ranking:
         self, logits: Tensor | None, draws: Sequence[Draw], rows: Sequence[SampleRow]
     ) -> "Ranked":
         if logits is None or not self._ranks:
-            return Ranked(Scored(lambda: logits), 0)
+            return Ranked(ForwardResult(lambda: logits), 0)
         rejecting = [i for i, draw in enumerate(draws) if draw.width >= 0]
         scores = perturbed_scores(logits, rows).double()
         scores[rejecting] = logits[rejecting].double()
@@ -96,10 +96,10 @@ class Ranking:
             ids, values = few.indices.int().numpy(), few.values.numpy()
             sigma = FewWeights(ids, values, wire.shape[1], wire.device)
         self._last = following.tolist()
-        return Ranked(Scored(lambda: logits, best, following, sigma), len(best))
+        return Ranked(ForwardResult(lambda: logits, best, following, sigma), len(best))
 
     def _follow(self, part: Part) -> Part:
-        if isinstance(part, Moved) or min(part.tokens) >= 0:
+        if isinstance(part, KVCopy) or min(part.tokens) >= 0:
             return part
         self.followed += 1
         return replace(part, tokens=[self._last[-t - 1] if t < 0 else t for t in part.tokens])
@@ -131,13 +131,13 @@ def _row_of(draw: Draw, tokens: Sequence[int]) -> SampleRow:
 
 
 class Ranked:
-    def __init__(self, scored: Scored, rows: int) -> None:
+    def __init__(self, scored: ForwardResult, rows: int) -> None:
         self._scored, self.rows = scored, range(rows)
         self.seen = False
 
     def done(self) -> bool:
         return True
 
-    def result(self) -> Scored:
+    def result(self) -> ForwardResult:
         self.seen = True
         return self._scored

@@ -11,23 +11,24 @@ from typing import Any
 
 from torch import Tensor
 
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import Planner
-from ssd_draft.records import LinkDown as DraftLinkDown
-from ssd_draft.records import LinkFrames as DraftLinkFrames
-from ssd_draft.records import LinkUp as DraftLinkUp
-from ssd_draft.records import Offer as PlaneOffer
-from ssd_draft.speculators import ModelSpeculator, NgramSpeculator
-from ssd_engine.batch import Part
-from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
-from ssd_engine.runner import ModelRunner
-from ssd_engine.tensor_plane import MakeRows, RowsKey
-from ssd_target.core import EngineCore
-from ssd_target.kept_kv import KeptOptions
-from ssd_target.records import LinkDown, LinkFrames, LinkUp
-from ssd_target.sequence import Sequence
-from ssd_target.speculation.options import SpeculationOptions
-from ssd_target.speculation.speculator import Speculator
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.planning.plan import Planner
+from ssd_draft.records import PlaneTerms as PlaneOffer
+from ssd_draft.records import TargetFrames as DraftLinkFrames
+from ssd_draft.records import TargetLinkDown as DraftLinkDown
+from ssd_draft.records import TargetLinkUp as DraftLinkUp
+from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.speculators.ngram import NgramSpeculator
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Part
+from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
+from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.engine_records import TargetFrames, TargetLinkDown, TargetLinkUp
+from ssd_target.records.speculation_options import SpeculationOptions
+from ssd_target.scheduling.kept_kv import KeptOptions
+from ssd_target.scheduling.sequence import Sequence
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.sync_drafter import SyncDrafter
 from tests.harness import BLOCK
 from tests.synchronous import ByForward
@@ -60,7 +61,7 @@ class SimulatedDraft:
     frozen: int = 0  # steps
     down_for: int = 0  # steps of the target
     to_draft: deque[list[object]] = field(default_factory=deque)
-    to_target: deque[LinkFrames] = field(default_factory=deque)
+    to_target: deque[TargetFrames] = field(default_factory=deque)
     seen: set[int] = field(default_factory=set)  # sequences
 
 
@@ -148,7 +149,7 @@ class Simulation:
         drafter = None
         if sync and own is not None:
             drafter = SyncDrafter(own, BLOCK, 2048, options.depth, 128)
-        self.speculator = Speculator(
+        self.speculator = SpeculationCoordinator(
             options,
             self.vocab_size,
             send=self._send,
@@ -255,7 +256,7 @@ class Simulation:
         for link in output.links:
             if draft.up and link.link == draft.epoch and link.frames:
                 draft.to_target.append(
-                    LinkFrames(draft.link, draft.epoch, link.frames, output.load)
+                    TargetFrames(draft.link, draft.epoch, link.frames, output.load)
                 )
 
     def _deliver(self) -> bool:
@@ -274,7 +275,7 @@ class Simulation:
         draft.up = True
         offer = PlaneOffer(["simulated"], "", "") if self.trusted else None
         draft.core.handle(DraftLinkUp(draft.epoch, "target", DRAFT_DEPTH, draft.epoch, offer))
-        up = LinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
+        up = TargetLinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
         self.core.handle_link(up)
         if self.trusted:  # what is opened before the plane is known is opened coupled
             self._step(draft)
@@ -292,7 +293,7 @@ class Simulation:
         draft.to_draft.clear()
         draft.to_target.clear()
         draft.core.handle(DraftLinkDown(draft.epoch))
-        self.core.handle_link(LinkDown(draft.link, draft.epoch))
+        self.core.handle_link(TargetLinkDown(draft.link, draft.epoch))
 
     # Faults
 
@@ -325,7 +326,7 @@ class Simulation:
 
     def _inject(self, draft: SimulatedDraft, frame: DraftFrame) -> None:
         epoch = draft.epoch - self.rng.randint(0, 1)
-        self.core.handle_link(LinkFrames(draft.link, epoch, [frame], None))
+        self.core.handle_link(TargetFrames(draft.link, epoch, [frame], None))
 
     def _hostile_frame(self, draft: SimulatedDraft) -> DraftFrame:
         rng = self.rng

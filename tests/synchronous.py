@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssd_engine.scored import Computed, Scored
+from ssd_engine.forward.result import ForwardResult, ImmediateForward
 
 
 class DrawsNothing:
     """What is drawn is drawn from the logits."""
 
-    def draw(self, logits: Any, draws: Sequence[Any]) -> Scored:
-        return Scored(lambda: logits)
+    def draw(self, logits: Any, draws: Sequence[Any]) -> ForwardResult:
+        return ForwardResult(lambda: logits)
 
 
 class ByForward(DrawsNothing):
@@ -21,8 +21,8 @@ class ByForward(DrawsNothing):
         self.num_blocks = num_blocks
         self.forward = forward
 
-    def step(self, parts: Sequence[Any], draws: Sequence[Any], *launched: Any) -> Computed:
-        return Computed(lambda: self.forward(parts, *launched))
+    def step(self, parts: Sequence[Any], draws: Sequence[Any], *launched: Any) -> ImmediateForward:
+        return ImmediateForward(lambda: self.forward(parts, *launched))
 
     def swap(self, swap: Any) -> None:
         raise NotImplementedError

@@ -25,13 +25,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ssd_engine.checkpoint import open_checkpoint
-from ssd_engine.config import load_model_config
-from ssd_engine.decoder import DecoderWeights
-from ssd_engine.linear import Linear, Matrix, packed_linear, plain_linear
-from ssd_engine.loader import load_weights
-from ssd_engine.panels import PackedWeight, PanelKernel, load_kernel
-from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.checkpoints.checkpoint import open_checkpoint
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.kernels.cpu.panels import PackedWeight, PanelKernel, load_kernel
+from ssd_engine.models.decoder import DecoderWeights
+from ssd_engine.models.linear import Linear, Matrix, packed_linear, plain_linear
+from ssd_engine.models.loader import load_weights
+from ssd_engine.models.tensor_parallel import SingleRank
 from tools.bench_kit import setting
 from tools.gpu.dense_checkpoint import write_dense
 from tools.gpu.shapes import SHAPES

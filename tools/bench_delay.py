@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import defaultdict
 
-from ssd_client.bench.delay_proxy import DelayProxy
+from ssd_client.bench.measure.delay_proxy import DelayProxy
 from tools.bench_kit import (
     Client,
     Generated,

@@ -18,18 +18,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd_draft.plan import Planner, RoundPlan
-from ssd_draft.sequence import DraftSequence
-from ssd_engine.fan_out import uniform
-from ssd_engine.frames import Source, Verification
-from ssd_engine.model_store import resolve_model
-from ssd_engine.pace import StepClock
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.tokenizer import Tokenizer
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculated import Speculated, Taken
-from ssd_target.speculation.speculator import Speculator
+from ssd_draft.planning.plan import Planner, RoundPlan
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.fan_out import uniform
+from ssd_engine.speculation.frames import Source, Verification
+from ssd_engine.speculation.latency_model import StepClock
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.sequence_speculation import RowSpeculation, SequenceSpeculation
 from tests.harness import Request, Result, make_runner, run
 from tests.simulation import DRAFT_ROWS, Simulation
 from tools.bench_kit import setting, story_prompts
@@ -77,8 +82,10 @@ class LookUps:
     full: dict[int, list[bool]] = field(default_factory=dict)
     cut: dict[int, list[bool]] = field(default_factory=dict)
 
-    def watch(self, look_up: Callable[..., Taken]) -> Callable[..., Taken]:
-        def watched(speculator: Speculator, speculated: Speculated, num_rows: int) -> Taken:
+    def watch(self, look_up: Callable[..., RowSpeculation]) -> Callable[..., RowSpeculation]:
+        def watched(
+            speculator: SpeculationCoordinator, speculated: SequenceSpeculation, num_rows: int
+        ) -> RowSpeculation:
             drafted, decided = speculated.drafted, speculated.rounds.decided
             taken = look_up(speculator, speculated, num_rows)
             if taken.wanted and drafted and decided is not None:
@@ -139,7 +146,9 @@ class Bench:
             trusted=True,
             make_planner=make_planner,
         )
-        with patch.object(Speculator, "_look_up", look_ups.watch(Speculator._look_up)):
+        with patch.object(
+            SpeculationCoordinator, "_look_up", look_ups.watch(SpeculationCoordinator._look_up)
+        ):
             results = run(simulation.core, [self._request(way, *text) for text in texts])
         late = simulation.speculator.totals.late
         if late:

@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.bench.prompts import STORIES, load_prompts
-from ssd_engine.token_ids import pack_tokens
+from ssd_client.bench.measure.prompts import STORIES, load_prompts
+from ssd_engine.text.token_ids import pack_tokens
 
 MODES = {
     "off": pb.SPECULATION_MODE_OFF,

@@ -23,23 +23,23 @@ from dataclasses import dataclass
 import torch
 
 from ssd.v1 import target_pb2 as pb
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import Planner
-from ssd_draft.records import LinkFrames, LinkUp
-from ssd_draft.sequence import DraftSequence
-from ssd_draft.speculators import ModelSpeculator
-from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config
-from ssd_engine.fan_out import theorem7
-from ssd_engine.frames import Launch, Open, Outcome, Source, TargetFrame
-from ssd_engine.growth import parse_shape
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.tensor_parallel import SingleRank
-from ssd_engine.token_ids import pack_tokens
-from ssd_engine.verification import Verification
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.planning.plan import Planner
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_draft.speculators.model import ModelSpeculator
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import parse_shape
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.fan_out import theorem7
+from ssd_engine.speculation.frames import Launch, Open, Outcome, Source, TargetFrame
+from ssd_engine.speculation.verification import Verification
+from ssd_engine.text.token_ids import pack_tokens
 from tools.bench_kit import (
     Client,
     Generated,
@@ -165,7 +165,7 @@ class DraftAlone:
             speculator, lambda _: Planner(depth, budget), max(8, sequences), None, rows, 512
         )
         self.depth, self.round = depth, 0
-        self.core.handle(LinkUp(1, "alone", depth))
+        self.core.handle(TargetLinkUp(1, "alone", depth))
         sampling = sampling or SamplingParams(seed=0, temperature=0.0)
         self.keys = range(1, sequences + 1)
         prompts = [
@@ -186,7 +186,7 @@ class DraftAlone:
     def tell(self, *frames: TargetFrame) -> float:
         """Milliseconds until everything is there that the target can use."""
         begin = time.perf_counter()
-        self.core.handle(LinkFrames(1, list(frames)))
+        self.core.handle(TargetFrames(1, list(frames)))
         self.core.step()
         inbox = self.core._links[1].inbox  # of many frames some are looked at in later steps
         while inbox or not all(self.sequence(key).ready for key in self.keys):

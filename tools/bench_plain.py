@@ -21,8 +21,8 @@ import transformers
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.local import LocalTarget
-from ssd_engine.model_store import resolve_model
+from ssd_client.local.launcher import LocalTarget
+from ssd_engine.checkpoints.model_store import resolve_model
 
 SUBJECTS = (
     "a shy lamb who learns to sing",

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from ssd_client.bench.delay_proxy import DelayProxy
-from ssd_engine.model_store import resolve_model
+from ssd_client.bench.measure.delay_proxy import DelayProxy
+from ssd_engine.checkpoints.model_store import resolve_model
 from tools.bench_kit import (
     Client,
     Generated,

@@ -13,8 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ssd_client.api import Client, Stream
-    from ssd_client.api_async import AsyncClient, AsyncStream
+    from ssd_client.connection.security import Security
     from ssd_client.errors import (
         BadInputError,
         ClientError,
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
         EndpointLostError,
         ModelMismatchError,
     )
-    from ssd_client.events import (
+    from ssd_client.generate.api import Client, Stream
+    from ssd_client.generate.api_async import AsyncClient, AsyncStream
+    from ssd_client.generate.events import (
         Event,
         Finished,
         FinishReason,
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
         Tokens,
         Usage,
     )
-    from ssd_client.result import GenerationResult, Timing
-    from ssd_client.security import Security
-    from ssd_client.speculation import SpeculationStats
+    from ssd_client.generate.result import GenerationResult, Timing
+    from ssd_client.generate.speculation import SpeculationStats
 
 # Imported when they are asked for: a command starts without those that it does not need.
 _WHERE = {
-    "api": ("Client", "Stream"),
-    "api_async": ("AsyncClient", "AsyncStream"),
+    "generate.api": ("Client", "Stream"),
+    "generate.api_async": ("AsyncClient", "AsyncStream"),
     "errors": (
         "BadInputError",
         "ClientError",
@@ -49,7 +49,7 @@ _WHERE = {
         "EndpointLostError",
         "ModelMismatchError",
     ),
-    "events": (
+    "generate.events": (
         "Event",
         "Finished",
         "FinishReason",
@@ -59,9 +59,9 @@ _WHERE = {
         "Tokens",
         "Usage",
     ),
-    "result": ("GenerationResult", "Timing"),
-    "security": ("Security",),
-    "speculation": ("SpeculationStats",),
+    "generate.result": ("GenerationResult", "Timing"),
+    "connection.security": ("Security",),
+    "generate.speculation": ("SpeculationStats",),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from rich.console import Console
 
-from ssd_client import params, render
-from ssd_client.api import Client, Stream
-from ssd_client.endpoints import DEFAULT_ADDRESS, connect_one
+from ssd_client.connection.endpoints import DEFAULT_ADDRESS, connect_one
+from ssd_client.connection.failover import RetryPolicy
+from ssd_client.connection.security import Security
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
-from ssd_client.failover import RetryPolicy
-from ssd_client.local import LocalFlags, plan_local
-from ssd_client.options import (
+from ssd_client.generate.api import Client, Stream
+from ssd_client.generate.request import GenerateOptions, build_request
+from ssd_client.local.launcher import LocalFlags, plan_local
+from ssd_client.terminal import params, render
+from ssd_client.terminal.options import (
     bias_of,
     chat_options,
     local_options,
@@ -28,14 +30,12 @@ from ssd_client.options import (
     speculation_options,
     stop_options,
 )
-from ssd_client.prompt import PromptFlags, read_prompt
-from ssd_client.request import GenerateOptions, build_request
-from ssd_client.security import Security
-from ssd_client.security_options import security_options
-from ssd_client.serving import check_local, pick, serving
+from ssd_client.terminal.prompt import PromptFlags, read_prompt
+from ssd_client.terminal.security_options import security_options
+from ssd_client.terminal.serving import check_local, pick, serving
 
 if TYPE_CHECKING:
-    from ssd_client.telemetry import RootSpan
+    from ssd_client.generate.telemetry import RootSpan
 
 INTERRUPTED = 130
 
@@ -45,10 +45,10 @@ _LATER = {
     "bench": "ssd_client.bench.command",
     "chat": "ssd_client.chat.command",
     "compare": "ssd_client.compare",
-    "models": "ssd_client.status",
+    "models": "ssd_client.status.command",
     "race": "ssd_client.race.command",
-    "report": "ssd_client.bench.again",
-    "status": "ssd_client.status",
+    "report": "ssd_client.bench.report.report_command",
+    "status": "ssd_client.status.command",
 }
 
 
@@ -184,7 +184,7 @@ def info(target: str, timeout: float, as_json: bool, security: Security) -> None
 def _traced(flags: dict[str, Any]) -> contextlib.AbstractContextManager[RootSpan | None]:
     if flags["otlp_endpoint"] is None:
         return contextlib.nullcontext()
-    from ssd_client.telemetry import root_span
+    from ssd_client.generate.telemetry import root_span
 
     return root_span(flags["otlp_endpoint"])
 
@@ -209,7 +209,9 @@ def _check_generate(flags: dict[str, Any]) -> None:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
     flags["logit_bias"] = bias_of(flags["logit_bias"])
     if flags["otlp_endpoint"] is not None:
-        from ssd_client.telemetry import check_otlp_endpoint  # an extra, which nothing else needs
+        from ssd_client.generate.telemetry import (
+            check_otlp_endpoint,  # an extra, which nothing else needs
+        )
 
         check_otlp_endpoint(flags["otlp_endpoint"])
 

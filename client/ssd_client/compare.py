@@ -9,19 +9,19 @@ from typing import Any
 
 import click
 
-from ssd_client import params, render
-from ssd_client.api import Client
-from ssd_client.asking import Options
-from ssd_client.bench.equality import first_difference, token_at
-from ssd_client.bench.prompts import STORIES, load_prompts
-from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
+from ssd_client.bench.measure.equality import first_difference, token_at
+from ssd_client.bench.measure.openai import OpenAIServer, check_baseline
+from ssd_client.bench.measure.prompts import STORIES, load_prompts
+from ssd_client.connection.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.events import TokenLogprobs
-from ssd_client.openai import OpenAIServer, check_baseline
-from ssd_client.render import write_stdout
-from ssd_client.result import GenerationResult
-from ssd_client.security_options import security_options
-from ssd_client.speculation import MODES
+from ssd_client.generate.api import Client
+from ssd_client.generate.events import TokenLogprobs
+from ssd_client.generate.request_options import RequestOptions
+from ssd_client.generate.result import GenerationResult
+from ssd_client.generate.speculation import MODES
+from ssd_client.terminal import params, render
+from ssd_client.terminal.render import write_stdout
+from ssd_client.terminal.security_options import security_options
 
 DIFFERENT = 1
 _TOP = 20  # tokens among which the other side's is looked for
@@ -40,7 +40,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstDifference:
     """Where two texts differ first."""
 
     prompt: int
@@ -125,13 +125,15 @@ def _sides(endpoints: Sequence[Endpoint], modes: Sequence[str], baseline: str | 
     return [Side(endpoints[0], first), Side(endpoints[0], second)]
 
 
-def _part(sides: Sequence[Side], flags: dict[str, Any], number: int, prompt: str) -> Parting | None:
+def _part(
+    sides: Sequence[Side], flags: dict[str, Any], number: int, prompt: str
+) -> FirstDifference | None:
     first, second = (_generate(side, flags, number, prompt) for side in sides)
     position = first_difference(first.token_ids, second.token_ids)
     if position is None:
         return None
     one, other = token_at(first.token_ids, position), token_at(second.token_ids, position)
-    return Parting(
+    return FirstDifference(
         number,
         position,
         _token_text(one),
@@ -144,7 +146,7 @@ def _part(sides: Sequence[Side], flags: dict[str, Any], number: int, prompt: str
 def _generate(side: Side, flags: dict[str, Any], number: int, prompt: str) -> GenerationResult:
     client = Client.over([side.endpoint])
     ask = client.chat if flags["chat"] else client.generate
-    options: Options = {
+    options: RequestOptions = {
         "temperature": flags["temperature"],
         "seed": flags["seed"] + number,
         "max_tokens": flags["max_tokens"],
@@ -168,7 +170,9 @@ def _token_text(token: int | None) -> str:
     return "the end" if token is None else f"token {token}"
 
 
-def _against_baseline(side: Side, flags: dict[str, Any], prompts: Sequence[str]) -> list[Parting]:
+def _against_baseline(
+    side: Side, flags: dict[str, Any], prompts: Sequence[str]
+) -> list[FirstDifference]:
     server = OpenAIServer(flags["baseline"])
     partings = []
     for number, prompt in enumerate(prompts):
@@ -191,11 +195,13 @@ def _against_baseline(side: Side, flags: dict[str, Any], prompts: Sequence[str])
         if position is not None:
             end = position + 12
             first, second = repr(mine[position:end]), repr(measured.text[position:end])
-            partings.append(Parting(number, position, first, second))
+            partings.append(FirstDifference(number, position, first, second))
     return partings
 
 
-def _show(as_json: bool, names: Sequence[str], count: int, partings: Sequence[Parting]) -> None:
+def _show(
+    as_json: bool, names: Sequence[str], count: int, partings: Sequence[FirstDifference]
+) -> None:
     if as_json:
         render.write_json(
             {

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from ssd_draft.cli import main as draft_main
-from ssd_engine.model_store import resolve_model
-from ssd_engine.serving.engine_client import EngineProcess
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_serving.engine.client import EngineProcess
 from ssd_target.cli import main as target_main
 from tests.scale import full_only
 from tests.waiting import HANG_SECONDS

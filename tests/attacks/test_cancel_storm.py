@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 import grpc
 
-from ssd_engine.completion import StopRules
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.serving.records import encode
-from ssd_engine.token_ids import pack_tokens
-from ssd_target.engine_process import Inbox
-from ssd_target.records import Cancel, Drain, LinkDown, Submit
-from ssd_target.speculation.options import SpeculationRequest
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_serving.engine.records import encode
+from ssd_target.engine.engine_process import EngineInbox
+from ssd_target.records.engine_records import Cancel, DraftLinkDown, GiveBackWaiting, Submit
+from ssd_target.records.speculation_options import SpeculationRequest
 from tests.attacks.conftest import (
     ATTACKER,
     OTHER,
@@ -96,14 +96,22 @@ def submit(sequence: int) -> Submit:
 def test_a_cancel_overtakes_what_it_cancels() -> None:
     """The engine hears of neither the prompt nor anything else of a request that had not begun."""
     front, engine = multiprocessing.Pipe()
-    inbox = Inbox(engine)
-    said = [submit(1), submit(2), Cancel(1), submit(3), Drain(), LinkDown(1, 1), Cancel(3)]
+    inbox = EngineInbox(engine)
+    said = [
+        submit(1),
+        submit(2),
+        Cancel(1),
+        submit(3),
+        GiveBackWaiting(),
+        DraftLinkDown(1, 1),
+        Cancel(3),
+    ]
     for record in said:
         front.send_bytes(encode(record))
     heard = []
     while inbox.poll(0):
         heard.append(inbox.receive())
-    assert heard == [LinkDown(1, 1), submit(2), Cancel(1), Drain(), Cancel(3)]
+    assert heard == [DraftLinkDown(1, 1), submit(2), Cancel(1), GiveBackWaiting(), Cancel(3)]
     front.send_bytes(encode(submit(1)))  # numbers are not used again; were they, it would be heard
     assert inbox.poll(0)
     assert inbox.receive() == submit(1)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ssd_engine.serving import connections
+from ssd_serving.rpc import connections
 from tests.attacks.conftest import OTHER, TOKEN_FILE, Attacked, generate, request
 from tests.processes import SERVING, target
 from tests.waiting import HANG_SECONDS, wait_until

@@ -4,10 +4,10 @@ import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.token_ids import pack_tokens
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_engine.text.tokenizer import Tokenizer
 from ssd_target.config import TargetConfig
-from ssd_target.server import plan_target
+from ssd_target.front.server import plan_target
 from tests.attacks.conftest import OTHER, Attacked, bearer, request
 from tests.processes import Output, collect
 from tests.waiting import HANG_SECONDS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd_client import Client
-from ssd_engine.serving.engine_watch import EngineState, EngineWatch
+from ssd_serving.engine.watch import EngineState, EngineWatch
 from tests.process_tree import is_alive, spawned
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.waiting import wait_until

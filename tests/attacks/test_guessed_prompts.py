@@ -3,7 +3,7 @@
 import grpc
 
 from ssd.v1 import target_pb2 as pb
-from ssd_target.requests import Limits, parse_request
+from ssd_target.front.requests import RequestLimits, parse_request
 from tests.attacks.conftest import ATTACKER, OTHER, Attacked, bearer, request
 from tests.processes import collect
 from tests.waiting import HANG_SECONDS
@@ -56,4 +56,4 @@ def test_an_operator_may_let_identities_share() -> None:
     assert len(set(scopes.values())) == 3
 
 
-LIMITS = Limits(vocab_size=300, max_model_len=100, kv_tokens=100, eos_token_ids=())
+LIMITS = RequestLimits(vocab_size=300, max_model_len=100, kv_tokens=100, eos_token_ids=())

@@ -13,13 +13,13 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
-from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES
-from ssd_engine.serving.allowances import Account, Allowance, Identity
-from ssd_engine.serving.heap import give_back
-from ssd_engine.serving.status import ServerFull
-from ssd_target import parsing
-from ssd_target.parsing import INLINE_BYTES, Parser
-from ssd_target.requests import (
+from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES
+from ssd_serving.heap import give_back
+from ssd_serving.rpc.status import ServerFull
+from ssd_serving.security.allowances import Allowance, Identity, IdentityAccount
+from ssd_target.front import parsing
+from ssd_target.front.parsing import INLINE_BYTES, Parser
+from ssd_target.front.requests import (
     BYTES_OF_TOKEN,
     MAX_CACHE_SALT_BYTES,
     MAX_CHAT_MESSAGES,
@@ -30,7 +30,7 @@ from ssd_target.requests import (
     MAX_STOP_TOKEN_IDS,
     MAX_TEMPLATE_KWARGS_BYTES,
     SPARE_BYTES,
-    Limits,
+    RequestLimits,
     largest_request,
     parse_prompt,
 )
@@ -45,7 +45,7 @@ REFUSED = (
     (1_000_000, "beyond the context", grpc.StatusCode.INVALID_ARGUMENT),
     (8 * MIB, "larger than max", grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
-LIMITS = Limits(vocab_size=300, max_model_len=100_000, kv_tokens=100_000, eos_token_ids=())
+LIMITS = RequestLimits(vocab_size=300, max_model_len=100_000, kv_tokens=100_000, eos_token_ids=())
 
 
 def peak_bytes(pid: int) -> int:
@@ -147,8 +147,8 @@ class Bytes:
         return 1
 
 
-def account(name: str) -> Account:
-    return Account(Identity(name), Allowance(), 0.0)
+def account(name: str) -> IdentityAccount:
+    return IdentityAccount(Identity(name), Allowance(), 0.0)
 
 
 def long_request(letter: str) -> bytes:
@@ -263,7 +263,7 @@ class TestWhatIsBeingRead:
         asyncio.run(scenario())
 
 
-def about(tokenizer: Bytes) -> tuple[Any, Limits]:
+def about(tokenizer: Bytes) -> tuple[Any, RequestLimits]:
     return tokenizer, LIMITS
 
 

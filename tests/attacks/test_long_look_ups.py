@@ -5,18 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import Planner
-from ssd_draft.records import LinkFrames, LinkUp
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.planning.plan import Planner
+from ssd_draft.records import TargetFrames, TargetLinkUp
 from ssd_draft.speculators.ngram import MOST_TOKENS, NgramSpeculator
-from ssd_engine.completion import StopRules
-from ssd_engine.frames import Launch, Notice, NoticeKind, Open, Outcome, Source, Verification
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.token_ids import pack_tokens
-from ssd_target.sequence import Sequence
-from ssd_target.speculation.options import SpeculationRequest
-from ssd_target.speculation.rounds import Rounds
-from ssd_target.speculation.speculated import INDEXED_AT_ONCE, Speculated
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import (
+    Launch,
+    Notice,
+    NoticeKind,
+    Open,
+    Outcome,
+    Source,
+    Verification,
+)
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_target.records.speculation_options import SpeculationRequest
+from ssd_target.scheduling.sequence import Sequence
+from ssd_target.speculation.endpoint_session import EndpointSession
+from ssd_target.speculation.sequence_speculation import INDEXED_AT_ONCE, SequenceSpeculation
 from tests.processes import draft
 from tests.waiting import HANG_SECONDS, wait_until
 from tools.attack.attackers import HandMadeLink
@@ -42,7 +50,7 @@ def make_core(max_tokens: int = 10**6) -> DraftCore:
         clock=itertools.count(0.0, 1e-6).__next__,
     )
     for link in (1, 2):
-        core.handle(LinkUp(link, f"target {link}", DEPTH))
+        core.handle(TargetLinkUp(link, f"target {link}", DEPTH))
     return core
 
 
@@ -58,15 +66,15 @@ def steps_until_complete(core: DraftCore, link: int, number: int) -> int:
 
 def test_a_short_sequence_does_not_wait_for_the_long_ones_of_another_target() -> None:
     core = make_core()
-    core.handle(LinkFrames(1, [opened(i, LONG) for i in range(10)]))
+    core.handle(TargetFrames(1, [opened(i, LONG) for i in range(10)]))
     core.step()
-    core.handle(LinkFrames(2, [opened(1, 30)]))
+    core.handle(TargetFrames(2, [opened(1, 30)]))
     assert steps_until_complete(core, 2, 1) <= 2
 
 
 def test_a_step_indexes_no_more_than_its_rows() -> None:
     core = make_core()
-    core.handle(LinkFrames(1, [opened(1, LONG)]))
+    core.handle(TargetFrames(1, [opened(1, LONG)]))
     core.step()
     assert len(core._links[1].sequences[1].state.index) <= ROWS
     steps_until_complete(core, 1, 1)
@@ -77,25 +85,25 @@ def test_a_step_indexes_no_more_than_its_rows() -> None:
 
 def test_what_is_held_is_bounded() -> None:
     core = make_core(max_tokens=2 * LONG)
-    core.handle(LinkFrames(1, [opened(i, LONG) for i in range(3)]))
+    core.handle(TargetFrames(1, [opened(i, LONG) for i in range(3)]))
     frames = [frame for link in core.step().links for frame in link.frames]
     refused = [frame for frame in frames if isinstance(frame, Notice)]
     assert [frame.kind for frame in refused] in ([NoticeKind.BUSY], [NoticeKind.LOST])
     assert sum(s.num_committed for s in core._links[1].sequences.values()) <= 2 * LONG
-    core.handle(LinkFrames(2, [opened(9, 3 * LONG)]))
+    core.handle(TargetFrames(2, [opened(9, 3 * LONG)]))
     frames = [frame for link in core.step().links for frame in link.frames]
     assert [frame.kind for frame in frames if isinstance(frame, Notice)] == [NoticeKind.REFUSED]
 
 
 def test_a_sequence_that_grows_beyond_the_bound_is_given_up() -> None:
     core = make_core(max_tokens=34)
-    core.handle(LinkFrames(1, [opened(1, 30)]))
+    core.handle(TargetFrames(1, [opened(1, 30)]))
     steps_until_complete(core, 1, 1)
     notices: list[NoticeKind] = []
     for number in range(6):
         outcome = Outcome(1, number, 0, 7)
         launch = Launch(1, number + 1, [], Source.NONE, DEPTH, 0)
-        core.handle(LinkFrames(1, [outcome, launch]))
+        core.handle(TargetFrames(1, [outcome, launch]))
         frames = [frame for link in core.step().links for frame in link.frames]
         notices += [frame.kind for frame in frames if isinstance(frame, Notice)]
         core.check_integrity()
@@ -125,6 +133,6 @@ def test_a_target_looks_back_in_a_long_text_when_it_has_been_indexed(length: int
     prompt = [5 + i % 50 for i in range(length)]
     sampling = SamplingParams(seed=1)
     sequence = Sequence(1, prompt, [], sampling, StopRules(50), None, [b""] * 100)
-    speculated = Speculated(sequence, SpeculationRequest(), Rounds(100, 5))
+    speculated = SequenceSpeculation(sequence, SpeculationRequest(), EndpointSession(100, 5))
     found = [speculated.look_back(4) for _ in range(4)]
     assert [bool(each) for each in found] == [length < INDEXED_AT_ONCE] * 2 + [True] * 2

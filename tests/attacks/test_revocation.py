@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from ssd_engine.errors import ConfigError
-from ssd_engine.serving.descriptors import Reserve
-from ssd_engine.serving.reloading import CLOSE_SECONDS, Outdated, Reloading, Unreadable
+from ssd_serving.files.descriptors import DescriptorReserve
+from ssd_serving.files.reloading import CLOSE_SECONDS, Outdated, Reloading, Unreadable
 from tests.attacks.conftest import ATTACKER, OTHER, TOKEN_FILE, Attacked, generate, request
 from tests.security.certificates import replace
 from tests.waiting import wait_until
@@ -112,7 +112,7 @@ def test_what_was_read_and_is_bad_leaves_the_last_good_state(tmp_path: Path) -> 
 
 def test_a_reserve_is_given_up_for_a_read_and_filled_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    reserve = Reserve(3)
+    reserve = DescriptorReserve(3)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))

@@ -10,10 +10,10 @@ import pytest
 from ssd.v1 import target_pb2 as pb
 from ssd_client import Client
 from ssd_client.errors import ModelMismatchError
-from ssd_client.events import Started
-from ssd_engine.checkpoint import open_checkpoint
-from ssd_engine.config import load_model_config
-from ssd_engine.model_store import resolve_model
+from ssd_client.generate.events import Started
+from ssd_engine.checkpoints.checkpoint import open_checkpoint
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
 from tests.process_tree import engine_held
 from tests.processes import SHIPPED, target
 

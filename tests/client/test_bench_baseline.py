@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ssd_client.bench.measure.openai import OpenAIServer, check_baseline
+from ssd_client.bench.measure.settings import Settings
 from ssd_client.bench.run import baseline_ask
-from ssd_client.bench.settings import Settings
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.openai import OpenAIServer, check_baseline
 
 WORDS = ["Once ", "upon ", "a ", "time", "."]
 

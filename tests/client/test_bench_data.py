@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ssd_client.bench import prompts
-from ssd_client.bench.equality import compare_texts, first_difference
-from ssd_client.bench.metrics import interval, metrics_of, percentile
-from ssd_client.bench.prompts import STORIES, load_prompts
-from ssd_client.bench.requests import Measured, closed_loop, open_loop
-from ssd_client.bench.results import Results, check_output, read_results
-from ssd_client.bench.rounds import add_rounds
-from ssd_client.bench.settings import RunKey, Settings
+from ssd_client.bench.measure import prompts
+from ssd_client.bench.measure.equality import compare_texts, first_difference
+from ssd_client.bench.measure.metrics import interval, metrics_of, percentile
+from ssd_client.bench.measure.prompts import STORIES, load_prompts
+from ssd_client.bench.measure.requests import MeasuredRequest, closed_loop, open_loop
+from ssd_client.bench.measure.rounds import add_rounds
+from ssd_client.bench.measure.settings import RunKey, Settings
+from ssd_client.bench.report.results import Results, check_output, read_results
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.speculation import SpeculationStats
+from ssd_client.generate.speculation import SpeculationStats
 
 # Prompts
 
@@ -110,12 +110,12 @@ def test_a_set_of_a_hub_is_fetched_page_by_page(monkeypatch: pytest.MonkeyPatch)
 # Requests
 
 
-def ask(number: int, prompt: str) -> Measured:
-    return Measured(number, 0.0, 1.0, [(0.25, 1), (0.5, 2), (1.0, 1)], [1, 2, 3, 4], prompt)
+def ask(number: int, prompt: str) -> MeasuredRequest:
+    return MeasuredRequest(number, 0.0, 1.0, [(0.25, 1), (0.5, 2), (1.0, 1)], [1, 2, 3, 4], prompt)
 
 
 def test_requests_come_back_in_the_order_of_their_prompts() -> None:
-    seen: list[Measured] = []
+    seen: list[MeasuredRequest] = []
     done = closed_loop(ask, ["a", "b", "c"], 2, seen.append)
     assert [each.text for each in done] == ["a", "b", "c"]
     assert len(seen) == 3
@@ -142,8 +142,8 @@ def test_the_keys_are_those_of_vllm_and_ours() -> None:
         drafted_tokens=24, accepted_tokens=18, cache_tokens=15, wait_micros=20_000,
         accepted_per_position=(8, 6, 4), rejected_rounds=4, full_rounds=4,
     )  # fmt: skip
-    done = [Measured(0, 0.0, 1.0, [(0.5, 1), (1.0, 9)], [], "", 5, stats)]
-    found = metrics_of([*done, Measured(1, 0.0, 1.0, error="lost")], 2.0, 2)
+    done = [MeasuredRequest(0, 0.0, 1.0, [(0.5, 1), (1.0, 9)], [], "", 5, stats)]
+    found = metrics_of([*done, MeasuredRequest(1, 0.0, 1.0, error="lost")], 2.0, 2)
     expected = {
         "completed": 1,
         "failed": 1,

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ssd_client.bench import pictures
-from ssd_client.bench.report import write_report
+from ssd_client.bench.report import pictures
+from ssd_client.bench.report.report import write_report
 from tests.tools import needs_tool, tool
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

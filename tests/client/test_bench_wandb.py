@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_client.bench import wandb_log
+from ssd_client.bench.report import wandb_log
 from ssd_client.errors import ClientError
 
 

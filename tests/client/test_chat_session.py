@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ssd_client.chat.session import Quit, Session
-from ssd_client.events import Started, Tokens
-from ssd_client.request import GenerateOptions
-from ssd_client.result import GenerationResult, Timing
+from ssd_client.generate.events import Started, Tokens
+from ssd_client.generate.request import GenerateOptions
+from ssd_client.generate.result import GenerationResult, Timing
 
 
 def reply(text: str, *origins: str) -> GenerationResult:

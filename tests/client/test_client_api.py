@@ -25,8 +25,14 @@ from ssd_client import (
     Started,
     Tokens,
 )
-from ssd_client.asking import Options
-from ssd_client.request import ChatPrompt, GenerateOptions, TextPrompt, TokenPrompt, build_request
+from ssd_client.generate.request import (
+    ChatPrompt,
+    GenerateOptions,
+    TextPrompt,
+    TokenPrompt,
+    build_request,
+)
+from ssd_client.generate.request_options import RequestOptions
 from tests.waiting import HANG_SECONDS
 
 GUIDE = Path(__file__).parents[2] / "docs/python.md"
@@ -198,7 +204,9 @@ def test_a_timeout_covers_everything(start):
 
 
 def test_options_are_those_of_a_request():
-    assert typing.get_type_hints(Options).keys() == GenerateOptions.__dataclass_fields__.keys()
+    assert (
+        typing.get_type_hints(RequestOptions).keys() == GenerateOptions.__dataclass_fields__.keys()
+    )
 
 
 def test_everything_that_is_exported_is_there():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ssd_client.connection.failover import RetryPolicy, RetrySchedule
 from ssd_client.errors import (
     BadInputError,
     EndpointFullError,
     EndpointLeavingError,
     EndpointLostError,
 )
-from ssd_client.failover import RetryPolicy, Rota
 
 LOST = EndpointLostError("a:1", "gone")
 
@@ -20,7 +20,7 @@ def full(delay_s):
 
 
 def test_every_endpoint_is_tried_once_in_order():
-    rota = Rota(3, RetryPolicy())
+    rota = RetrySchedule(3, RetryPolicy())
     assert rota.best() == (0, 0.0)
     rota.note(0, LOST, 0, now=1.0)
     assert rota.best() == (1, 0.0)
@@ -32,11 +32,11 @@ def test_every_endpoint_is_tried_once_in_order():
 
 def test_a_single_endpoint_is_not_tried_again_unless_asked():
     with pytest.raises(EndpointLostError, match="a second --target or --retries"):
-        Rota(1, RetryPolicy()).note(0, LOST, 1, now=0.0)
+        RetrySchedule(1, RetryPolicy()).note(0, LOST, 1, now=0.0)
 
 
 def test_retries_return_to_the_endpoint_lost_first_with_growing_waits():
-    rota = Rota(2, RetryPolicy(retries=5, lost_wait_s=1.0, lost_wait_max_s=3.0))
+    rota = RetrySchedule(2, RetryPolicy(retries=5, lost_wait_s=1.0, lost_wait_max_s=3.0))
     rota.note(0, LOST, 0, now=10.0)
     rota.note(1, LOST, 0, now=10.1)
     assert rota.best() == (0, 11.0)
@@ -52,11 +52,11 @@ def test_retries_return_to_the_endpoint_lost_first_with_growing_waits():
 
 def test_no_retries_at_all():
     with pytest.raises(EndpointLostError, match="a:1: gone"):
-        Rota(3, RetryPolicy(retries=0)).note(0, LOST, 0, now=0.0)
+        RetrySchedule(3, RetryPolicy(retries=0)).note(0, LOST, 0, now=0.0)
 
 
 def test_a_full_endpoint_is_better_than_a_lost_one_and_worse_than_an_untried_one():
-    rota = Rota(3, RetryPolicy())
+    rota = RetrySchedule(3, RetryPolicy())
     rota.note(0, full(9.0), 0, now=0.0)
     assert rota.best() == (1, 0.0)
     rota.note(1, LOST, 0, now=0.0)
@@ -66,7 +66,7 @@ def test_a_full_endpoint_is_better_than_a_lost_one_and_worse_than_an_untried_one
 
 
 def test_waits_for_full_endpoints_are_the_servers_within_bounds():
-    rota = Rota(1, RetryPolicy(full_tries=3, full_wait_s=1.5, full_wait_max_s=60.0))
+    rota = RetrySchedule(1, RetryPolicy(full_tries=3, full_wait_s=1.5, full_wait_max_s=60.0))
     rota.note(0, full(None), 0, now=0.0)
     assert rota.best() == (0, 1.5)
     rota.note(0, full(1e6), 0, now=2.0)
@@ -76,7 +76,7 @@ def test_waits_for_full_endpoints_are_the_servers_within_bounds():
 
 
 def test_full_answers_do_not_use_up_the_retries():
-    rota = Rota(2, RetryPolicy())
+    rota = RetrySchedule(2, RetryPolicy())
     for index in (0, 1, 0):
         rota.note(index, full(0.1), 0, now=0.0)
     rota.note(1, LOST, 0, now=0.0)
@@ -85,7 +85,7 @@ def test_full_answers_do_not_use_up_the_retries():
 
 def test_other_failures_end_the_request():
     with pytest.raises(BadInputError):
-        Rota(3, RetryPolicy()).note(0, BadInputError("no"), 0, now=0.0)
+        RetrySchedule(3, RetryPolicy()).note(0, BadInputError("no"), 0, now=0.0)
 
 
 def leaving(delay_s):
@@ -93,7 +93,7 @@ def leaving(delay_s):
 
 
 def test_who_leaves_politely_is_no_loss_and_is_asked_last():
-    rota = Rota(2, RetryPolicy(retries=0))
+    rota = RetrySchedule(2, RetryPolicy(retries=0))
     rota.note(0, leaving(1.0), 3, now=0.0)
     assert rota.best() == (1, 0.0)
     rota.note(1, leaving(2.0), 5, now=0.5)
@@ -103,7 +103,7 @@ def test_who_leaves_politely_is_no_loss_and_is_asked_last():
 
 
 def test_one_that_says_for_ever_that_it_leaves_is_believed_in_the_end():
-    rota = Rota(1, RetryPolicy(leaving_tries=3))
+    rota = RetrySchedule(1, RetryPolicy(leaving_tries=3))
     for now in (0.0, 1.0):
         rota.note(0, leaving(0.5), 0, now=now)
         assert rota.best() == (0, now + 0.5)
@@ -112,7 +112,7 @@ def test_one_that_says_for_ever_that_it_leaves_is_believed_in_the_end():
 
 
 def test_endpoints_that_come_later_have_retries_of_their_own():
-    rota = Rota(1, RetryPolicy())
+    rota = RetrySchedule(1, RetryPolicy())
     assert rota.hopeless(0, LOST)
     assert not rota.hopeless(0, full(1.0))
     rota.grow(3)

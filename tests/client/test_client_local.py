@@ -21,10 +21,10 @@ from grpc_health.v1 import health_pb2
 from scripted_target import full_text
 
 from ssd.v1 import target_pb2
-from ssd_client.endpoints import check_address
+from ssd_client.connection.endpoints import check_address
 from ssd_client.errors import BadInputError
-from ssd_client.local import LocalFlags, LocalPlan, plan_local
-from ssd_client.prompt import LOCAL_DEFAULT
+from ssd_client.local.launcher import LocalFlags, LocalPlan, plan_local
+from ssd_client.terminal.prompt import LOCAL_DEFAULT
 from tests.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -375,7 +375,7 @@ def test_a_killed_client_takes_its_services_along(sandbox):
 @pytest.mark.parametrize("service", ["target", full_only("draft")])
 def test_a_stubborn_service_is_killed_with_its_helpers(sandbox, service):
     sandbox.change_client(
-        "import ssd_client.local_service as local; "
+        "import ssd_client.local.service as local; "
         "local.LocalService.__init__.__kwdefaults__['grace_s'] = 0.3"
     )
     process = sandbox.start("Once", "--local", **{service: {"stubborn": True}})
@@ -454,7 +454,7 @@ def test_a_signal_ends_the_daemon_too(sandbox, mps, number, code):
 @pytest.mark.parametrize(("number", "code"), [full_only(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_the_daemon_starts(sandbox, mps, number, code):
     mps.be_slow()
-    sandbox.change_client("import ssd_client.local_mps as mps; mps._LIMIT_S = 600")
+    sandbox.change_client("import ssd_client.local.mps as mps; mps._LIMIT_S = 600")
     process = sandbox.start("Once", "--local", "--local-mps")
     wait_until(mps.has_daemon)
     process.send_signal(number)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ssd_client.local import LocalFlags, LocalPlan, plan_local
-from ssd_client.local_fit import DEPTHS, Fit, choose_fit, forward_bytes
+from ssd_client.local.fit import DEPTHS, Fit, choose_fit, forward_bytes
+from ssd_client.local.launcher import LocalFlags, LocalPlan, plan_local
 
 # hidden, layers, heads, KV heads, head_dim, ff, vocabulary, as they were published.
 SHAPES = {

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ssd_client.errors import ClientError
-from ssd_client.local_mps import mps_daemon, share_variables
+from ssd_client.local.mps import mps_daemon, share_variables
 
 
 def test_it_runs_exactly_as_long_as_the_block(mps):

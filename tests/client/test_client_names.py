@@ -9,16 +9,16 @@ import pytest
 from click.testing import CliRunner
 from scripted_target import DRAWN_SEED, Script, full_tokens, leaving, serve
 
-from ssd_client import endpoints as endpoints_module
 from ssd_client.cli import cli
-from ssd_client.endpoints import Endpoints, check_target, connect, connect_one
+from ssd_client.connection import endpoints as endpoints_module
+from ssd_client.connection.endpoints import Endpoints, check_target, connect, connect_one
+from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import EndpointLostError
-from ssd_client.events import Moved
-from ssd_client.failover import RetryPolicy
-from ssd_client.render import endpoint_text
-from ssd_client.request import GenerateOptions, TextPrompt, build_request
-from ssd_client.result import GenerationResult, Timing
-from ssd_client.stream import generate
+from ssd_client.generate.events import Moved
+from ssd_client.generate.request import GenerateOptions, TextPrompt, build_request
+from ssd_client.generate.result import GenerationResult, Timing
+from ssd_client.generate.stream import generate
+from ssd_client.terminal.render import endpoint_text
 
 REQUEST = build_request(TextPrompt("Once"), GenerateOptions())
 QUICK = RetryPolicy(lost_wait_s=0.05)

@@ -12,14 +12,14 @@ from scripted_target import full_text, full_tokens
 
 from ssd.v1 import target_pb2
 from ssd_client.cli import cli
+from ssd_client.connection.security import PLAIN
 from ssd_client.errors import BadInputError
-from ssd_client.events import Started, Tokens
-from ssd_client.local_pair import plan_pair
+from ssd_client.generate.events import Started, Tokens
+from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.race.command import _local_heats
 from ssd_client.race.lanes import Lane, Run, differing, verdict
 from ssd_client.race.screen import Columns
-from ssd_client.result import GenerationResult, Timing
-from ssd_client.security import PLAIN
+from ssd_client.terminal.local_pair import plan_pair
 
 LOCAL = {
     "local_model": None,

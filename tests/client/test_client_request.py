@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ssd.v1 import target_pb2
-from ssd_client.endpoints import check_address
-from ssd_client.request import (
+from ssd_client.connection.endpoints import check_address
+from ssd_client.generate.request import (
     ChatPrompt,
     GenerateOptions,
     TextPrompt,
@@ -15,7 +15,7 @@ from ssd_client.request import (
     pack_token_ids,
     resume_request,
 )
-from ssd_client.speculation import MODES, VERIFICATIONS
+from ssd_client.generate.speculation import MODES, VERIFICATIONS
 
 
 def test_nothing_but_the_prompt_is_sent_by_default():

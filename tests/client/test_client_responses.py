@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from ssd_client import responses
-from ssd_client.responses import Responses
+from ssd_client.connection import responses
+from ssd_client.connection.responses import Responses
 from tests.waiting import HANG_SECONDS, wait_until
 
 

@@ -7,8 +7,18 @@ import json
 import pytest
 
 from ssd.v1 import target_pb2
-from ssd_client.events import Finished, FinishReason, Moved, Started, TokenLogprobs, Tokens, Usage
-from ssd_client.render import (
+from ssd_client.generate.events import (
+    Finished,
+    FinishReason,
+    Moved,
+    Started,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from ssd_client.generate.result import GenerationResult, Timing
+from ssd_client.generate.speculation import SpeculationStats, served_otherwise, stats_of
+from ssd_client.terminal.render import (
     duration,
     endpoint_text,
     move_text,
@@ -16,8 +26,6 @@ from ssd_client.render import (
     speculation_line,
     statistics,
 )
-from ssd_client.result import GenerationResult, Timing
-from ssd_client.speculation import SpeculationStats, served_otherwise, stats_of
 
 
 def started(endpoint="a:1", seed=123):

@@ -21,8 +21,8 @@ from scripted_target import (
 )
 
 from ssd.v1 import target_pb2
-from ssd_client import stream
-from ssd_client.endpoints import connect
+from ssd_client.connection.endpoints import connect
+from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import (
     BadInputError,
     ClientError,
@@ -31,17 +31,17 @@ from ssd_client.errors import (
     EndpointLostError,
     ModelMismatchError,
 )
-from ssd_client.events import FinishReason, Moved, Started, Tokens, Usage
-from ssd_client.failover import RetryPolicy
-from ssd_client.request import (
+from ssd_client.generate import stream
+from ssd_client.generate.events import FinishReason, Moved, Started, Tokens, Usage
+from ssd_client.generate.request import (
     GenerateOptions,
     TextPrompt,
     build_request,
     pack_token_ids,
     resume_request,
 )
-from ssd_client.result import GenerationResult, Timing
-from ssd_client.stream import generate
+from ssd_client.generate.result import GenerationResult, Timing
+from ssd_client.generate.stream import generate
 from tests.waiting import HANG_SECONDS
 
 QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ssd_client.waiting import take
+from ssd_client.connection.waiting import take
 
 
 def test_what_comes_is_taken() -> None:

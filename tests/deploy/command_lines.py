@@ -13,7 +13,7 @@ import click
 from ssd_client.cli import cli as client_main
 from ssd_draft.cli import main as draft_main
 from ssd_draft.config import DraftConfig, plane_ports
-from ssd_engine.serving.config import parse_address
+from ssd_serving.config import parse_address
 from ssd_target.cli import main as target_main
 from ssd_target.config import TargetConfig
 from tests.deploy.manifests import Manifest

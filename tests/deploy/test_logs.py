@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.log import TextLines
+from ssd_engine.process.log import TextLines
 from tests.deploy.watched import PROMPT, Bereft, Pair
 from tests.processes import collect, wait_until_idle
 from tests.scale import FULL
@@ -125,7 +125,7 @@ def test_it_is_logged_where_asked_for(bereft: Bereft) -> None:
 
 SCRIPT = """
 import logging, threading, warnings
-from ssd_engine.log import setup_logging, uncaught_logged
+from ssd_engine.process.log import setup_logging, uncaught_logged
 setup_logging("target", "info", rank=3, log_format="json")
 warnings.warn("a warning")
 thread = threading.Thread(target=lambda: 1 / 0)
@@ -160,7 +160,7 @@ def test_what_others_write_stays_in_its_place_and_the_end_waits_for_it() -> None
     """Such as a bar of progress, before a process ends without further ado."""
     script = """
 import logging, sys
-from ssd_engine.log import end_process, setup_logging
+from ssd_engine.process.log import end_process, setup_logging
 setup_logging("draft")
 for number in range(3):
     logging.getLogger("x").info("record %d", number)

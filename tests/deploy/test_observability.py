@@ -13,8 +13,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from ssd_target.link_state import LinkState
-from ssd_target.speculation.stats import FALLBACKS, LookUp
+from ssd_target.links.link_state import DraftLinkState
+from ssd_target.records.speculation_stats import FALLBACKS, LookUp
 from tests.deploy.promql import Samples, evaluate, expand, firing, parse_series
 from tests.deploy.watched import Bereft, Pair
 from tests.processes import wait_until_idle
@@ -100,7 +100,7 @@ def test_every_label_is_shown_from_the_start(exported: tuple[Series, Series]) ->
     target, draft = exported
     assert by_label(target, "ssd_cache_lookups_total").keys() == {each.value for each in LookUp}
     assert by_label(target, "ssd_fallback_rounds_total").keys() == set(FALLBACKS)
-    assert by_label(target, "ssd_link_state").keys() == {each.value for each in LinkState}
+    assert by_label(target, "ssd_link_state").keys() == {each.value for each in DraftLinkState}
     assert by_label(target, "ssd_link_state")["up"] == 1
     assert by_label(target, "ssd_ready") == {"target": 1}
     assert by_label(draft, "ssd_ready") == {"draft": 1}

@@ -113,8 +113,8 @@ def test_without_the_flag_nothing_of_it_is_imported() -> None:
     code = """
 import sys
 from ssd_client.cli import cli
-from ssd_draft.server import DraftServer
-from ssd_target.server import TargetServer
+from ssd_draft.front.server import DraftServer
+from ssd_target.front.server import TargetServer
 sys.exit(any(name.startswith("opentelemetry") for name in sys.modules))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=HANG_SECONDS).returncode == 0

@@ -11,17 +11,24 @@ import grpc
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_draft.config import DraftEngineOptions
-from ssd_draft.engine_client import DraftEngine
-from ssd_draft.handshake import Endpoint
-from ssd_draft.metrics import Metrics
-from ssd_draft.records import DraftOutput, LinkDown, LinkFrames, LinkOutput, LinkUp, Stats
-from ssd_draft.service import SERVICE, DraftServicer, Serving
-from ssd_engine.frames import DraftFrame, Load
-from ssd_engine.serving.access import Access
-from ssd_engine.token_ids import pack_tokens
+from ssd_draft.front.engine_client import DraftEngine
+from ssd_draft.front.handshake import DraftIdentity
+from ssd_draft.front.metrics import DraftMetrics
+from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
+from ssd_draft.records import (
+    DraftEngineStats,
+    DraftOutput,
+    LinkOutput,
+    TargetFrames,
+    TargetLinkDown,
+    TargetLinkUp,
+)
+from ssd_engine.speculation.frames import DraftFrame, Load
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_serving.security.access import Access
 from tests.waiting import HANG_SECONDS
 
-ENDPOINT = Endpoint(
+ENDPOINT = DraftIdentity(
     name="scripted",
     speculator=pb.SPECULATOR_KIND_MODEL,
     tokenizer_fingerprint="abc",
@@ -76,17 +83,17 @@ class ScriptedEngine(DraftEngine):
         self.said.append(record)
 
     def ups(self) -> list[int]:
-        return [record.link for record in self.said if isinstance(record, LinkUp)]
+        return [record.link for record in self.said if isinstance(record, TargetLinkUp)]
 
     def downs(self) -> list[int]:
-        return [record.link for record in self.said if isinstance(record, LinkDown)]
+        return [record.link for record in self.said if isinstance(record, TargetLinkDown)]
 
     def num_frames(self, link: int) -> int:
-        records = [r for r in self.said if isinstance(r, LinkFrames) and r.link == link]
+        records = [r for r in self.said if isinstance(r, TargetFrames) and r.link == link]
         return sum(len(record.frames) for record in records)
 
     def output(self, link: int, *said: DraftFrame, consumed: int = 0) -> None:
-        stats = Stats(1, 2, *[0] * 11, [], 0)
+        stats = DraftEngineStats(1, 2, *[0] * 11, [], 0)
         self.dispatch(
             DraftOutput([LinkOutput(link, list(said), consumed)], Load(1, 2, 3), stats, [])
         )
@@ -98,7 +105,7 @@ class ScriptedEngine(DraftEngine):
 
 class Draft:
     def __init__(self, max_frames: int, max_bytes: int, write_timeout: float) -> None:
-        self.metrics = Metrics(
+        self.metrics = DraftMetrics(
             lambda: self.engine.stats, lambda: 1, lambda state: self.engine.count()[state]
         )
         self.engine = ScriptedEngine(
@@ -109,7 +116,7 @@ class Draft:
 
     def serve(self, max_links: int) -> None:
         info = pb.GetDraftInfoResponse(name=ENDPOINT.name)
-        self.servicer.serving = Serving(self.engine, ENDPOINT, info, max_links, max_links)
+        self.servicer.serving = DraftServing(self.engine, ENDPOINT, info, max_links, max_links)
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import Planner
-from ssd_draft.records import LinkFrames, LinkUp
-from ssd_draft.speculators import ModelSpeculator
-from ssd_engine.frames import Branches, Launch, Open, Outcome, Source
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.token_ids import pack_tokens
-from ssd_engine.verification import Verification
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.planning.plan import Planner
+from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_draft.speculators.model import ModelSpeculator
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Branches, Launch, Open, Outcome, Source
+from ssd_engine.speculation.verification import Verification
+from ssd_engine.text.token_ids import pack_tokens
 from tests.harness import BLOCK, make_runner
 from tests.ranking_runner import Ranking
 from tests.scale import full_only
@@ -50,14 +50,14 @@ class World:
         self.core = DraftCore(
             speculator, lambda depth: Planner(DEPTH, BUDGET), 4, None, 64, 64, clock=clock
         )
-        self.core.handle(LinkUp(1, "target", 12))
+        self.core.handle(TargetLinkUp(1, "target", 12))
         self.pushed: dict[tuple[int, int, int, int], list[int]] = {}
         self.rounds = dict.fromkeys(range(1, sequences + 1), 0)
         for key in self.rounds:
             prompt = pack_tokens([5 + (key + i) % 50 for i in range(30)])
             params = SamplingParams(**{"seed": key, "temperature": (0.0, 1.0)[key % 2], **sampling})
             frame = Open(key, 0, prompt, b"", [], 200, params, verification, 0.5, DEPTH, 0)
-            self.core.handle(LinkFrames(1, [frame]))
+            self.core.handle(TargetFrames(1, [frame]))
 
     def step(self, times: int) -> None:
         for _ in range(times):
@@ -85,12 +85,12 @@ class World:
         self.rounds[key] += 1
         source = Source.CACHE if taken else Source.NONE
         launch = Launch(key, self.rounds[key], taken[:DEPTH], source, DEPTH, 0)
-        self.core.handle(LinkFrames(1, [outcome, launch]))
+        self.core.handle(TargetFrames(1, [outcome, launch]))
 
     def miss(self, key: int, token: int) -> Outcome:
         """The round ends in an outcome that was hardly foreseen, and the target waits."""
         outcome = Outcome(key, self.rounds[key], 0, token)
-        self.core.handle(LinkFrames(1, [outcome]))
+        self.core.handle(TargetFrames(1, [outcome]))
         return outcome
 
     def go_on(self, key: int, outcome: Outcome) -> None:
@@ -98,7 +98,7 @@ class World:
         taken = self.pushed[key, outcome.round, 0, outcome.token][:DEPTH]
         self.rounds[key] += 1
         launch = Launch(key, self.rounds[key], taken, Source.JUST_IN_TIME, DEPTH, 0)
-        self.core.handle(LinkFrames(1, [launch]))
+        self.core.handle(TargetFrames(1, [launch]))
 
 
 def pushed_in_rounds(world: World, chains: bool) -> Any:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ssd_draft.cli import main, serve
 from ssd_draft.config import DraftConfig, fan_outs
-from ssd_draft.server import plan_draft
+from ssd_draft.front.server import plan_draft
 
 
 def check(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:

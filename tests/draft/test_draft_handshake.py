@@ -20,8 +20,8 @@ from scripted_draft import (
 )
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd_draft import service
-from ssd_draft.records import LinkUp
+from ssd_draft.front import service
+from ssd_draft.records import TargetLinkUp
 from tests.waiting import wait_until_async
 
 Code = grpc.StatusCode
@@ -48,7 +48,7 @@ def test_a_fitting_target_is_welcomed() -> None:
                 max_branches=16,
             )
             (up,) = draft.engine.said
-            assert isinstance(up, LinkUp)
+            assert isinstance(up, TargetLinkUp)
             assert (up.name, up.max_depth) == ("Ada", 6)
             assert draft.sample("ssd_draft_links", state="up") == 1
 

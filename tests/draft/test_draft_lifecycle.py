@@ -14,9 +14,9 @@ from grpc_status import rpc_status
 from scripted_draft import frames, hello, opening
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd_engine.config import load_model_config
-from ssd_engine.model_store import resolve_model
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.text.tokenizer import Tokenizer
 from tests.process_tree import spawned
 from tests.processes import DraftProcess, draft
 from tests.scale import full_only

@@ -7,8 +7,8 @@ import pytest
 from scripted_draft import Draft, frames, opening, run, scripted, status
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd_draft.records import LinkFrames, LinkUp
-from ssd_engine.frames import Branch, Branches, Notice, NoticeKind
+from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_engine.speculation.frames import Branch, Branches, Notice, NoticeKind
 from tests.waiting import wait_until_async
 
 Code = grpc.StatusCode
@@ -68,7 +68,7 @@ def test_frames_arrive_in_order_and_one_bad_one_lets_none_of_its_message_pass() 
             for first in (0, 3):
                 await call.write(frames(*(opening(first + i) for i in range(3))))
             await wait_until_async(lambda: draft.engine.num_frames(link) == 6)
-            records = [r for r in draft.engine.said if isinstance(r, LinkFrames)]
+            records = [r for r in draft.engine.said if isinstance(r, TargetFrames)]
             assert [f.sequence for r in records for f in r.frames] == list(range(6))
             await call.write(frames(opening(7), pb.TargetFrame()))
             assert (await status(call))[0] == Code.INVALID_ARGUMENT
@@ -245,7 +245,7 @@ def test_the_engine_knows_the_interface_that_a_link_came_in_on() -> None:
 
     async def work() -> None:
         async with scripted() as draft, draft.link():
-            up = next(record for record in draft.engine.said if isinstance(record, LinkUp))
+            up = next(record for record in draft.engine.said if isinstance(record, TargetLinkUp))
             assert up.interface == "127.0.0.1"
 
     asyncio.run(work())

@@ -4,17 +4,19 @@ import socket
 from contextlib import closing
 
 from ssd_draft.config import DraftConfig
-from ssd_draft.planes import PlaneOpener
-from ssd_draft.records import LinkUp, Offer
-from ssd_draft.server import _engine_options, plan_draft
+from ssd_draft.engine.planes import PlaneSenderOpener
+from ssd_draft.front.server import _engine_options, plan_draft
+from ssd_draft.records import PlaneTerms, TargetLinkUp
 
-FAR = Offer(["shared_memory", "tcp", "gloo"], "another host", "")
+FAR = PlaneTerms(["shared_memory", "tcp", "gloo"], "another host", "")
 
 
 def answered(plane_ports: str | None) -> int:
     """The port at which a target on another host is awaited."""
     config = DraftConfig("stories-draft", plane_ports=plane_ports)
-    opened = PlaneOpener(_engine_options(config, plan_draft(config)))(LinkUp(1, "t", 4, 1, FAR))
+    opened = PlaneSenderOpener(_engine_options(config, plan_draft(config)))(
+        TargetLinkUp(1, "t", 4, 1, FAR)
+    )
     assert opened is not None
     sender, plane = opened
     with closing(sender):

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import FILL, IN_TIME, LATE, RANKS, Planner, RoundPlan
-from ssd_draft.records import LinkFrames, LinkUp
-from ssd_draft.sequence import DraftSequence
-from ssd_draft.speculators import ModelSpeculator
-from ssd_engine.batch import Chunk, Moved, Part
-from ssd_engine.frames import (
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.planning.plan import FILL, IN_TIME, LATE, RANKS, Planner, RoundPlan
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_draft.speculators.model import ModelSpeculator
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk, KVCopy, Part
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import (
     Branches,
     DraftFrame,
     Launch,
@@ -24,10 +26,8 @@ from ssd_engine.frames import (
     TargetFrame,
     Verification,
 )
-from ssd_engine.pace import StepClock
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.token_ids import pack_tokens
+from ssd_engine.speculation.latency_model import StepClock
+from ssd_engine.text.token_ids import pack_tokens
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 
@@ -68,7 +68,7 @@ class Draft:
         self.core = DraftCore(
             speculator, lambda depth: self.planner, 4, None, 64, 64, clock=lambda: self.now
         )
-        self.core.handle(LinkUp(1, "target", 12))
+        self.core.handle(TargetLinkUp(1, "target", 12))
         self.round = 0
 
     @property
@@ -84,7 +84,7 @@ class Draft:
     def tell(self, *frames: TargetFrame, steps: int = 20) -> list[DraftFrame]:
         self.runner.forwards.clear()
         self.now += 1.0
-        self.core.handle(LinkFrames(1, list(frames)))
+        self.core.handle(TargetFrames(1, list(frames)))
         said: list[DraftFrame] = []
         for _ in range(steps):
             for link in self.core.step().links:
@@ -113,7 +113,7 @@ def test_after_a_hit_nothing_is_computed_again(runner: ModelRunner) -> None:
         outcome, tokens = draft.hit()
         draft.tell(outcome, draft.launch(tokens[:DEPTH], Source.CACHE, DEPTH))
         first = draft.runner.forwards[0]
-        assert isinstance(first[0], Moved)
+        assert isinstance(first[0], KVCopy)
         assert not [p for parts in draft.runner.forwards for p in parts if isinstance(p, Chunk)]
         assert len(draft.runner.forwards) == DEPTH + 1
 

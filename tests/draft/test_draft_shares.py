@@ -4,18 +4,25 @@ from collections.abc import Sequence
 
 import pytest
 
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import Planner, RoundPlan
-from ssd_draft.records import LinkFrames, LinkUp
-from ssd_draft.sequence import DraftSequence, Phase
-from ssd_draft.shares import AT_WORK_SECONDS, FEW_ROWS, JOIN, SHORT_STEP, Account, Shares
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.engine.fair_scheduler import (
+    AT_WORK_SECONDS,
+    FEW_ROWS,
+    JOIN,
+    SHORT_STEP,
+    FairScheduler,
+    LinkAccount,
+)
+from ssd_draft.planning.plan import Planner, RoundPlan
+from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
+from ssd_draft.records import TargetFrames, TargetLinkUp
 from ssd_draft.speculators.base import Need
-from ssd_engine.cached_path import NoRoom
-from ssd_engine.frames import Close, Launch, Open, Outcome, Source, Verification
-from ssd_engine.pace import StepClock
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.tensor_plane import MakeRows
-from ssd_engine.token_ids import pack_tokens
+from ssd_engine.kvcache.cached_path import NoRoom
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Close, Launch, Open, Outcome, Source, Verification
+from ssd_engine.speculation.latency_model import StepClock
+from ssd_engine.tensor_plane.protocol.rows import MakeRows
+from ssd_engine.text.token_ids import pack_tokens
 
 BASE, PER_ROW = 0.002, 0.0002  # seconds of a forward, as on a CPU
 DEPTH, WIDTH = 5, 16
@@ -49,7 +56,7 @@ class Engine:
 
     def moved(self, sequence: DraftSequence) -> None:
         sequence.state = [0, 0]
-        sequence.complete = sequence.phase is Phase.DECIDED
+        sequence.complete = sequence.phase is DraftRoundPhase.DECIDED
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
         return min(limit, sequence.state[0]) or WIDTH
@@ -101,7 +108,7 @@ class World:
         self._rounds: dict[tuple[int, int], int] = {}
 
     def connect(self, link: int, sequences: int, prompt: int = 4) -> None:
-        self.core.handle(LinkUp(link, f"target {link}", 8))
+        self.core.handle(TargetLinkUp(link, f"target {link}", 8))
         for name in range(sequences):
             self.open(link, name, prompt)
 
@@ -120,13 +127,13 @@ class World:
             verify_micros=50_000,
         )
         self._rounds[link, name] = 0
-        self.core.handle(LinkFrames(link, [frame]))
+        self.core.handle(TargetFrames(link, [frame]))
 
     def next_round(self, link: int, name: int) -> None:
         r = self._rounds[link, name]
         self._rounds[link, name] = r + 1
         launch = Launch(name, r + 1, [], Source.NONE, DEPTH, 50_000)
-        self.core.handle(LinkFrames(link, [Outcome(name, r, 0, 1), launch]))
+        self.core.handle(TargetFrames(link, [Outcome(name, r, 0, 1), launch]))
 
     def sequence(self, link: int, name: int) -> DraftSequence | None:
         return self.core._links[link].sequences.get(name)
@@ -141,7 +148,7 @@ class World:
         for name in range(count):
             if self.is_ready(link, name):
                 self.next_round(link, name)
-        self.core.handle(LinkFrames(link, [Close(10**9, 0)] * 50))
+        self.core.handle(TargetFrames(link, [Close(10**9, 0)] * 50))
 
     def round_times(
         self,
@@ -254,7 +261,7 @@ def test_a_long_prompt_does_not_hold_up_another_link() -> None:
     world.connect(1, 1)
     settled(world, 1, 1, {})
     before = world.round_times(1, 1, 20, {})
-    world.core.handle(LinkUp(2, "target 2", 8))
+    world.core.handle(TargetLinkUp(2, "target 2", 8))
     for name in range(10):
         world.open(2, name, 2000)
     assert world.round_times(1, 1, 20, {}) < 2 * before + 2 * SHORT_STEP
@@ -268,7 +275,7 @@ class TestRoom:
         """The first link has taken all that it could get."""
         world = World()
         for link in (1, 2):
-            world.core.handle(LinkUp(link, f"target {link}", 8))
+            world.core.handle(TargetLinkUp(link, f"target {link}", 8))
         for name in range(greedy):
             world.open(1, name, 4, max_tokens)
             world.step({})
@@ -305,14 +312,14 @@ class TestRoom:
 
 
 class TestShares:
-    def shares(self) -> Shares:
+    def shares(self) -> FairScheduler:
         clock = StepClock()
         for rows in (1, 50, 100, 200):
             clock.observe(rows, BASE + PER_ROW * rows)
-        return Shares(MAX_ROWS, clock)
+        return FairScheduler(MAX_ROWS, clock)
 
-    def accounts(self, *served: float) -> list[Account]:
-        made = [Account() for _ in served]
+    def accounts(self, *served: float) -> list[LinkAccount]:
+        made = [LinkAccount() for _ in served]
         for account, rows in zip(made, served, strict=True):
             account.served = rows
         return made

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
-from ssd_draft.wire import MAX_FRAMES, Limits, decode_target_frames, encode_draft_frames
+from ssd_draft.front.wire import MAX_FRAMES, FrameLimits, decode_target_frames, encode_draft_frames
 from ssd_engine.errors import InputError
-from ssd_engine.frames import (
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import (
     Branch,
     Branches,
     Close,
@@ -25,11 +26,10 @@ from ssd_engine.frames import (
     Source,
     Verification,
 )
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.token_ids import pack_tokens, unpack_tokens
+from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from tests.scale import share
 
-LIMITS = Limits(vocab_size=1000, max_context=64, max_depth=8)
+LIMITS = FrameLimits(vocab_size=1000, max_context=64, max_depth=8)
 SEED = 2**64 - 1
 
 

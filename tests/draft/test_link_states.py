@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_draft.link import (
+from ssd_draft.front.link import (
     TRANSITIONS,
-    Link,
-    LinkEvent,
-    LinkState,
     Outbox,
+    TargetLink,
+    TargetLinkEvent,
+    TargetLinkState,
     Window,
     transition,
 )
 from ssd_engine.errors import SSDError
-from ssd_engine.frames import Branch, Branches, DraftFrame, Notice, NoticeKind
+from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind
 from tests.scale import share
 
-S, E = LinkState, LinkEvent
+S, E = TargetLinkState, TargetLinkEvent
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -65,7 +65,7 @@ class TestStates:
 
     def test_the_first_failure_counts(self) -> None:
         async def work() -> None:
-            link = Link(1, 10, 10)
+            link = TargetLink(1, 10, 10)
             link.fail(SSDError("first"))
             link.fail(SSDError("second"))
             assert str(link.failure.result()) == "first"

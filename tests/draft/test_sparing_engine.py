@@ -1,11 +1,11 @@
 """Between two depths of a tree the draft's engine is silent, and loses nothing of what it saw."""
 
-from ssd_draft.core import DraftCore
-from ssd_draft.engine_process import SILENCE_SECONDS, Sparing
-from ssd_draft.plan import Planner
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.engine.engine_process import SILENCE_SECONDS, Sparing
+from ssd_draft.planning.plan import Planner
 from ssd_draft.records import DraftOutput, LinkOutput
-from ssd_draft.speculators import NgramSpeculator
-from ssd_engine.tracing import Kind, make_trace
+from ssd_draft.speculators.ngram import NgramSpeculator
+from ssd_engine.tracing.events import TraceEventKind, make_trace
 
 
 class Working(DraftCore):
@@ -22,7 +22,7 @@ class Working(DraftCore):
 
     def step(self) -> DraftOutput:
         self.left, self.number = self.left - 1, self.number + 1
-        self._events.moment(Kind.PUSH, sequence=self.number, round=0, tokens=1)
+        self._events.moment(TraceEventKind.PUSH, sequence=self.number, round=0, tokens=1)
         links = [LinkOutput(1, [], 1)] if self.number in self._says else []
         return DraftOutput(links, self.load(), self.stats(), self._events.take())
 

@@ -7,18 +7,17 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from ssd_engine.cuda import (
+from ssd_engine.kernels import elementwise, paged_attention
+from ssd_engine.kernels.products import triton_kernels as triton_products
+from ssd_engine.kernels.sampling import (
     adjusting,
     candidates,
     digit_search,
     drawing,
-    elementwise,
     filtering,
     guessing,
-    paged_attention,
     rejecting,
     reporting,
-    triton_products,
 )
 
 HALF, INTS, LONGS, FLOATS, DOUBLES = "*bf16", "*i32", "*i64", "*fp32", "*fp64"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ssd_engine.cuda.product_shape import ProductShape
+from ssd_engine.kernels.products.product_shape import ProductShape
 
 EPS = 1e-5
 

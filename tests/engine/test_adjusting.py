@@ -11,13 +11,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Draw
-from ssd_engine.cuda import adjusting
-from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.step_inputs import HistoryInputs, StepShape
-from ssd_engine.history import History
-from ssd_engine.sampling import SampleRow, adjust_logits
-from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from ssd_engine.forward.batch import Draw
+from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
+from ssd_engine.kernels.sampling import adjusting
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.sampling.history import History
+from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, adjust_logits
 from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

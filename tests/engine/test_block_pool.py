@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ssd_engine.block_pool import BlockLease, BlockPool
+from ssd_engine.kvcache.block_pool import BlockLease, BlockPool
 from tests.scale import FULL
 
 SIZE = 4

@@ -8,16 +8,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Chunk, Part, TreeRows
-from ssd_engine.cuda.graphs import step_runs
-from ssd_engine.cuda.step_attention import (
+from ssd_engine.execution.graphs import step_runs
+from ssd_engine.execution.step_attention import (
     ClusterAttention,
     ClusterShape,
     TritonAttention,
     largest_cluster,
 )
-from ssd_engine.cuda.step_inputs import StepInputs, StepShape
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.forward.batch import Chunk, Part, TreeRows
+from ssd_engine.forward.step_inputs import StepInputs, StepShape
+from ssd_engine.kvcache.cache import LayerCache
 
 pytestmark = [
     pytest.mark.gpu,

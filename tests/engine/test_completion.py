@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_engine.completion import Completion, Finish, FinishReason, StopRules
+from ssd_engine.text.completion import Completion, Finish, FinishReason, StopRules
 from tests.scale import share
 
 TABLE = [b"a", b"b", b"\xe2\x82", b"\xac", b"<end>", b"ST", b"OP", b""]

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ssd_engine.confined.process import Broken, ConfinedProcess, Refused, Stopped
+from ssd_engine.text.confined.process import (
+    ConfinedProcess,
+    ConfinedProcessEnded,
+    QuestionRefused,
+    QuestionsRefused,
+)
 from tests.waiting import wait_until
 
-MODULE = "ssd_engine.confined.chat_templates"
+MODULE = "ssd_engine.text.confined.chat_templates"
 MEMORY = 256 << 20
 
 
@@ -37,9 +42,9 @@ def test_one_process_answers_many_questions(process: ConfinedProcess) -> None:
 
 
 def test_what_cannot_be_answered_says_why(process: ConfinedProcess) -> None:
-    with pytest.raises(Broken, match="unexpected end of template"):
+    with pytest.raises(QuestionsRefused, match="unexpected end of template"):
         render(process, "{{ a")
-    with pytest.raises(Refused, match="not with me"):
+    with pytest.raises(QuestionRefused, match="not with me"):
         render(process, "{{ raise_exception('not with me') }}")
     assert render(process, "still there") == "still there"
 
@@ -54,7 +59,7 @@ def test_what_cannot_be_answered_says_why(process: ConfinedProcess) -> None:
 def test_another_process_follows_one_that_took_too_much(
     template: str, words: str, process: ConfinedProcess
 ) -> None:
-    with pytest.raises(Stopped, match=words):
+    with pytest.raises(ConfinedProcessEnded, match=words):
         render(process, template)
     assert render(process, "here") == "here"
 

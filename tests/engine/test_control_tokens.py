@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
-from ssd_engine.config import load_model_config
-from ssd_engine.control_tokens import ControlTokens
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
-from ssd_engine.model_store import resolve_model
-from ssd_engine.tokenizer import ChatTemplate, Tokenizer
+from ssd_engine.text.control_tokens import ControlTokens
+from ssd_engine.text.tokenizer import ChatTemplate, Tokenizer
 from tests.scale import share
 
 FOLDERS = TemporaryDirectory(prefix="tokenizers-")

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config, parse_model_config
-from ssd_engine.growth import parse_shape
-from ssd_engine.model_store import resolve_model
-from ssd_engine.noise import gumbel_rows
-from ssd_engine.runner import ModelRunner
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.sampling import SampleRow, sample
-from ssd_engine.sampling_params import MAX_TEMPERATURE, SamplingParams
-from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.checkpoints.model_config import load_model_config, parse_model_config
+from ssd_engine.checkpoints.model_expansion import parse_shape
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.sampling.noise import gumbel_rows
+from ssd_engine.sampling.params import MAX_TEMPERATURE, SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, sample
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tools.gpu.check import random_weights

@@ -6,8 +6,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.cuda.product_shape import ProductShape
-from ssd_engine.cuda.products import Product, _Balanced, _Resident, _Split
+from ssd_engine.kernels.products.product_shape import ProductShape
+from ssd_engine.kernels.products.products import Product, _Balanced, _Resident, _Split
 from tests.engine.product_oracle import EPS, product_of
 
 pytestmark = [

@@ -11,24 +11,25 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Chunk, Part, TreeRows
-from ssd_engine.cuda import products, step_attention
-from ssd_engine.cuda.graphs import step_runs
-from ssd_engine.cuda.kernel_set import KernelSet
-from ssd_engine.cuda.product_shape import ProductShape
-from ssd_engine.cuda.products import (
-    _Balanced,
-    _Resident,
-    _Split,
-)
-from ssd_engine.cuda.step_attention import (
+from ssd_engine.execution import step_attention
+from ssd_engine.execution.graphs import step_runs
+from ssd_engine.execution.step_attention import (
     ClusterAttention,
     ClusterShape,
     TritonAttention,
     largest_cluster,
 )
-from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.forward.batch import Chunk, Part, TreeRows
+from ssd_engine.forward.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.kernels.kernel_set import KernelSet
+from ssd_engine.kernels.products import products
+from ssd_engine.kernels.products.product_shape import ProductShape
+from ssd_engine.kernels.products.products import (
+    _Balanced,
+    _Resident,
+    _Split,
+)
+from ssd_engine.kvcache.cache import LayerCache
 from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.product_oracle import EPS, product_of
 from tests.scale import full_only

@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Chunk, Draw, TreeRows
-from ssd_engine.cuda.graphs import step_runs
-from ssd_engine.cuda.step_inputs import StepInputs, StepShape
+from ssd_engine.execution.graphs import step_runs
+from ssd_engine.forward.batch import Chunk, Draw, TreeRows
+from ssd_engine.forward.step_inputs import StepInputs, StepShape
 
 BLOCK, DUMMY = 16, 4096
 SHAPE = StepShape(

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.config import load_model_config
-from ssd_engine.cuda.shapes import step_shapes
-from ssd_engine.device_memory import (
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import SHAPES, grow_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.errors import ConfigError
+from ssd_engine.execution.device_memory import (
     GIB,
     GRAPH_BYTES,
     blocks_on_device,
@@ -17,10 +19,8 @@ from ssd_engine.device_memory import (
     needed_share,
     weight_bytes,
 )
-from ssd_engine.errors import ConfigError
-from ssd_engine.growth import SHAPES, grow_config
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.execution.step_shapes import step_shapes
 
 CUDA = torch.device("cuda")
 SMALL = load_model_config(resolve_model("stories-target"))

@@ -10,19 +10,19 @@ import torch
 
 pytest.importorskip("triton")
 
-from ssd_engine.cuda import graphs
-from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.graphs import GraphRunner, InFlight
-from ssd_engine.cuda.rejecting import Rejector
-from ssd_engine.cuda.step import Step
-from ssd_engine.cuda.step_drawing import PromptDrawing
-from ssd_engine.cuda.step_inputs import StepShape
-from ssd_engine.frames import Verification
-from ssd_engine.rejection import to_wire
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator
+from ssd_engine.execution import graphs
+from ssd_engine.execution.graphs import GraphRunner, InFlight
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.step import Step
+from ssd_engine.execution.step_drawing import PromptDrawing
+from ssd_engine.forward.step_inputs import StepShape
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.kernels.sampling.rejecting import Rejector
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import to_wire
+from ssd_engine.speculation.frames import Verification
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.sync_drafter import DraftRow
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_models import make_model
@@ -136,7 +136,7 @@ def run_on_device(
     step = Step(runner.model, runner.kv, SHAPE, 1, last=last, num_sides=2, histories=histories)
     step.inputs.clear(runner.dummy_slot)
     options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
-    speculator = Speculator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
+    speculator = SpeculationCoordinator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
     rejector = Rejector(SHAPE.runs, SHAPE.rows, DEPTH + 1, runner.config.head_rows, CPU)
     runner._steps = GraphRunner([step], eager=True, rejector=rejector)
     runner._drawing = PromptDrawing(2, runner.config.head_rows, CPU, False, histories)
@@ -171,7 +171,7 @@ def test_rounds_are_verified_by_rejection_where_the_logits_are(
     requests = make_requests(Mode.SYNC, Verification.REJECTION)
     drafter = Shipping(run(make_core(runner), make_requests(Mode.OFF)))
     options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
-    speculator = Speculator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
+    speculator = SpeculationCoordinator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
     on_host = run(make_core(runner, speculator=speculator), requests)
     monkeypatch.delattr(InFlight, "_logits")  # nobody looks at them
     on_device = run_on_device(runner, drafter, requests)

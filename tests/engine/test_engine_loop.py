@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_engine.serving.engine_loop import run_engine
+from ssd_serving.engine.loop import run_engine
 from tests.scale import full_only
 
 

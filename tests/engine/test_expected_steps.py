@@ -10,15 +10,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Chunk, Draw, Part, TreeRows
-from ssd_engine.cuda import graphs, step
-from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.graphs import GraphRunner, InFlight, expected_draws, expected_parts
-from ssd_engine.cuda.step import Step
-from ssd_engine.cuda.step_inputs import StepInputs, StepShape
-from ssd_engine.history import History
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.execution import graphs, step
+from ssd_engine.execution.graphs import GraphRunner, InFlight, expected_draws, expected_parts
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.step import Step
+from ssd_engine.forward.batch import Chunk, Draw, Part, TreeRows
+from ssd_engine.forward.step_inputs import StepInputs, StepShape
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.sampling.history import History
+from ssd_engine.sampling.params import SamplingParams
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 from tests.scale import full_only

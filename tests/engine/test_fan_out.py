@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ssd_engine.fan_out import (
+from ssd_engine.speculation.fan_out import (
     AcceptanceRate,
     MissLaw,
     MissRate,

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd_engine.cuda import candidates, digit_search, filtering
-from ssd_engine.cuda.filtering import CUT, Filters, scaled_value, survives
-from ssd_engine.sampling import kept_tokens
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.kernels.sampling import candidates, digit_search, filtering
+from ssd_engine.kernels.sampling.filtering import CUT, Filters, scaled_value, survives
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.sampler import kept_tokens
 from tests.scale import FULL
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.attention import AttentionBackend, QueryRun, Run, SdpaBackend, TreeRun
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.attention.base import AttentionBackend, QueryRun, Run, TreeRun
+from ssd_engine.attention.sdpa import SdpaBackend
+from ssd_engine.kvcache.cache import LayerCache
 from tools.gpu.attention_check import (
     USES,
     Cases,

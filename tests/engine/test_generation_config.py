@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ssd_engine.checkpoints.generation_config import (
+    NEUTRAL,
+    SamplingDefaults,
+    load_sampling_defaults,
+)
 from ssd_engine.errors import ModelError
-from ssd_engine.generation_config import NEUTRAL, SamplingDefaults, load_sampling_defaults
 
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 5}
 

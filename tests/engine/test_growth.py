@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.batch import Chunk
-from ssd_engine.config import ModelConfig, load_model_config, parse_model_config
+from ssd_engine.checkpoints.expanded_weights import CONSTANT, FILLER_TOKEN_WEIGHT
+from ssd_engine.checkpoints.model_config import ModelConfig, load_model_config, parse_model_config
+from ssd_engine.checkpoints.model_expansion import (
+    SHAPES,
+    ModelShape,
+    count_parameters,
+    grow_config,
+    parse_shape,
+)
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
-from ssd_engine.grown_weights import CONSTANT, FILLER_TOKEN_WEIGHT
-from ssd_engine.growth import SHAPES, Shape, count_parameters, grow_config, parse_shape
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import MAX_TEMPERATURE, SamplingParams
-from ssd_engine.tensor_parallel import SingleRank, TensorParallel
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
+from ssd_engine.sampling.params import MAX_TEMPERATURE, SamplingParams
+from ssd_engine.text.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import full_only
@@ -43,7 +49,7 @@ def make_checkpoint(family: str, directory: Path) -> Path:
 
 def grow(
     runner: ModelRunner,
-    shape: Shape,
+    shape: ModelShape,
     tp: TensorParallel | None = None,
     **changes: Any,
 ) -> ModelRunner:
@@ -70,10 +76,10 @@ def expected(original: ModelRunner) -> torch.Tensor:
     return logits(original)
 
 
-def everything(config: ModelConfig) -> Shape:
+def everything(config: ModelConfig) -> ModelShape:
     """No dimension is a multiple of the old one but head_dim; groups grow from g to g + 1."""
     group, kv_heads = config.num_heads // config.num_kv_heads, config.num_kv_heads + 3
-    return Shape(
+    return ModelShape(
         hidden=config.hidden_size + 36,
         layers=config.num_layers + 2,
         heads=(group + 1) * kv_heads,
@@ -84,16 +90,16 @@ def everything(config: ModelConfig) -> Shape:
     )
 
 
-def larger_shapes(config: ModelConfig) -> dict[str, Shape]:
+def larger_shapes(config: ModelConfig) -> dict[str, ModelShape]:
     """Every dimension alone, but for vocab, which needs a larger hidden; and all together."""
     return {
-        "hidden": Shape(hidden=config.hidden_size + 36),
-        "layers": Shape(layers=config.num_layers + 2),
-        "heads": Shape(heads=3 * config.num_heads),
-        "kv_heads": Shape(heads=2 * config.num_heads, kv_heads=2 * config.num_kv_heads),
-        "head_dim": Shape(head_dim=3 * config.head_dim),
-        "ff": Shape(ff=config.intermediate_size + 100),
-        "vocab": Shape(hidden=config.hidden_size + 1, vocab=config.vocab_size + 77),
+        "hidden": ModelShape(hidden=config.hidden_size + 36),
+        "layers": ModelShape(layers=config.num_layers + 2),
+        "heads": ModelShape(heads=3 * config.num_heads),
+        "kv_heads": ModelShape(heads=2 * config.num_heads, kv_heads=2 * config.num_kv_heads),
+        "head_dim": ModelShape(head_dim=3 * config.head_dim),
+        "ff": ModelShape(ff=config.intermediate_size + 100),
+        "vocab": ModelShape(hidden=config.hidden_size + 1, vocab=config.vocab_size + 77),
         "everything": everything(config),
     }
 
@@ -202,8 +208,8 @@ def test_filler_tokens_change_half_precision_by_its_last_bit_at_most(
 ) -> None:
     hidden, vocab = original.config.hidden_size + 36, original.config.vocab_size
     chunk = [Chunk(list(range(3, 11)), 0, [0], 8)]
-    without = grow(original, Shape(hidden=hidden), dtype=dtype).forward(chunk)
-    ours = grow(original, Shape(hidden=hidden, vocab=vocab + 77), dtype=dtype).forward(chunk)
+    without = grow(original, ModelShape(hidden=hidden), dtype=dtype).forward(chunk)
+    ours = grow(original, ModelShape(hidden=hidden, vocab=vocab + 77), dtype=dtype).forward(chunk)
     assert without is not None
     assert ours is not None
     assert_filler_tokens_are_out_of_reach(ours, vocab)
@@ -215,7 +221,7 @@ def test_filler_tokens_change_half_precision_by_its_last_bit_at_most(
 def test_filler_tokens_of_the_shipped_pair_are_out_of_reach_after_every_token(name: str) -> None:
     original = make_runner(resolve_model(name), NUM_BLOCKS)
     vocab = original.config.vocab_size
-    shape = Shape(hidden=original.config.hidden_size + 1, vocab=vocab + 8)
+    shape = ModelShape(hidden=original.config.hidden_size + 1, vocab=vocab + 8)
     grown = grow(original, shape, max_num_seqs=NUM_BLOCKS)
     for begin in range(0, vocab, NUM_BLOCKS):
         chunks = [Chunk([begin + i], 0, [i], 1) for i in range(NUM_BLOCKS)]
@@ -231,7 +237,9 @@ def test_ranks_grow_together(tmp_path: Path, family: str, ranks: int) -> None:
     """With 8 ranks each of the 4 KV heads is on two; 515 rows of the head do not divide."""
     original = make_runner(make_checkpoint(family, tmp_path), NUM_BLOCKS)
     head_dim = 2 * original.config.head_dim
-    shape = Shape(hidden=100, layers=4, heads=24, kv_heads=4, head_dim=head_dim, ff=256, vocab=515)
+    shape = ModelShape(
+        hidden=100, layers=4, heads=24, kv_heads=4, head_dim=head_dim, ff=256, vocab=515
+    )
     parts, barrier = [torch.empty(0)] * ranks, threading.Barrier(ranks)
     chunk = [Chunk(list(range(3, 60)), 0, [4, 1, 3, 0], 57)]
 
@@ -298,7 +306,7 @@ class TestFiller:
     ) -> None:
         original, _ = pair
         d = original.config.hidden_size
-        weights = grow(original, Shape(hidden=d + 36)).model.weights
+        weights = grow(original, ModelShape(hidden=d + 36)).model.weights
         assert not weights.embedding[:, d:].any()
         assert weights.head.all()
         assert all(layer.input_norm.all() and layer.post_norm.all() for layer in weights.layers)
@@ -349,8 +357,8 @@ class TestShapes:
 
     def test_dimensions_are_a_shape(self) -> None:
         text = "hidden=1024,layers=12, heads=16,kv_heads=8,head_dim=64,ff=4096,vocab=32000"
-        assert parse_shape(text) == Shape(1024, 12, 16, 8, 64, 4096, 32000)
-        assert parse_shape("ff=4096") == Shape(ff=4096)
+        assert parse_shape(text) == ModelShape(1024, 12, 16, 8, 64, 4096, 32000)
+        assert parse_shape("ff=4096") == ModelShape(ff=4096)
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -419,7 +427,7 @@ class TestGrownConfig:
     @pytest.mark.parametrize("hidden", [48, 100, 3584, 5120, 12345])
     def test_an_empty_shape_changes_nothing(self, hidden: int) -> None:
         config = tiny_config(hidden_size=hidden)
-        assert grow_config(config, Shape()) == config
+        assert grow_config(config, ModelShape()) == config
 
     @pytest.mark.parametrize(
         ("text", "message"),

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Draw
-from ssd_engine.cuda.guessing import Guesses
-from ssd_engine.cuda.step_drawing import StepDrawing
-from ssd_engine.cuda.step_inputs import StepRun, StepShape
-from ssd_engine.guessing import ranked_guesses
-from ssd_engine.noise import STREAM_DRAFT, signed64
-from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
-from ssd_engine.sampling import SampleRow, sample, warp_logits
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.execution.step_drawing import StepDrawing
+from ssd_engine.forward.batch import Draw
+from ssd_engine.forward.step_inputs import StepRun, StepShape
+from ssd_engine.kernels.sampling.guessing import Guesses
+from ssd_engine.sampling.guesses import ranked_guesses
+from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
+from ssd_engine.sampling.sampler import SampleRow, sample, warp_logits
 from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_engine.kernel_cache import OWN, SEED, VARIABLES, kept_binary, use_kernel_cache
+from ssd_engine.kernels.kernel_cache import OWN, SEED, VARIABLES, kept_binary, use_kernel_cache
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_place_that_cannot_be_written_costs_time_and_nothing_else(
 
 def test_every_library_that_compiles_is_told_its_place(tmp_path: Path) -> None:
     script = (
-        "import os, pathlib, sys; from ssd_engine.kernel_cache import *;"
+        "import os, pathlib, sys; from ssd_engine.kernels.kernel_cache import *;"
         "use_kernel_cache(pathlib.Path(sys.argv[1])); print(*(os.environ[v] for v in VARIABLES))"
     )
     done = subprocess.run(

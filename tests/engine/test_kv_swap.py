@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from ssd_engine import kv_swap
 from ssd_engine.errors import ConfigError
-from ssd_engine.kv_cache import KVCache, KVCacheSpec
-from ssd_engine.kv_swap import HostCopies, Swap
+from ssd_engine.kvcache import host_copies
+from ssd_engine.kvcache.cache import KVCache, KVCacheSpec
+from ssd_engine.kvcache.host_copies import HostCopies
+from ssd_engine.kvcache.swap import Swap
 
 
 def make_copies() -> tuple[KVCache, HostCopies]:
@@ -20,7 +21,7 @@ def make_copies() -> tuple[KVCache, HostCopies]:
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 100])
 def test_blocks_come_back_into_others(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_swap, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(host_copies, "AT_A_TIME", at_a_time)
     cache, copies = make_copies()
     before = cache.pool.clone()
     copies.apply(Swap(True, 2, [4, 2, 9]))

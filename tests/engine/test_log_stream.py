@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 import pytest
 
-from ssd_engine.log_stream import QueuedStream
+from ssd_engine.process.log_stream import QueuedStream
 from tests.waiting import HANG_SECONDS, wait_until
 
 PAGE = 4096

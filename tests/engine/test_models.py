@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ssd_engine.batch import Chunk
-from ssd_engine.checkpoint import open_checkpoint
-from ssd_engine.config import load_model_config
+from ssd_engine.checkpoints.checkpoint import open_checkpoint
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError, ModelError
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.text.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import FULL, full_only, share

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_engine.ngram import MAX_OCCURRENCES, NgramIndex
+from ssd_engine.speculation.ngram import MAX_OCCURRENCES, NgramIndex
 from tests.scale import share
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)

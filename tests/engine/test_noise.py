@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd_engine import noise
-from ssd_engine.noise import gumbel, gumbel_rows, philox, signed64, uniform_rows
+from ssd_engine.sampling import noise
+from ssd_engine.sampling.noise import gumbel, gumbel_rows, philox, signed64, uniform_rows
 from tests.scale import share
 
 VOCAB = 150_000

@@ -14,17 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd_engine import linear, panels
-from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config
-from ssd_engine.decoder import LayerWeights
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import ModelShape
 from ssd_engine.errors import SelfCheckError
-from ssd_engine.growth import Shape
-from ssd_engine.linear import choose_panels, look_up, packed_linear
-from ssd_engine.panels import INSTRUCTION_SETS, PackedWeight, PanelKernel, load_kernel
-from ssd_engine.runner import ModelRunner
-from ssd_engine.self_check import check_model
-from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.kernels.cpu import panels
+from ssd_engine.kernels.cpu.panels import INSTRUCTION_SETS, PackedWeight, PanelKernel, load_kernel
+from ssd_engine.models import linear
+from ssd_engine.models.decoder import LayerWeights
+from ssd_engine.models.linear import choose_panels, look_up, packed_linear
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.self_check.check import check_model
 from tests.harness import make_runner
 from tests.random_models import make_model
 from tests.scale import share
@@ -279,7 +280,7 @@ def test_an_expanded_model_is_packed_and_scores_as_plain_weights_do(
 ) -> None:
     save_as_bfloat16(family, tmp_path)
     runner = make_runner(tmp_path, 128)
-    options = replace(runner.options, expand_to=Shape(hidden=100, ff=300, vocab=515))
+    options = replace(runner.options, expand_to=ModelShape(hidden=100, ff=300, vocab=515))
     both = [
         ModelRunner(load_model_config(tmp_path), replace(options, kernels=kernels), SingleRank())
         for kernels in ("auto", "torch")

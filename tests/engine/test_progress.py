@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from ssd_engine import progress
-from ssd_engine.log import JsonLines
+from ssd_engine.process import progress
+from ssd_engine.process.log import JsonLines
 
 
 class Terminal(io.StringIO):
@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("ssd_engine.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ssd_engine.process.progress.time.monotonic", lambda: now[0])
     return now
 
 

@@ -12,23 +12,23 @@ from torch.nn.functional import pad
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Draw, Drawing, drawing_of
-from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.rejecting import Rejector
-from ssd_engine.cuda.step_drawing import StepDrawing
-from ssd_engine.cuda.step_inputs import StepRun, StepShape
-from ssd_engine.history import History
-from ssd_engine.noise import STREAM_DRAFT, signed64
-from ssd_engine.rejection import (
+from ssd_engine.execution.step_drawing import StepDrawing
+from ssd_engine.forward.batch import Draw, Drawing, drawing_of
+from ssd_engine.forward.result import RejectionVerdict
+from ssd_engine.forward.step_inputs import StepRun, StepShape
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.kernels.sampling.rejecting import Rejector
+from ssd_engine.sampling.history import History
+from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import (
     Speculation,
     draft_distribution,
     draw_from,
     sigma_of,
     verify_rejection,
 )
-from ssd_engine.sampling import SampleRow, logprobs, target_distribution
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Verdict
+from ssd_engine.sampling.sampler import SampleRow, logprobs, target_distribution
 from tests.scale import FULL, full_only
 
 pytestmark = [
@@ -126,7 +126,7 @@ def changed(made: Round, **changes: Any) -> Round:
     return replace(made, about=replace(made.about, **changes))
 
 
-def judge(rounds: Sequence[Round]) -> list[Verdict]:
+def judge(rounds: Sequence[Round]) -> list[RejectionVerdict]:
     """All in one step, as its first rows; a row more pads it."""
     counts = [len(each.about.tokens) + 1 for each in rounds]
     shape = StepShape(sum(counts) + 1, len(rounds), DEPTH + 1, max_positions=1, block_size=1)

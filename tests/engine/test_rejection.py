@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine import rejection
-from ssd_engine.noise import (
+from ssd_engine.sampling import rejection
+from ssd_engine.sampling.noise import (
     STREAM_ACCEPT,
     STREAM_DRAFT,
     STREAM_RESIDUAL,
@@ -26,7 +26,8 @@ from ssd_engine.noise import (
     signed64,
     uniform_rows,
 )
-from ssd_engine.rejection import (
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import (
     Speculation,
     draft_distribution,
     draw_from,
@@ -36,8 +37,7 @@ from ssd_engine.rejection import (
     to_wire,
     verify_rejection,
 )
-from ssd_engine.sampling import SampleRow, target_distribution
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from tests.fits import Floats, Ints, texts_fit
 from tests.scale import share
 
@@ -325,7 +325,7 @@ def test_at_temperature_0_every_text_is_the_targets_own(models: str, met: str) -
 class Mutant:
     world: World
     texts: int  # enough to reject it
-    patch: dict[str, Any] = field(default_factory=dict)  # of names in ssd_engine.rejection
+    patch: dict[str, Any] = field(default_factory=dict)  # of names in ssd_engine.sampling.rejection
 
 
 def mutants() -> dict[str, Mutant]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_engine.batch import Draw, drawing_of
-from ssd_engine.rejection import Speculation
-from ssd_engine.sampling import SampleRow, target_distribution
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.forward.batch import Draw, drawing_of
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import Speculation
+from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from tests.fits import fit
 
 pytestmark = [
@@ -30,9 +30,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("down_weight", [1.0, 0.5])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_texts_follow_the_targets_distribution(options: str, down_weight: float) -> None:
-    from ssd_engine.cuda.rejecting import Rejector
-    from ssd_engine.cuda.step_drawing import StepDrawing
-    from ssd_engine.cuda.step_inputs import StepRun, StepShape
+    from ssd_engine.execution.step_drawing import StepDrawing
+    from ssd_engine.forward.step_inputs import StepRun, StepShape
+    from ssd_engine.kernels.sampling.rejecting import Rejector
 
     device, generator = torch.device("cuda"), torch.Generator().manual_seed(3)
     target = 3 * torch.randn(DEPTH + 1, VOCAB, generator=generator)

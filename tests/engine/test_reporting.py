@@ -8,11 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.cuda import reporting
-from ssd_engine.cuda.reporting import Reports
-from ssd_engine.sampling import logprobs
-from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs
-from ssd_engine.scored import Reported, Scored
+from ssd_engine.forward.result import ForwardResult, ReportedLogprobs
+from ssd_engine.kernels.sampling import reporting
+from ssd_engine.kernels.sampling.reporting import Reports
+from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs
+from ssd_engine.sampling.sampler import logprobs
 from tests.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -43,7 +43,7 @@ def report(logits: Tensor, tokens: list[int], *wanted: int) -> list[Logprobs]:
     wide = torch.full((rows, vocab + 3), 1e6)  # columns that are no logits
     wide[:, :vocab] = logits
     reports.make(wide.to(DEVICE), counts, best, best_token)
-    scored = Scored(lambda: None, reported=Reported(reports.reported.cpu().numpy()))
+    scored = ForwardResult(lambda: None, reported=ReportedLogprobs(reports.reported.cpu().numpy()))
     return [scored.logprobs(row, MAX_TOP_LOGPROBS) for row in range(rows)]
 
 

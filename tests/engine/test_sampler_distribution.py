@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from ssd_engine import noise, sampling
-from ssd_engine.sampling import SampleRow, target_distribution
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling import noise
+from ssd_engine.sampling import sampler as sampling
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from tests.scale import full_only, share
 
 PASSES = 1e-6  # the sampler's p-values are above
@@ -379,7 +380,7 @@ def test_the_options_under_test_forbid_what_they_should() -> None:
 
 HONEST_SAMPLE, HONEST_WARP = sampling.sample, sampling.warp_logits
 
-Patch = dict[str, Any]  # what takes the place of which name of ssd_engine.sampling
+Patch = dict[str, Any]  # what takes the place of which name of ssd_engine.sampling.sampler
 
 
 def words(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:

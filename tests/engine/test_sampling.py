@@ -19,7 +19,8 @@ from transformers.generation.logits_process import (
 )
 
 from ssd_engine.errors import InputError
-from ssd_engine.sampling import (
+from ssd_engine.sampling.params import SamplingParams, check_sampling
+from ssd_engine.sampling.sampler import (
     SampleRow,
     adjust_logits,
     kept_tokens,
@@ -29,7 +30,6 @@ from ssd_engine.sampling import (
     target_distribution,
     warp_logits,
 )
-from ssd_engine.sampling_params import SamplingParams, check_sampling
 from tests.scale import share
 
 NEVER = float("-inf")

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 from ssd_engine.attention.sdpa import SdpaBackend
-from ssd_engine.batch import Chunk, Drawing, Part, TreeRows
-from ssd_engine.config import load_model_config
-from ssd_engine.cuda import adjusting
-from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.reporting import Reports
-from ssd_engine.cuda.step import Step, StepLayers
-from ssd_engine.cuda.step_attention import TritonAttention
-from ssd_engine.cuda.step_inputs import HistoryInputs, StepShape
-from ssd_engine.decoder import Decoder, LayerWeights
+from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.errors import SelfCheckError
-from ssd_engine.runner import ModelRunner
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.self_check import TOLERANCE, check_model, workload
-from ssd_engine.self_check.check import StepCheck
-from ssd_engine.self_check.expected import PlainTorch
-from ssd_engine.self_check.findings import Findings, Place
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.execution.step import Step, StepLayers
+from ssd_engine.execution.step_attention import TritonAttention
+from ssd_engine.forward.batch import Chunk, Drawing, Part, TreeRows
+from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
+from ssd_engine.kernels.sampling import adjusting
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.kernels.sampling.reporting import Reports
+from ssd_engine.models.decoder import Decoder, LayerWeights
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.self_check import workload
+from ssd_engine.self_check.check import StepCheck, check_model
+from ssd_engine.self_check.expected import TOLERANCE, PlainTorch
+from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.layers import spread_out
-from ssd_engine.self_check.workload import Room, round_parts, tree_parts
-from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.self_check.workload import CheckRoom, round_parts, tree_parts
 from tests.random_models import make_model
 from tests.scale import full_only
 
@@ -219,7 +219,7 @@ def check_step(
     step = Step(runner.model, runner.kv, shape, ranks, histories=histories)
     if drawing is not None:
         step.drawings = [drawing]
-    room = Room(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
+    room = CheckRoom(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
     runner._dummy_slot = (runner.num_blocks - 1) * BLOCK
     step.inputs.clear(runner.dummy_slot)
     parts: list[Part] = (
@@ -376,7 +376,7 @@ class Ranks:
 
 def test_every_rank_learns_what_another_has_found() -> None:
     findings = Findings(torch.bfloat16, "model")
-    place = Place("step", 8, 3, "down product", "--kernels torch")
+    place = CheckedOperation("step", 8, 3, "down product", "--kernels torch")
     findings.note(place, torch.tensor(1.0))
     with pytest.raises(SelfCheckError, match="rank 1, layer 3, down product of a step of 8 rows"):
         findings.raise_if_wrong(Ranks())  # type: ignore[arg-type]
@@ -387,7 +387,9 @@ def test_every_rank_learns_what_another_has_found() -> None:
 
 def test_a_dtype_that_is_too_narrow_is_named() -> None:
     findings = Findings(torch.float16, "model")
-    findings.note(Place("step", 8, 3, "down product", "--kernels torch"), torch.tensor(torch.nan))
+    findings.note(
+        CheckedOperation("step", 8, 3, "down product", "--kernels torch"), torch.tensor(torch.nan)
+    )
     with pytest.raises(SelfCheckError, match=r"explains; float16 .*--dtype bfloat16"):
         findings.raise_if_wrong(SingleRank())
 
@@ -401,7 +403,7 @@ def test_the_tolerance_knows_rounding_from_a_tile_that_is_missing(
     x = torch.randn(4, k, generator=generator).to(dtype)
     weight = (torch.randn(256, k, generator=generator) / k**0.5).to(dtype)
     expected = PlainTorch(dtype).product(x, weight)
-    place = Place("step", 4, 0, "product", "")
+    place = CheckedOperation("step", 4, 0, "product", "")
 
     def error(product: Tensor) -> float:
         findings = Findings(dtype, "model")
@@ -422,7 +424,7 @@ def test_outliers_do_not_hide_what_is_missing() -> None:
     expected = PlainTorch(torch.bfloat16).product(x, weight)
     right = (x.float() @ weight.float().T).bfloat16()
     findings = Findings(torch.bfloat16, "model")
-    place = Place("step", 4, 0, "product", "")
+    place = CheckedOperation("step", 4, 0, "product", "")
     findings.compare(place, right, expected)
     shorter = x.clone()
     shorter[:, 64:128] = 0  # with the outlier among them
@@ -442,7 +444,7 @@ def test_parts_have_room() -> None:
         # A server has room for one sequence and its tree at least.
         blocks = -(-longest // size) - (-tail // size) + rng.randint(0, 200)
         options = replace(OPTIONS, block_size=size, max_tail=tail, max_model_len=longest)
-        room, runs, rows = Room(options, blocks, 100), rng.randint(1, 9), rng.randint(1, 9)
+        room, runs, rows = CheckRoom(options, blocks, 100), rng.randint(1, 9), rng.randint(1, 9)
         parts = round_parts(room, runs, rows, runs * rows)
         assert parts  # however small the cache is
         if tail:

@@ -9,17 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ssd_engine import ranks
-from ssd_engine.rank_processes import Place
-from ssd_engine.ranks import join_group
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.tensor_parallel import GroupThroughHost, RankGroup
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.models.tensor_parallel import GroupThroughHost, RankGroup
+from ssd_engine.parallel import ranked_runner as ranks
+from ssd_engine.parallel.ranks.group import join_group
+from ssd_engine.parallel.ranks.rank_start import RankPlacement
 
 RANK = """
 import sys
 import torch
 import torch.distributed as dist
-from ssd_engine.tensor_parallel import GroupThroughHost
+from ssd_engine.models.tensor_parallel import GroupThroughHost
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -69,7 +69,7 @@ def test_how_ranks_meet(
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
     monkeypatch.setattr(dist, "init_process_group", lambda name, **_: begun.append(name))
     options = RunnerOptions(Path(), "bfloat16", "cuda", 16, 64, 1, 64, devices=devices)
-    group = join_group(1, Place(size=2, first=0, here=2), object(), options)
+    group = join_group(1, RankPlacement(size=2, first=0, here=2), object(), options)
     assert (begun, type(group)) == ([backend], kind)
     assert group.in_graphs == (backend == "nccl")
     asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssd_engine.sparse_log import QUIET_SECONDS, SparseLog
+from ssd_engine.process.sparse_log import QUIET_SECONDS, SparseLog
 
 
 class Warnings:

@@ -13,22 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Draw, Drawing, Moved, Part, drawing_of
-from ssd_engine.config import load_model_config
-from ssd_engine.cuda import drawing, step
-from ssd_engine.cuda.adjusting import Histories
-from ssd_engine.cuda.graphs import step_runs
-from ssd_engine.cuda.layer_ops import FusedOps
-from ssd_engine.cuda.step import Step
-from ssd_engine.cuda.step_inputs import StepInputs, StepRun, StepShape
-from ssd_engine.growth import Shape
-from ssd_engine.guessing import ranked_guesses
-from ssd_engine.history import History
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, logprobs, sample
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Reported, Scored
-from ssd_engine.tensor_parallel import SingleRank
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import ModelShape
+from ssd_engine.execution import step
+from ssd_engine.execution.device_layer_ops import FusedOps
+from ssd_engine.execution.graphs import step_runs
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.step import Step
+from ssd_engine.forward.batch import Chunk, Draw, Drawing, KVCopy, Part, drawing_of
+from ssd_engine.forward.result import ForwardResult, ReportedLogprobs
+from ssd_engine.forward.step_inputs import StepInputs, StepRun, StepShape
+from ssd_engine.kernels.sampling import drawing
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.sampling.guesses import ranked_guesses
+from ssd_engine.sampling.history import History
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
 from tests.engine.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
@@ -179,7 +180,7 @@ def test_the_kv_of_a_taken_branch_is_moved_first(runner: ModelRunner) -> None:
     for level in range(3):
         runner.forward([case.rows(level)])
     start = len(case.prefix) + case.leaves[2]
-    moved = Moved(case.scratch[2::5], start, case.blocks)
+    moved = KVCopy(case.scratch[2::5], start, case.blocks)
     path = case.prefix + case.chain[: case.leaves[2]] + case.branches[2]
     alone = runner.forward([Chunk([*path, 9], 0, list(range(300, 310)), 1)])
     assert alone is not None
@@ -305,7 +306,7 @@ def test_a_step_reports_the_models_own_probabilities(runner: ModelRunner) -> Non
     ]
     step = assert_draws_what_the_sampler_draws(runner, rows, draws)
     assert step.logits is not None
-    scored = Scored(lambda: None, reported=Reported(step.reported_on(0)))
+    scored = ForwardResult(lambda: None, reported=ReportedLogprobs(step.reported_on(0)))
     drawn = step.host_drawn.reshape(3, -1)[:2, 1:3].flatten().tolist()
     assert set(drawn) <= {40, 50, 60}
     got = [scored.logprobs(row, 5) for row in range(4)]
@@ -357,7 +358,7 @@ class UnevenRanks(SingleRank):
 @pytest.fixture(scope="module")
 def grown(runner: ModelRunner) -> ModelRunner:
     """With a head of 1,300 rows, for 512 tokens."""
-    options = replace(runner.options, expand_to=Shape(hidden=100, vocab=1300))
+    options = replace(runner.options, expand_to=ModelShape(hidden=100, vocab=1300))
     grown = ModelRunner(load_model_config(options.directory), options, UnevenRanks())
     if DEVICE.type == "cpu":
         del grown.model.weights.layers[2:], grown.kv.layers[2:]

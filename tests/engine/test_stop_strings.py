@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssd_engine.text import TextStream
+from ssd_engine.text.detokenizer import TextStream
 
 
 class Counted(dict[int, int]):

@@ -13,13 +13,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.batch import Chunk
-from ssd_engine.cuda import streamed_products
-from ssd_engine.cuda.kernel_set import KernelSet
-from ssd_engine.cuda.layer_products import ChainedProducts, make_layer_products
-from ssd_engine.cuda.layers import PromptLayers
-from ssd_engine.cuda.product_shape import ProductShape
-from ssd_engine.cuda.streamed_products import (
+from ssd_engine.execution.device_layers import PromptLayers
+from ssd_engine.execution.layer_products import ChainedProducts, make_layer_products
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.kernels.kernel_set import KernelSet
+from ssd_engine.kernels.products import streamed_products
+from ssd_engine.kernels.products.product_shape import ProductShape
+from ssd_engine.kernels.products.streamed_products import (
     MOST_ROWS,
     WIDTHS,
     AloneProduct,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_engine.text import TextStream
+from ssd_engine.text.detokenizer import TextStream
 from tests.scale import share
 
 MIXED = "aé€😀\u0301 z\u200d👩‍👩‍👧ß"

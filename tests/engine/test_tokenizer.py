@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ssd_engine.config import load_model_config
-from ssd_engine.confined.process import ConfinedProcess
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError, ModelError
-from ssd_engine.model_store import resolve_model
-from ssd_engine.plain_tokenizer import PlainTokenizer, load_plain
-from ssd_engine.tokenizer import (
+from ssd_engine.text.confined.process import ConfinedProcess
+from ssd_engine.text.plain_tokenizer import PlainTokenizer, load_plain
+from ssd_engine.text.tokenizer import (
     RENDERER,
     Tokenizer,
     TransformersTokenizer,
@@ -274,7 +274,7 @@ ENDLESS = {
 def hasty_renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Templates have one second instead of two."""
     with ConfinedProcess(RENDERER._module, RENDERER._memory, seconds=1) as hasty:
-        monkeypatch.setattr("ssd_engine.tokenizer.RENDERER", hasty)
+        monkeypatch.setattr("ssd_engine.text.tokenizer.RENDERER", hasty)
         yield
 
 

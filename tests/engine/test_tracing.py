@@ -2,11 +2,11 @@
 
 import pytest
 
-from ssd_engine.tracing import Kind, NoTrace, Trace, TraceEvent, TraceRing
+from ssd_engine.tracing.events import NoTrace, Trace, TraceEvent, TraceEventKind, TraceRing
 
 
 def events(*numbers: int) -> list[TraceEvent]:
-    return [TraceEvent(Kind.ROUND, 0.0, 0.0, round=number) for number in numbers]
+    return [TraceEvent(TraceEventKind.ROUND, 0.0, 0.0, round=number) for number in numbers]
 
 
 def rounds(found: list[TraceEvent]) -> list[int]:
@@ -40,8 +40,8 @@ def test_who_asks_for_later_events_gets_the_number_of_the_next_one(first: int) -
 
 def test_an_engine_hands_every_event_over_once() -> None:
     trace = Trace()
-    trace.span(Kind.FORWARD, 1.0, 1.5, rows=4)
-    trace.moment(Kind.PUSH, sequence=7)
+    trace.span(TraceEventKind.FORWARD, 1.0, 1.5, rows=4)
+    trace.moment(TraceEventKind.PUSH, sequence=7)
     forward, push = trace.take()
     assert (forward.kind, forward.begin, forward.seconds, forward.rows) == (1, 1.0, 0.5, 4)
     assert (push.sequence, push.seconds) == (7, 0.0)
@@ -50,6 +50,6 @@ def test_an_engine_hands_every_event_over_once() -> None:
 
 def test_nothing_is_gathered_that_nobody_asked_for() -> None:
     trace = NoTrace()
-    trace.span(Kind.FORWARD, 1.0, 1.5)
-    trace.moment(Kind.PUSH)
+    trace.span(TraceEventKind.FORWARD, 1.0, 1.5)
+    trace.moment(TraceEventKind.PUSH)
     assert trace.take() == []

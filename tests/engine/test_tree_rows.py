@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_engine.batch import (
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import (
     Chunk,
-    Moved,
+    KVCopy,
     TreeRows,
     decode_parts,
     encode_parts,
     max_encoded_size,
 )
-from ssd_engine.runner import ModelRunner
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 
@@ -89,7 +89,7 @@ def test_a_branch_that_was_moved_goes_on_as_if_computed_in_place(
         runner.forward([case.rows(level)])
     chosen = rng.randrange(5)
     start = len(case.prefix) + case.leaves[chosen]
-    moved = Moved(case.scratch[chosen::5], start, case.blocks)
+    moved = KVCopy(case.scratch[chosen::5], start, case.blocks)
     next_token = rng.randrange(512)
     logits = runner.forward([moved, Chunk([next_token], moved.end, case.blocks, 1)])
     path = case.prefix + case.chain[: case.leaves[chosen]] + case.branches[chosen]
@@ -99,7 +99,7 @@ def test_a_branch_that_was_moved_goes_on_as_if_computed_in_place(
 
 def test_a_move_alone_computes_nothing(runner: ModelRunner) -> None:
     case = Case(random.Random(1), 0, 5, 3)
-    assert runner.forward([Moved(case.scratch[::5], len(case.prefix), case.blocks)]) is None
+    assert runner.forward([KVCopy(case.scratch[::5], len(case.prefix), case.blocks)]) is None
 
 
 def test_parts_travel_as_integers() -> None:
@@ -107,7 +107,7 @@ def test_parts_travel_as_integers() -> None:
     parts = [
         Case(rng, 0, 7, 3).rows(2),
         Chunk([1, 2, 3], 4, [5, 6], 2),
-        Moved([9, 8, 7], 30, [1, 2, 3]),
+        KVCopy([9, 8, 7], 30, [1, 2, 3]),
         Case(rng, 9, 1, 3).rows(0),
     ]
     flat = encode_parts(parts)
@@ -120,7 +120,7 @@ def test_parts_travel_as_integers() -> None:
 
 def test_there_is_room_for_all_that_one_sequence_can_send() -> None:
     blocks, tree = list(range(6)), Case(random.Random(5), 0, 7, 3).rows(2)
-    parts = [Moved(range(5), 30, blocks), Chunk(range(5), 35, blocks, 0), tree]
+    parts = [KVCopy(range(5), 30, blocks), Chunk(range(5), 35, blocks, 0), tree]
     tokens, tail = 5 + len(tree.tokens), len(tree.scratch)
     assert len(encode_parts(parts)) <= max_encoded_size(tokens, 1, 6, max_tail=tail)
 

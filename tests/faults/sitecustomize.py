@@ -111,14 +111,14 @@ def break_graph(graphs: ModuleType) -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
-    "product": ("ssd_engine.decoder", break_product),
-    "rank": ("ssd_engine.decoder", break_rank),
+    "product": ("ssd_engine.models.decoder", break_product),
+    "rank": ("ssd_engine.models.decoder", break_rank),
     "attention": ("ssd_engine.attention.sdpa", break_attention),
     "tree": ("ssd_engine.attention.sdpa", break_tree),
-    "step-product": ("ssd_engine.cuda.step", break_step_product),
-    "step-attention": ("ssd_engine.cuda.step_attention", break_step_attention),
-    "step-tree": ("ssd_engine.cuda.step_attention", break_step_tree),
-    "graph": ("ssd_engine.cuda.graphs", break_graph),
+    "step-product": ("ssd_engine.execution.step", break_step_product),
+    "step-attention": ("ssd_engine.execution.step_attention", break_step_attention),
+    "step-tree": ("ssd_engine.execution.step_attention", break_step_tree),
+    "graph": ("ssd_engine.execution.graphs", break_graph),
 }
 
 

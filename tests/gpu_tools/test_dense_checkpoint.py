@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config, parse_model_config
-from ssd_engine.growth import count_parameters
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.checkpoints.model_config import load_model_config, parse_model_config
+from ssd_engine.checkpoints.model_expansion import count_parameters
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.text.tokenizer import Tokenizer
 from tests.harness import make_runner
 from tools.gpu.dense_checkpoint import write_dense, write_noisy
 from tools.gpu.shapes import SHAPES

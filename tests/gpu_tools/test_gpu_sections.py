@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.model_store import resolve_model
+from ssd_engine.checkpoints.model_store import resolve_model
 from tests.harness import make_runner
 from tools.bench_guessing import COLUMNS, DRAFT, FULL, FULL_HITS, ROUNDS, TOKENS
 from tools.bench_kit import Generated

@@ -177,7 +177,7 @@ def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:
 
 
 def test_the_metrics_that_are_named_exist() -> None:
-    text = (ROOT / "services/target/ssd_target/metrics.py").read_text()
+    text = (ROOT / "services/target/ssd_target/front/metrics.py").read_text()
     for name in re.findall(r"`(ssd_\w+)`", (ROOT / "README.md").read_text()):
         assert f'"{name.removesuffix("_total")}"' in text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ssd_client.security import Security
+from ssd_client.connection.security import Security
 from tests.processes import DraftProcess, TargetProcess, draft, target
 from tests.security.certificates import Authority, Pair, replace
 

@@ -3,8 +3,8 @@
 import pytest
 
 from ssd_engine.errors import InputError
-from ssd_engine.serving.allowances import Accounts, Allowance, Identity
-from ssd_engine.serving.status import ServerFull
+from ssd_serving.rpc.status import ServerFull
+from ssd_serving.security.allowances import Accounts, Allowance, Identity
 
 A, B = Identity("a"), Identity("b")
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from ssd_client.cli import cli
 from ssd_draft.cli import main as draft_main
-from ssd_engine.serving.access import Access
-from ssd_engine.serving.interfaces import interface_to
+from ssd_serving.rpc.interfaces import interface_to
+from ssd_serving.security.access import Access
 from ssd_target.cli import main as target_main
 from tests.security.certificates import Authority
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ssd_engine.errors import ConfigError, SSDError
-from ssd_engine.serving import tokens as tokens_module
-from ssd_engine.serving.access import Access
-from ssd_engine.serving.allowances import Allowance
-from ssd_engine.serving.status import NotAllowed, Unauthenticated
-from ssd_engine.serving.tokens import Role, find_token, load_tokens
+from ssd_serving.rpc.status import NotAllowed, Unauthenticated
+from ssd_serving.security import tokens as tokens_module
+from ssd_serving.security.access import Access
+from ssd_serving.security.allowances import Allowance
+from ssd_serving.security.tokens import Role, find_token, load_tokens
 
 GENERATE = "/ssd.v1.TargetService/Generate"
 SPECULATE = "/ssd.v1.SpeculationService/Speculate"

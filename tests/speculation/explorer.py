@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from ssd_target.speculation.stats import LookUp, SpeculationStats
+from ssd_target.records.speculation_stats import LookUp, SpeculationStats
 from tests.speculation.freezer import freeze, thaw
 from tests.speculation.toy_world import (
     LONGER,
@@ -38,7 +38,10 @@ class Explored:
 def toy_models() -> Iterator[None]:
     """No logits to verify, and no time but the world's own."""
     still = SimpleNamespace(monotonic=lambda: 0.0)
-    with patch("ssd_target.core.verify", toy_verify), patch("ssd_engine.scored.time", still):
+    with (
+        patch("ssd_target.engine.core.verify", toy_verify),
+        patch("ssd_engine.forward.result.time", still),
+    ):
         yield
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from ssd_draft.core import Counters
-from ssd_draft.plan import Planner
-from ssd_engine.completion import StopRules
-from ssd_engine.fan_out import AcceptanceRate
-from ssd_engine.frames import Branches, Close, Launch, Load, Notice, Open, Outcome
-from ssd_engine.pace import Average, StepClock
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.text import TextStream
-from ssd_target.scheduler import CacheCounters
-from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
+from ssd_draft.engine.core import Counters
+from ssd_draft.planning.plan import Planner
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.fan_out import AcceptanceRate
+from ssd_engine.speculation.frames import Branches, Close, Launch, Load, Notice, Open, Outcome
+from ssd_engine.speculation.latency_model import Average, StepClock
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.detokenizer import TextStream
+from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
+from ssd_target.records.speculation_stats import SpeculationStats
+from ssd_target.scheduling.scheduler import CacheCounters
 from ssd_target.speculation.payoff import Payoff
-from ssd_target.speculation.stats import SpeculationStats
 
 FRAMES = (Open, Outcome, Launch, Close, Branches, Notice, Load)
 CONSTANT = (Enum, type, FunctionType)

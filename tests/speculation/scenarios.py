@@ -22,20 +22,25 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ssd_draft.speculators import ModelSpeculator
-from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config
-from ssd_engine.frames import Source
-from ssd_engine.kv_cache import KVCache
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, perturbed_scores
-from ssd_engine.sampling_params import Logprobs, SamplingParams
-from ssd_engine.tokenizer import Tokenizer
-from ssd_target.kept_kv import KeptOptions
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculated import Taken
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_draft.speculators.model import ModelSpeculator
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.kvcache.cache import KVCache
+from ssd_engine.sampling.params import Logprobs, SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, perturbed_scores
+from ssd_engine.speculation.frames import Source
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.records.speculation_stats import SpeculationStats
+from ssd_target.scheduling.kept_kv import KeptOptions
+from ssd_target.speculation.sequence_speculation import RowSpeculation
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_models import LLAMA3_ROPE, SMALL
 from tests.simulation import DRAFT_DEPTH, Faults, FewBlocks, Simulation
@@ -429,7 +434,7 @@ def _simulation(pair: Pair, scenario: Scenario) -> Simulation:
 def _count_truncated(simulation: Simulation, met: Met) -> None:
     speculator, launch = simulation.speculator, simulation.speculator.launch
 
-    def count(rows: Sequence[Taken]) -> None:
+    def count(rows: Sequence[RowSpeculation]) -> None:
         cached = [row for row in rows if row.source is Source.CACHE]
         met.truncated += sum(len(row.tokens) < row.wanted for row in cached)
         launch(rows)
@@ -440,7 +445,7 @@ def _count_truncated(simulation: Simulation, met: Met) -> None:
 def _run(simulation: Simulation, todo: list[Request], stagger: int) -> list[Result]:
     # Measured time would decide how long is waited: no two runs would be alike.
     clock = SimpleNamespace(monotonic=lambda: simulation.now)
-    with patch("ssd_engine.scored.time", clock):
+    with patch("ssd_engine.forward.result.time", clock):
         return run(simulation.core, todo, stagger)
 
 

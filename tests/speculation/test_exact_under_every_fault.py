@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.sampling import SampleRow
-from ssd_target import verifier
-from ssd_target.scheduler import Scheduler, Work
-from ssd_target.speculation.options import Backup, Mode
+from ssd_engine.sampling.sampler import SampleRow
+from ssd_target.records.speculation_options import Backup, Mode
+from ssd_target.scheduling import verifier
+from ssd_target.scheduling.scheduler import Scheduler, Work
 from tests.scale import FULL
 from tests.simulation import Faults
 from tests.speculation.scenarios import (

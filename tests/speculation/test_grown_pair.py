@@ -6,14 +6,14 @@ from unittest.mock import patch
 
 import pytest
 
-from ssd_engine.config import load_model_config
-from ssd_engine.growth import Shape
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.tensor_parallel import SingleRank
-from ssd_engine.verification import Verification
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import ModelShape
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.verification import Verification
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import Request, make_runner, submit
 from tests.scale import full_only
 from tests.simulation import Simulation
@@ -28,7 +28,7 @@ SAMPLINGS = [
 Pair = tuple[ModelRunner, ModelRunner]
 
 
-def grow(runner: ModelRunner, shape: Shape) -> ModelRunner:
+def grow(runner: ModelRunner, shape: ModelShape) -> ModelRunner:
     options = replace(runner.options, expand_to=shape)
     return ModelRunner(load_model_config(options.directory), options, SingleRank())
 
@@ -46,8 +46,8 @@ def grown(request: pytest.FixtureRequest, shipped: Pair) -> Pair:
     """The named one has the larger vocabulary."""
     (target, draft), (target_vocab, draft_vocab) = shipped, request.param
     return (
-        grow(target, Shape(hidden=260, vocab=target_vocab)),
-        grow(draft, Shape(hidden=132, vocab=draft_vocab)),
+        grow(target, ModelShape(hidden=260, vocab=target_vocab)),
+        grow(draft, ModelShape(hidden=132, vocab=draft_vocab)),
     )
 
 
@@ -56,7 +56,7 @@ def texts(pair: Pair, mode: Mode, verification: Verification) -> list[list[int]]
     sim = Simulation(*pair, options, sync=True, trusted=True)
     texts: list[list[int]] = [[] for _ in SAMPLINGS]
     speculation = SpeculationRequest(mode, verification, depth=3)
-    with patch("ssd_engine.scored.time", SimpleNamespace(monotonic=lambda: sim.now)):
+    with patch("ssd_engine.forward.result.time", SimpleNamespace(monotonic=lambda: sim.now)):
         for i, sampling in enumerate(SAMPLINGS):
             request = Request(list(range(300, 320)), sampling, 24, speculation=speculation)
             sim.core.handle(submit(i, request))

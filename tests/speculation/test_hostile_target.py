@@ -10,7 +10,7 @@ import pytest
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
-from ssd_engine.token_ids import pack_tokens
+from ssd_engine.text.token_ids import pack_tokens
 from tests.processes import DraftProcess
 from tests.speculation.generations import (
     SSD,

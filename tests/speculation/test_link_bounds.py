@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 
-from ssd_draft.wire import FRAMES_BYTES, largest_message
-from ssd_engine.completion import StopRules
-from ssd_engine.frames import Close, Open, TargetFrame, Verification
-from ssd_engine.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
-from ssd_target import link as link_module
-from ssd_target.link import BURST, SHARE, Allowance, Identity, in_messages
-from ssd_target.link_state import LinkState
-from ssd_target.links import Links
-from ssd_target.records import LinkUp
-from ssd_target.sequence import Sequence
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator
-from ssd_target.wire import encode_target_frames
+from ssd_draft.front.wire import FRAMES_BYTES, largest_message
+from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from ssd_engine.speculation.frames import Close, Open, TargetFrame, Verification
+from ssd_engine.text.completion import StopRules
+from ssd_target.links import link as link_module
+from ssd_target.links.link import BURST, SHARE, TargetIdentity, TimeAllowance, in_messages
+from ssd_target.links.link_state import DraftLinkState
+from ssd_target.links.links import Links
+from ssd_target.links.wire import encode_target_frames
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.scheduling.sequence import Sequence
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.speculation.hostile_draft import SCRIPTS, HostileDraft
 from tests.waiting import wait_until_async
 
@@ -38,20 +43,20 @@ class Clock:
 
 class TestAllowance:
     def test_a_burst_is_allowed_once(self) -> None:
-        allowance = Allowance(Clock())
+        allowance = TimeAllowance(Clock())
         assert allowance.spend(BURST)
         assert not allowance.spend(0.001)
 
     def test_on_average_an_endpoint_may_take_its_share(self) -> None:
         clock = Clock()
-        allowance = Allowance(clock)
+        allowance = TimeAllowance(clock)
         for _ in range(1000):
             clock.now += 1.0
             assert allowance.spend(SHARE)
 
     def test_more_than_its_share_is_found_out(self) -> None:
         clock = Clock()
-        allowance = Allowance(clock)
+        allowance = TimeAllowance(clock)
         spent = 0
         while allowance.spend(2 * SHARE):
             clock.now += 1.0
@@ -91,15 +96,15 @@ def test_a_draft_takes_every_message_that_a_target_has_to_send(context: int) -> 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("floods")])
 def test_an_endpoint_that_floods_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes in which its allowance could fill again."""
-    monkeypatch.setattr(link_module, "Allowance", lambda: Allowance(Clock()))
+    monkeypatch.setattr(link_module, "TimeAllowance", lambda: TimeAllowance(Clock()))
 
     async def work(address: str) -> None:
         told: list[Any] = []
         links = Links((address,), (), (), told.append, lambda: 0)
-        links.start(Identity("target", "abc", 1000, 5, None))
+        links.start(TargetIdentity("target", "abc", 1000, 5, None))
         await wait_until_async(lambda: links.failures()["flood"])
-        assert any(isinstance(record, LinkUp) for record in told)
-        await wait_until_async(lambda: links.links[0].state is LinkState.REFUSED)
+        assert any(isinstance(record, DraftLinkUp) for record in told)
+        await wait_until_async(lambda: links.links[0].state is DraftLinkState.REFUSED)
         await links.stop()
 
     with HostileDraft(SCRIPTS[name]) as draft:
@@ -114,7 +119,7 @@ def test_a_silent_endpoint_costs_each_round_its_wait_until_it_is_given_up() -> N
         clock.now += seconds
         return False
 
-    speculator = Speculator(
+    speculator = SpeculationCoordinator(
         SpeculationOptions(
             mode=Mode.SSD,
             backup=Backup.JUST_IN_TIME,
@@ -127,7 +132,7 @@ def test_a_silent_endpoint_costs_each_round_its_wait_until_it_is_given_up() -> N
         stalled=lambda link, epoch, reason: given_up.append(link),
         clock=clock,
     )
-    speculator.endpoints.connected(LinkUp(LINK, EPOCH, False, 4, 100, 5))
+    speculator.endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, 100, 5))
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(60), None, [b""] * 100)
     speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
     waits = []

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import ssd_target.speculation
-from ssd_engine.completion import StopRules
-from ssd_engine.frames import (
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import (
     Branch,
     Branches,
     DraftFrame,
@@ -16,23 +16,23 @@ from ssd_engine.frames import (
     Open,
     Verification,
 )
-from ssd_engine.histogram import EDGES, cumulative
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.token_ids import pack_tokens
-from ssd_target.records import LinkUp
-from ssd_target.sequence import Sequence
-from ssd_target.speculation.endpoints import Endpoints
-from ssd_target.speculation.options import (
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_engine.tracing.histogram import EDGES, cumulative
+from ssd_target.links.wire import encode_target_frames
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.records.speculation_options import (
     Backup,
     Mode,
     SpeculationOptions,
     SpeculationRequest,
 )
-from ssd_target.speculation.rounds import Rounds
-from ssd_target.speculation.speculated import Speculated
-from ssd_target.speculation.speculator import Speculator
-from ssd_target.speculation.stats import FALLBACKS, LookUp, SpeculationStats
-from ssd_target.wire import encode_target_frames
+from ssd_target.records.speculation_stats import FALLBACKS, LookUp, SpeculationStats
+from ssd_target.scheduling.sequence import Sequence
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.endpoint_session import EndpointSession
+from ssd_target.speculation.endpoints import DraftEndpoints
+from ssd_target.speculation.sequence_speculation import SequenceSpeculation
 
 LINK, EPOCH = 3, 2
 GIVEN_TO = {"fell_back", "leave", "disconnected"}
@@ -42,16 +42,16 @@ def pushed(number: int, *tokens: int) -> Branches:
     return Branches(1, number, [Branch(0, 7, 0, list(tokens))])
 
 
-def second_round() -> Rounds:
+def second_round() -> EndpointSession:
     """Round 0 is over, round 1 is decided as (0, 7)."""
-    rounds = Rounds(100, 5)
+    rounds = EndpointSession(100, 5)
     rounds.launch_open(0, LINK, EPOCH)
     rounds.outcome(0, 1)
     rounds.launch(0)
     return rounds
 
 
-def look_up(rounds: Rounds) -> LookUp:
+def look_up(rounds: EndpointSession) -> LookUp:
     return rounds.look_up(0, 7, 2)
 
 
@@ -77,17 +77,17 @@ def test_nothing_at_all_is_late_not_stale() -> None:
     assert look_up(rounds) is LookUp.LATE  # what was stale then is not now
 
 
-def endpoints_and_sequence() -> tuple[Endpoints, Speculated]:
+def endpoints_and_sequence() -> tuple[DraftEndpoints, SequenceSpeculation]:
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(9), None, [b""] * 100)
     request = SpeculationRequest(mode=Mode.SSD)
-    speculated = Speculated(sequence, request, Rounds(100, 5))
-    endpoints = Endpoints(SpeculationOptions(mode=Mode.SSD), {1: speculated})
+    speculated = SequenceSpeculation(sequence, request, EndpointSession(100, 5))
+    endpoints = DraftEndpoints(SpeculationOptions(mode=Mode.SSD), {1: speculated})
     return endpoints, speculated
 
 
 def test_frames_of_an_epoch_that_is_over_are_noted() -> None:
     endpoints, speculated = endpoints_and_sequence()
-    endpoints.connected(LinkUp(LINK, EPOCH, False, 4, 100, 5))
+    endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, 100, 5))
     speculated.rounds.launch_open(0, LINK, EPOCH)
     endpoints.follow(LINK, EPOCH - 1, [pushed(0, 8, 9)], None)
     assert endpoints.dropped == 1
@@ -98,7 +98,7 @@ def test_an_endpoint_without_room_is_not_one_that_is_away() -> None:
     endpoints, speculated = endpoints_and_sequence()
     assert endpoints.choose(speculated, 0) is None
     assert speculated.why_detached == "disconnected"
-    endpoints.connected(LinkUp(LINK, EPOCH, False, 4, max_context=3, max_depth=5))
+    endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, max_context=3, max_depth=5))
     assert endpoints.choose(speculated, 0) is None
     assert speculated.why_detached == "no room"
     endpoints.disconnected(LINK, EPOCH)
@@ -122,11 +122,11 @@ def test_one_that_leaves_costs_a_round_only_if_nobody_waited_for_it(waits: bool)
         return False
 
     options = SpeculationOptions(mode=Mode.SSD, backup=Backup.JUST_IN_TIME, wait_seconds=9.0)
-    speculator = Speculator(options, 100, receive=receive)
-    speculator.endpoints.connected(LinkUp(LINK, EPOCH, False, 4, 100, 5))
+    speculator = SpeculationCoordinator(options, 100, receive=receive)
+    speculator.endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, 100, 5))
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(9), None, [b""] * 100)
     speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
-    speculator.endpoints.connected(LinkUp(LINK + 1, EPOCH, False, 4, 100, 5))
+    speculator.endpoints.connected(DraftLinkUp(LINK + 1, EPOCH, False, 4, 100, 5))
     sequence.commit(7)
     speculator.ended(sequence, 0, 7, 1)
     said.append([LEAVING])

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.batch import Chunk
-from ssd_engine.config import load_model_config
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
-from ssd_engine.frames import Verification
-from ssd_engine.growth import Shape, grow_config
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.tensor_parallel import SingleRank
-from ssd_engine.tokenizer import Tokenizer
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Verification
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import Request, Result, make_core, make_runner, run
 from tests.simulation import Simulation
 from tools.gpu.dense_checkpoint import write_dense, write_noisy
@@ -115,10 +115,10 @@ def test_a_token_without_a_row_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_padded_head_grows(folders: list[Path]) -> None:
     """Whatever padded it is out of reach then, as are the new rows."""
     config = load_model_config(folders[1])
-    same = grow_config(config, Shape(hidden=96))
+    same = grow_config(config, ModelShape(hidden=96))
     assert (same.head_rows, same.embedding_rows) == (TOKENS, DRAFT_ROWS)
     runner = make_runner(folders[1], 128)
-    larger = replace(runner.options, expand_to=Shape(hidden=96, vocab=7000))
+    larger = replace(runner.options, expand_to=ModelShape(hidden=96, vocab=7000))
     grown = ModelRunner(config, larger, SingleRank())
     assert (grown.config.head_rows, grown.config.vocab_size) == (7000, TOKENS)
     logits = grown.forward([Chunk([5, 6, 7], 0, [0], 3)])

@@ -23,20 +23,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from ssd_draft import link as draft_link
-from ssd_draft import sequence as draft_sequence
-from ssd_draft.core import DraftCore
-from ssd_draft.sequence import DraftSequence
-from ssd_engine.frames import Branch, Branches, Open
-from ssd_engine.frames import Outcome as OutcomeFrame
-from ssd_engine.tensor_plane import state as plane
-from ssd_target import link_state
-from ssd_target import sequence as target_sequence
-from ssd_target.speculation import rounds as target_rounds
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.front import link as draft_link
+from ssd_draft.planning import sequence as draft_sequence
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_engine.speculation.frames import Branch, Branches, Open
+from ssd_engine.speculation.frames import Outcome as OutcomeFrame
+from ssd_engine.tensor_plane.protocol import state as plane
+from ssd_target.links import link_state
+from ssd_target.records.speculation_stats import LookUp
+from ssd_target.scheduling import sequence as target_sequence
+from ssd_target.speculation import endpoint_session as target_rounds
 from ssd_target.speculation.branches import BranchStore
-from ssd_target.speculation.endpoints import Endpoints
-from ssd_target.speculation.rounds import Rounds
-from ssd_target.speculation.stats import LookUp
+from ssd_target.speculation.endpoint_session import EndpointSession
+from ssd_target.speculation.endpoints import DraftEndpoints
 from tests.scale import FULL, full_only
 from tests.speculation import toy_world
 from tests.speculation.explorer import Explored, Recovery, explore
@@ -134,21 +134,21 @@ TABLES = [
         "link at the target",
         link_state.TRANSITIONS,
         link_state.transition,
-        link_state.LinkState,
-        link_state.LinkEvent,
-        link_state.LinkState.CONNECTING,
-        link_state.LinkState.UP,
-        frozenset({link_state.LinkState.CLOSED}),
+        link_state.DraftLinkState,
+        link_state.DraftLinkEvent,
+        link_state.DraftLinkState.CONNECTING,
+        link_state.DraftLinkState.UP,
+        frozenset({link_state.DraftLinkState.CLOSED}),
         RuntimeError,
     ),
     Table(
         "sequence and its endpoint",
         target_rounds.TRANSITIONS,
         target_rounds.transition,
-        target_rounds.State,
-        target_rounds.Event,
-        target_rounds.State.DETACHED,
-        target_rounds.State.VERIFYING,
+        target_rounds.RoundState,
+        target_rounds.RoundEvent,
+        target_rounds.RoundState.DETACHED,
+        target_rounds.RoundState.VERIFYING,
         frozenset(),
         RuntimeError,
     ),
@@ -156,33 +156,33 @@ TABLES = [
         "sequence at the target",
         target_sequence.TRANSITIONS,
         target_sequence.transition,
-        target_sequence.State,
-        target_sequence.Event,
-        target_sequence.State.WAITING,
-        target_sequence.State.FINISHED,
-        frozenset({target_sequence.State.FINISHED}),
+        target_sequence.SequenceState,
+        target_sequence.SequenceEvent,
+        target_sequence.SequenceState.WAITING,
+        target_sequence.SequenceState.FINISHED,
+        frozenset({target_sequence.SequenceState.FINISHED}),
         RuntimeError,
     ),
     Table(
         "link at the draft",
         draft_link.TRANSITIONS,
         draft_link.transition,
-        draft_link.LinkState,
-        draft_link.LinkEvent,
-        draft_link.LinkState.GREETING,
-        draft_link.LinkState.ENDED,
-        frozenset({draft_link.LinkState.ENDED}),
+        draft_link.TargetLinkState,
+        draft_link.TargetLinkEvent,
+        draft_link.TargetLinkState.GREETING,
+        draft_link.TargetLinkState.ENDED,
+        frozenset({draft_link.TargetLinkState.ENDED}),
         RuntimeError,
     ),
     Table(
         "sequence at the draft",
         draft_sequence.TRANSITIONS,
         draft_sequence.transition,
-        draft_sequence.Phase,
-        draft_sequence.Event,
-        draft_sequence.Phase.VERIFYING,
-        draft_sequence.Phase.VERIFYING,
-        frozenset({draft_sequence.Phase.CLOSED}),
+        draft_sequence.DraftRoundPhase,
+        draft_sequence.DraftRoundEvent,
+        draft_sequence.DraftRoundPhase.VERIFYING,
+        draft_sequence.DraftRoundPhase.VERIFYING,
+        frozenset({draft_sequence.DraftRoundPhase.CLOSED}),
         None,
     ),
     Table(
@@ -234,21 +234,21 @@ class TestTables:
 
 
 def stale_rounds_pass(patch: pytest.MonkeyPatch) -> None:
-    def push(self: Rounds, link: int, epoch: int, frame: Branches) -> int:
+    def push(self: EndpointSession, link: int, epoch: int, frame: Branches) -> int:
         fits = self.attached and (self.link, self.epoch) == (link, epoch)
         return sum(not (fits and self.branches.add(branch)) for branch in frame.branches)
 
-    patch.setattr(Rounds, "push", push)
+    patch.setattr(EndpointSession, "push", push)
 
 
 def stale_epochs_pass(patch: pytest.MonkeyPatch) -> None:
-    real = Endpoints.follow
+    real = DraftEndpoints.follow
 
-    def follow(self: Endpoints, link: int, epoch: int, *rest: Any) -> None:
+    def follow(self: DraftEndpoints, link: int, epoch: int, *rest: Any) -> None:
         endpoint = self._by_link.get(link)
         real(self, link, epoch if endpoint is None or not endpoint.up else endpoint.epoch, *rest)
 
-    patch.setattr(Endpoints, "follow", follow)
+    patch.setattr(DraftEndpoints, "follow", follow)
 
 
 def the_draft_ignores_rounds(patch: pytest.MonkeyPatch) -> None:
@@ -273,14 +273,14 @@ def gaps_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def branches_outlive_their_round(patch: pytest.MonkeyPatch) -> None:
-    def begin(self: Rounds, length: int) -> None:
+    def begin(self: EndpointSession, length: int) -> None:
         self.round += 1
         self.decided = None
         if not self.branches._vocab_size:
             self.branches = BranchStore(length, self._max_depth, self._vocab_size)
         self.branches._length = length
 
-    patch.setattr(Rounds, "_begin", begin)
+    patch.setattr(EndpointSession, "_begin", begin)
 
 
 def the_draft_forgets_accepted_tokens(patch: pytest.MonkeyPatch) -> None:
@@ -305,10 +305,10 @@ def speculations_are_not_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_link_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    def disconnected(self: Endpoints, link: int, epoch: int, reason: str = "") -> None:
+    def disconnected(self: DraftEndpoints, link: int, epoch: int, reason: str = "") -> None:
         pass
 
-    patch.setattr(Endpoints, "disconnected", disconnected)
+    patch.setattr(DraftEndpoints, "disconnected", disconnected)
 
 
 def the_draft_gives_up_in_silence(patch: pytest.MonkeyPatch) -> None:
@@ -329,19 +329,19 @@ def a_new_open_adds_to_the_old_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def sequences_are_not_closed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Endpoints, "leave", Endpoints._detach)
+    patch.setattr(DraftEndpoints, "leave", DraftEndpoints._detach)
 
 
 def an_old_launch_stays_unanswered(patch: pytest.MonkeyPatch) -> None:
-    real = Endpoints._detach
+    real = DraftEndpoints._detach
 
-    def detach(self: Endpoints, speculated: Any, reason: str) -> None:
+    def detach(self: DraftEndpoints, speculated: Any, reason: str) -> None:
         endpoint = self._by_link[speculated.rounds.link]
         since = endpoint.unanswered_since
         real(self, speculated, reason)
         endpoint.unanswered_since = since
 
-    patch.setattr(Endpoints, "_detach", detach)
+    patch.setattr(DraftEndpoints, "_detach", detach)
 
 
 # While one sequence is answered, nobody misses the answers to the other.

@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ssd_engine.batch import Draw, Part
-from ssd_engine.frames import Verification
-from ssd_engine.guessing import drawn_guesses
-from ssd_engine.noise import STREAM_DRAFT, signed64
-from ssd_engine.rejection import (
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Draw, Part
+from ssd_engine.forward.result import ImmediateForward
+from ssd_engine.sampling.guesses import drawn_guesses
+from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import (
     Speculation,
     draft_distribution,
     draw_from,
@@ -35,13 +37,16 @@ from ssd_engine.rejection import (
     to_wire,
     verify_rejection,
 )
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, target_distribution
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Computed
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculated import Taken
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_engine.sampling.sampler import SampleRow, target_distribution
+from ssd_engine.speculation.frames import Verification
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.records.speculation_stats import SpeculationStats
+from ssd_target.speculation.sequence_speculation import RowSpeculation
 from tests.fits import Floats, Ints, texts_fit
 from tests.harness import GREEDY, Request, make_core, make_runner, run, submit
 from tests.random_models import SMALL
@@ -81,8 +86,8 @@ class Leaning:
         logits = self._runner.forward(parts)
         return None if logits is None else self.lean(logits)
 
-    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Computed:
-        return Computed(lambda: self.forward(parts))
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> ImmediateForward:
+        return ImmediateForward(lambda: self.forward(parts))
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ def generate(
     texts: list[list[int]] = [[] for _ in requests]
     with ExitStack() as stack:
         clock = SimpleNamespace(monotonic=lambda: sim.now)
-        everything = {"ssd_engine.scored.time": clock, **(patches or {})}
+        everything = {"ssd_engine.forward.result.time": clock, **(patches or {})}
         for name, value in everything.items():
             stack.enter_context(patch(name, value))
         for begin in range(0, len(requests), WAVE):
@@ -250,7 +255,7 @@ def met(totals: SpeculationStats) -> dict[str, int]:
     }
 
 
-SHIPPED = "ssd_engine.guessing.draft_distribution"
+SHIPPED = "ssd_engine.sampling.guesses.draft_distribution"
 
 
 def coarse(q: Tensor) -> Tensor:
@@ -330,7 +335,7 @@ def rounded_after_drawing(
 def kept_by_value(fill: Callable[..., None]) -> Callable[..., None]:
     """The target drops a token, and what follows, for what it is."""
 
-    def wrapper(taken: Taken, source: Any) -> None:
+    def wrapper(taken: RowSpeculation, source: Any) -> None:
         fill(taken, source)
         wrong = next((i for i, token in enumerate(taken.tokens) if token % 2 == 0), None)
         taken.tokens = taken.tokens[:wrong]
@@ -355,14 +360,14 @@ def first_branch_is_reported(self: Any, sequence: Any) -> None:
 
 
 DRAWN = "ssd_draft.speculators.model.drawn_guesses"
-FILL = "ssd_target.speculation.speculated.Taken.fill"
+FILL = "ssd_target.speculation.sequence_speculation.RowSpeculation.fill"
 KEEP = "ssd_draft.speculators.model.ModelSpeculator._keep_branch"
-RESIDUAL = "ssd_engine.rejection.STREAM_RESIDUAL"
-VERIFY = "ssd_target.verifier.verify_rejection"
+RESIDUAL = "ssd_engine.sampling.rejection.STREAM_RESIDUAL"
+VERIFY = "ssd_target.scheduling.verifier.verify_rejection"
 MUTANTS = {
     "q for sigma": Case(0.1, patches={DRAWN: q_is_reported}),
     "tokens kept by value": Case(
-        models="same", calm=True, patches={FILL: kept_by_value(Taken.fill)}
+        models="same", calm=True, patches={FILL: kept_by_value(RowSpeculation.fill)}
     ),
     "draft and residual in a stream": Case(
         models="rivals", calm=True, patches={RESIDUAL: STREAM_DRAFT}

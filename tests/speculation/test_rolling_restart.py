@@ -16,11 +16,11 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.endpoints import Endpoint, connect
-from ssd_client.events import Finished, Moved, Tokens
-from ssd_client.failover import RetryPolicy
-from ssd_client.request import pack_token_ids
-from ssd_client.stream import generate
+from ssd_client.connection.endpoints import Endpoint, connect
+from ssd_client.connection.failover import RetryPolicy
+from ssd_client.generate.events import Finished, Moved, Tokens
+from ssd_client.generate.request import pack_token_ids
+from ssd_client.generate.stream import generate
 from tests.processes import (
     TargetProcess,
     draft,

@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_draft.sequence import DraftSequence, Phase
+from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_draft.speculators.model import ModelSpeculator
-from ssd_engine.batch import Chunk, Part
-from ssd_engine.frames import Source
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.sequence import Sequence
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculated import Taken
-from ssd_target.speculation.speculator import Speculator
+from ssd_engine.forward.batch import Chunk, Part
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Source
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.scheduling.sequence import Sequence
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.sequence_speculation import RowSpeculation
 from tests.harness import Request, Result, run
 from tests.scale import FULL
 from tests.simulation import Simulation
@@ -94,11 +99,15 @@ class Watch:
     def __init__(self, simulation: Simulation, patch: pytest.MonkeyPatch) -> None:
         self.rows: dict[int, Row] = defaultdict(Row)
         self._simulation = simulation
-        patch.setattr(Speculator, "take", self._watch_take(Speculator.take))
+        patch.setattr(SpeculationCoordinator, "take", self._watch_take(SpeculationCoordinator.take))
         patch.setattr(ModelSpeculator, "_parts", self._watch_parts(ModelSpeculator._parts))
 
-    def _watch_take(self, take: Callable[..., list[Taken]]) -> Callable[..., list[Taken]]:
-        def watched(speculator: Speculator, sequences: list[Sequence]) -> list[Taken]:
+    def _watch_take(
+        self, take: Callable[..., list[RowSpeculation]]
+    ) -> Callable[..., list[RowSpeculation]]:
+        def watched(
+            speculator: SpeculationCoordinator, sequences: list[Sequence]
+        ) -> list[RowSpeculation]:
             found = [self._found(speculator, sequence) for sequence in sequences]
             begin = self._simulation.now
             rows = take(speculator, sequences)
@@ -109,11 +118,13 @@ class Watch:
 
         return watched
 
-    def _found(self, speculator: Speculator, sequence: Sequence) -> list[int]:
+    def _found(self, speculator: SpeculationCoordinator, sequence: Sequence) -> list[int]:
         branches = speculator._sequences[sequence.id].rounds
         return branches.branches.find(*branches.decided) if branches.decided else []
 
-    def _hit(self, row: Taken, found: list[int], beside_a_miss: bool, waited: bool) -> None:
+    def _hit(
+        self, row: RowSpeculation, found: list[int], beside_a_miss: bool, waited: bool
+    ) -> None:
         counts = self.rows[row.speculated.sequence.id]
         counts.hits += 1
         counts.beside_a_miss += beside_a_miss
@@ -124,7 +135,7 @@ class Watch:
     def _watch_parts(self, parts_of: Callable[..., list[Part]]) -> Callable[..., list[Part]]:
         def watched(speculator: ModelSpeculator, sequence: DraftSequence, *rest: Any) -> list[Part]:
             parts = parts_of(speculator, sequence, *rest)
-            if sequence.phase is Phase.VERIFYING and sequence.source is Source.CACHE:
+            if sequence.phase is DraftRoundPhase.VERIFYING and sequence.source is Source.CACHE:
                 again = sum(len(part.tokens) for part in parts if isinstance(part, Chunk))
                 self.rows[sequence.id].drafted_again += again
             return parts
@@ -155,21 +166,21 @@ def test_no_hit_is_discarded_delayed_or_drafted_again(
 
 
 def wait_for_any_miss(patch: pytest.MonkeyPatch) -> None:
-    def wait(self: Speculator, rows: list[Taken]) -> None:
+    def wait(self: SpeculationCoordinator, rows: list[RowSpeculation]) -> None:
         missed = [row for row in rows if row.missed]
         if missed:
             self._wait_for(missed, 0.05)
 
-    patch.setattr(Speculator, "_wait", wait)
+    patch.setattr(SpeculationCoordinator, "_wait", wait)
 
 
 def one_miss_is_everybodys(patch: pytest.MonkeyPatch) -> None:
-    def back_up(self: Speculator, rows: list[Taken]) -> None:
+    def back_up(self: SpeculationCoordinator, rows: list[RowSpeculation]) -> None:
         if any(row.missed for row in rows):
             for row in rows:
                 row.tokens, row.source = [], Source.NONE
 
-    patch.setattr(Speculator, "_back_up", back_up)
+    patch.setattr(SpeculationCoordinator, "_back_up", back_up)
 
 
 def branches_are_not_kept(patch: pytest.MonkeyPatch) -> None:

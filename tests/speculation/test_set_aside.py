@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ssd_engine.frames import Verification
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.core import EngineCore
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Verification
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import BLOCK, Request, make_core, make_runner, run
 from tests.scale import full_only
 from tests.simulation import FewBlocks, Simulation

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.model_store import resolve_model
+from ssd_engine.checkpoints.model_store import resolve_model
 from tests.processes import Output, TargetProcess, draft, target
 from tests.scale import FULL
 from tests.speculation.generations import (

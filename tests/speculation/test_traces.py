@@ -9,10 +9,10 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import trace_pb2, trace_pb2_grpc
-from ssd_client.endpoints import Endpoint, connect
+from ssd_client.connection.endpoints import Endpoint, connect
 from ssd_client.errors import ClientError
-from ssd_client.traces import TraceEvent, TraceReader, between, perfetto
-from ssd_engine.frames import Source
+from ssd_client.status.traces import TraceEvent, TraceReader, between, perfetto
+from ssd_engine.speculation.frames import Source
 from tests.processes import Output, TargetProcess, TracedPair, collect
 from tests.waiting import wait_until
 

@@ -19,27 +19,38 @@ from typing import Any
 
 import msgspec
 
-from ssd_draft.core import DraftCore
-from ssd_draft.plan import Planner, RoundPlan
-from ssd_draft.records import Drain
-from ssd_draft.records import LinkDown as DraftLinkDown
-from ssd_draft.records import LinkFrames as DraftLinkFrames
-from ssd_draft.records import LinkUp as DraftLinkUp
-from ssd_draft.sequence import DraftSequence, Offer, Phase
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.planning.plan import Planner, RoundPlan
+from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
+from ssd_draft.records import AnnounceLeaving
+from ssd_draft.records import TargetFrames as DraftLinkFrames
+from ssd_draft.records import TargetLinkDown as DraftLinkDown
+from ssd_draft.records import TargetLinkUp as DraftLinkUp
 from ssd_draft.speculators.base import Need
-from ssd_engine.completion import StopRules
-from ssd_engine.frames import Branches, DraftFrame, Load, TargetFrame
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Scored
-from ssd_engine.tensor_plane import MakeRows
-from ssd_engine.token_ids import pack_tokens
-from ssd_target import link_state
-from ssd_target.core import EngineCore
-from ssd_target.records import Cancel, LinkDown, LinkFrames, LinkUp, Submit
-from ssd_target.scheduler import Work
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator
-from ssd_target.verifier import Outcome, count_accepted, speculation
+from ssd_engine.forward.result import ForwardResult
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Branches, DraftFrame, Load, TargetFrame
+from ssd_engine.tensor_plane.protocol.rows import MakeRows
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_target.engine.core import EngineCore
+from ssd_target.links import link_state
+from ssd_target.records.engine_records import (
+    Cancel,
+    Submit,
+    TargetFrames,
+    TargetLinkDown,
+    TargetLinkUp,
+)
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.scheduling.scheduler import Work
+from ssd_target.scheduling.verifier import RoundOutcome, count_accepted, speculation
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.synchronous import ByForward
 
 VOCAB = 1 << 20
@@ -121,7 +132,7 @@ class ToySpeculator:
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
     ) -> int:
         for sequence, plan in zip(sequences, plans, strict=True):
-            if sequence.phase is Phase.VERIFYING and not sequence.offers:
+            if sequence.phase is DraftRoundPhase.VERIFYING and not sequence.offers:
                 self._plant(sequence, plan)
             for offer in sequence.offers.values():
                 if len(offer.tokens) < plan.depth:
@@ -138,7 +149,7 @@ class ToySpeculator:
             wrong = chain[accepted : accepted + 1]
             candidates = [token for token in guesses(text) if token not in wrong]
             for token in candidates[:width]:
-                sequence.offers[accepted, token] = Offer(accepted, token)
+                sequence.offers[accepted, token] = PreparedBranch(accepted, token)
 
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
@@ -154,14 +165,14 @@ class ToySpeculator:
             raise RuntimeError("toy integrity: a sequence was not opened or closed once")
 
 
-def _text_before(sequence: DraftSequence, offer: Offer) -> Text:
+def _text_before(sequence: DraftSequence, offer: PreparedBranch) -> Text:
     committed = (*sequence.prompt, *sequence.output)
-    if sequence.phase is Phase.DECIDED:
+    if sequence.phase is DraftRoundPhase.DECIDED:
         return committed
     return (*committed, *sequence.speculation[: offer.accepted], offer.token)
 
 
-def toy_verify(works: list[Work], scored: Scored, *_: object) -> list[Outcome]:
+def toy_verify(works: list[Work], scored: ForwardResult, *_: object) -> list[RoundOutcome]:
     """In place of the verifier's: there are no logits here, only what the target says."""
     drawn: Any = scored.logits
     rows = iter(drawn)
@@ -169,7 +180,7 @@ def toy_verify(works: list[Work], scored: Scored, *_: object) -> list[Outcome]:
     for work in works:
         own = list(islice(rows, work.chunk.num_logits))
         accepted = count_accepted(speculation(work), own)
-        outcomes.append(Outcome(accepted, own[: accepted + 1], None))
+        outcomes.append(RoundOutcome(accepted, own[: accepted + 1], None))
     return outcomes
 
 
@@ -260,7 +271,7 @@ class Target:
             auto_off=False,
             link_timeout=LINK_TIMEOUT,
         )
-        self.speculator = Speculator(
+        self.speculator = SpeculationCoordinator(
             options,
             VOCAB,
             send=self.send,
@@ -373,7 +384,7 @@ class World:
         self.waited = 0  # things that happened during the wait of the step in progress
         self.pipes: list[Pipe] = []
         self.epochs = [0] * len(setting.links)
-        self.link_states = [link_state.LinkState.CONNECTING] * len(setting.links)
+        self.link_states = [link_state.DraftLinkState.CONNECTING] * len(setting.links)
         self.targets = [Target(self, i) for i in range(setting.num_targets)]
         self.drafts = [self._new_draft() for _ in range(setting.num_drafts)]
         for link in range(len(setting.links)):
@@ -474,7 +485,7 @@ class World:
         )
 
     def _can_connect(self, link: int) -> bool:
-        waiting = self.link_states[link] is link_state.LinkState.WAITING
+        waiting = self.link_states[link] is link_state.DraftLinkState.WAITING
         return waiting and not self.drafts[self.setting.links[link][1]]._draining
 
     def _faults(self) -> Iterator[Action]:
@@ -551,7 +562,7 @@ class World:
     def _up(self, link: int, epoch: int, sequence: int) -> None:
         pipe = self._find(link, epoch)
         frame, load = pipe.up[sequence].pop(0)
-        record = LinkFrames(link, epoch, [frame], load)
+        record = TargetFrames(link, epoch, [frame], load)
         self.target_of(pipe).core.handle_link(record)
         self._check_branches(self.target_of(pipe))
         self._tidy()
@@ -587,10 +598,10 @@ class World:
     def close_target_end(self, link: int, epoch: int, tell: bool = False) -> None:
         pipe = self._find(link, epoch)
         pipe.target_up = False
-        state = link_state.transition(self.link_states[link], link_state.LinkEvent.FAIL)
+        state = link_state.transition(self.link_states[link], link_state.DraftLinkEvent.FAIL)
         self.link_states[link] = state
         if tell:
-            self.target_of(pipe).core.handle_link(LinkDown(link, epoch))
+            self.target_of(pipe).core.handle_link(TargetLinkDown(link, epoch))
 
     def _close_draft_end(self, pipe: Pipe) -> None:
         pipe.draft_up = False
@@ -599,15 +610,15 @@ class World:
 
     def _connect(self, link: int) -> None:
         state = self.link_states[link]
-        if state is link_state.LinkState.WAITING:
-            state = link_state.transition(state, link_state.LinkEvent.RETRY)
-        self.link_states[link] = link_state.transition(state, link_state.LinkEvent.WELCOME)
+        if state is link_state.DraftLinkState.WAITING:
+            state = link_state.transition(state, link_state.DraftLinkEvent.RETRY)
+        self.link_states[link] = link_state.transition(state, link_state.DraftLinkEvent.WELCOME)
         self.epochs[link] += 1
         pipe = Pipe(link, self.epochs[link])
         self.pipes.append(pipe)
         depth = self.setting.depth
         self.draft_of(pipe).handle(DraftLinkUp(pipe.number, "target", depth))
-        up = LinkUp(link, pipe.epoch, False, self.setting.draft_room, 1000, depth)
+        up = TargetLinkUp(link, pipe.epoch, False, self.setting.draft_room, 1000, depth)
         self.target_of(pipe).core.handle_link(up)
 
     def _crash_draft(self, number: int) -> None:
@@ -641,7 +652,7 @@ class World:
         self._step_draft(draft)
 
     def _drain(self, number: int) -> None:
-        self.drafts[number].handle(Drain())
+        self.drafts[number].handle(AnnounceLeaving())
         self._step_draft(self.drafts[number])
 
     def _stall(self) -> None:

@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from ssd.v1 import target_pb2 as pb
-from ssd_target.requests import largest_request
+from ssd_target.front.requests import largest_request
 from tests.processes import TargetProcess, collect, wait_until_idle
 
 NAN, INF = float("nan"), float("inf")

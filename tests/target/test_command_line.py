@@ -14,9 +14,9 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from ssd_engine.model_store import resolve_model
-from ssd_engine.serving.command_line import CONTEXT, EVERYDAY, GROUPS
-from ssd_engine.tensor_parallel import rank_device
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.models.tensor_parallel import rank_device
+from ssd_serving.command_line import CONTEXT, EVERYDAY, GROUPS
 from ssd_target.cli import join, main, serve
 from ssd_target.config import TargetConfig
 
@@ -284,7 +284,7 @@ def test_check_config_names_a_device_that_is_not_there() -> None:
 
 
 def test_check_config_names_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_engine.serving.preflight.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("ssd_serving.preflight.available_memory", lambda: 1 << 20)
     code, said = check_config("--device", "cpu", "--listen", "127.0.0.1:0")
     assert code == 2
     assert "of this host's memory are free" in said

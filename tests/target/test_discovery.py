@@ -13,13 +13,20 @@ import pytest
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import ConfigError
-from ssd_target import discovery as discovery_module
-from ssd_target.discovery import MAX_PLACES, Discovery, look_up
-from ssd_target.link import Identity, Link
-from ssd_target.link_state import LinkState
-from ssd_target.links import Links
-from ssd_target.places import DnsName, Place, PlaceFile, at, parse_draft, parse_lines
-from ssd_target.records import LinkGone, LinkUp
+from ssd_target.links import discovery as discovery_module
+from ssd_target.links.discovery import MAX_PLACES, Discovery, look_up
+from ssd_target.links.endpoint_addresses import (
+    AddressFile,
+    DnsName,
+    EndpointAddress,
+    at,
+    parse_draft,
+    parse_lines,
+)
+from ssd_target.links.link import DraftLink, TargetIdentity
+from ssd_target.links.link_state import DraftLinkState
+from ssd_target.links.links import Links
+from ssd_target.records.engine_records import DraftLinkUp, LinkGone
 from tests.waiting import wait_until_async
 
 NAME = "drafts.test"
@@ -70,12 +77,12 @@ class Zone:
         self.hosts: tuple[str, ...] | None = hosts
         self.asked = 0
 
-    def __call__(self, source: Any) -> list[Place]:
+    def __call__(self, source: Any) -> list[EndpointAddress]:
         assert isinstance(source, DnsName)
         self.asked += 1
         if self.hosts is None:
             raise socket.gaierror(socket.EAI_AGAIN, "try again")
-        return [Place(f"{host}:{source.port}", source.name) for host in self.hosts]
+        return [EndpointAddress(f"{host}:{source.port}", source.name) for host in self.hosts]
 
 
 class Bench:
@@ -84,18 +91,18 @@ class Bench:
     ) -> None:
         self.told: list[Any] = []
         self.links = Links(drafts, (), trusted, self.told.append, lambda: 0, None, 0.1, look)
-        self.links.start(Identity("target", "abc", 1000, 5, None))
+        self.links.start(TargetIdentity("target", "abc", 1000, 5, None))
 
-    def of(self, address: str) -> Link | None:
+    def of(self, address: str) -> DraftLink | None:
         found = [link for link in self.links.links.values() if link.address == address]
         return found[-1] if found else None
 
     def is_up(self, address: str) -> bool:
         link = self.of(address)
-        return link is not None and link.state is LinkState.UP
+        return link is not None and link.state is DraftLinkState.UP
 
     def numbers_up(self) -> list[int]:
-        return [record.link for record in self.told if isinstance(record, LinkUp)]
+        return [record.link for record in self.told if isinstance(record, DraftLinkUp)]
 
 
 def test_pods_that_come_are_used_and_pods_that_go_are_left() -> None:
@@ -179,7 +186,7 @@ def test_a_look_up_that_fails_changes_nothing_and_is_said_once(
         await bench.links.stop()
         await pod.leave()
 
-    with caplog.at_level(logging.INFO, "ssd_target.discovery"):
+    with caplog.at_level(logging.INFO, "ssd_target.links.discovery"):
         run(work)
     said = [record.getMessage() for record in caplog.records]
     assert sum("look-up failed" in line for line in said) == 1
@@ -198,8 +205,8 @@ def test_a_link_that_fails_makes_its_name_be_looked_up_at_once(
         zone = Zone(pod.host)
         told: list[Any] = []
         links = Links([f"dns:///{NAME}:{port}"], (), (), told.append, lambda: 0, None, 3600, zone)
-        links.start(Identity("target", "abc", 1000, 5, None))
-        await wait_until_async(lambda: any(isinstance(each, LinkUp) for each in told))
+        links.start(TargetIdentity("target", "abc", 1000, 5, None))
+        await wait_until_async(lambda: any(isinstance(each, DraftLinkUp) for each in told))
         assert zone.asked == 1
         zone.hosts = (other.host,)
         await pod.leave()
@@ -218,7 +225,7 @@ def test_a_resolver_that_hangs_holds_up_nothing_and_is_asked_once(
     monkeypatch.setattr(discovery_module, "LOOK_UP_SECONDS", 0.05)
     free, asked = threading.Event(), []
 
-    def hang(source: Any) -> list[Place]:
+    def hang(source: Any) -> list[EndpointAddress]:
         asked.append(source)
         free.wait()
         return [at("127.0.0.2:1")]
@@ -282,7 +289,7 @@ def test_the_resolver_of_the_system_is_asked() -> None:
     places = look_up(DnsName("localhost", 7420))
     assert "127.0.0.1:7420" in {place.address for place in places}
     assert {place.server_name for place in places} == {"localhost"}
-    assert look_up(DnsName("::1", 7420)) == [Place("[::1]:7420", "[::1]:7420")]
+    assert look_up(DnsName("::1", 7420)) == [EndpointAddress("[::1]:7420", "[::1]:7420")]
 
 
 @pytest.mark.parametrize(
@@ -294,9 +301,9 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 
 
 def test_places_are_read_as_they_are_written() -> None:
-    assert parse_draft("a:1") == Place("a:1", "a:1")
+    assert parse_draft("a:1") == EndpointAddress("a:1", "a:1")
     assert parse_draft("dns:///a.b:1") == DnsName("a.b", 1)
-    assert parse_draft("file:///etc/drafts") == PlaceFile(Path("/etc/drafts"))
+    assert parse_draft("file:///etc/drafts") == AddressFile(Path("/etc/drafts"))
     assert str(parse_draft("file:///etc/drafts")) == "file:///etc/drafts"
     assert parse_lines("a:1\n[::1]:2 # b\n\n#c\na:1") == ["a:1", "[::1]:2"]
     for bad in ("a", "a:0", "dns:///a:1", "a b:1"):

@@ -119,7 +119,7 @@ def test_a_signal_before_anything_has_begun_ends_it_too(module: str) -> None:
     """Python itself needs some time to get as far as a handler."""
     code = (
         "import os, signal, sys, threading, runpy\n"
-        "from ssd_engine.serving import command_line\n"
+        "from ssd_serving import command_line\n"
         "plain = command_line._early_end\n"
         "def early():\n"
         "    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"

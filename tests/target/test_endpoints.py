@@ -1,19 +1,19 @@
 """What the engine believes of an endpoint."""
 
-from ssd_engine.completion import StopRules
-from ssd_engine.frames import Launch, Load, Source
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.records import LinkUp
-from ssd_target.sequence import Sequence
-from ssd_target.speculation.endpoint import LOAD_SECONDS, SILENT_VISITS, Endpoint
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Launch, Load, Source
+from ssd_engine.text.completion import StopRules
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.scheduling.sequence import Sequence
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.endpoint import LOAD_SECONDS, SILENT_VISITS, DraftEndpoint
 from ssd_target.speculation.payoff import Payoff
-from ssd_target.speculation.speculator import Speculator
 
 
-def connected(max_sequences: int) -> Endpoint:
-    endpoint = Endpoint(1, Payoff(False))
-    endpoint.connect(LinkUp(1, 1, False, max_sequences, 2048, 7))
+def connected(max_sequences: int) -> DraftEndpoint:
+    endpoint = DraftEndpoint(1, Payoff(False))
+    endpoint.connect(DraftLinkUp(1, 1, False, max_sequences, 2048, 7))
     return endpoint
 
 
@@ -35,9 +35,9 @@ def test_an_endpoint_that_was_busy_once_is_not_avoided_for_ever() -> None:
 
 def test_sequences_are_spread_evenly_over_endpoints() -> None:
     options = SpeculationOptions(mode=Mode.SSD, auto_off=False)
-    speculator = Speculator(options, 100, clock=lambda: 0.0)
+    speculator = SpeculationCoordinator(options, 100, clock=lambda: 0.0)
     for link in (1, 2):
-        speculator.endpoints.connected(LinkUp(link, 1, False, 16, 2048, 5))
+        speculator.endpoints.connected(DraftLinkUp(link, 1, False, 16, 2048, 5))
     sequences = [
         Sequence(i, [1, 2], [], SamplingParams(seed=i), StopRules(60), None, [b""] * 100)
         for i in range(8)
@@ -50,7 +50,7 @@ def test_sequences_are_spread_evenly_over_endpoints() -> None:
     assert [len(endpoint.sequences) for endpoint in speculator.endpoints] == [4, 4]
 
 
-def visit(endpoint: Endpoint, begin: float) -> None:
+def visit(endpoint: DraftEndpoint, begin: float) -> None:
     """A short one: a sequence comes and goes."""
     endpoint.say(Launch(1, 1, [], Source.NONE, 5, 0), begin)
     endpoint.left()

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from ssd.v1 import target_pb2 as pb
-from ssd_client.endpoints import connect
-from ssd_client.events import Finished, Moved, Tokens
-from ssd_client.stream import generate
-from ssd_engine.batch import Chunk
-from ssd_engine.model_store import resolve_model
-from ssd_engine.sampling import SampleRow, perturbed_scores
-from ssd_engine.sampling_params import SamplingParams
+from ssd_client.connection.endpoints import connect
+from ssd_client.generate.events import Finished, Moved, Tokens
+from ssd_client.generate.stream import generate
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, perturbed_scores
 from tests.harness import make_runner
 from tests.process_tree import engine_held, let_engine_go_on_until, spawned
 from tests.processes import Output, TargetProcess, collect, target
@@ -234,8 +234,8 @@ class TestTensorParallel:
         self, message: pb.GenerateRequest, one: list[int], two: list[int]
     ) -> float:
         """How far apart the two best tokens were where the texts part."""
-        from ssd_engine.config import load_model_config
-        from ssd_engine.tokenizer import Tokenizer
+        from ssd_engine.checkpoints.model_config import load_model_config
+        from ssd_engine.text.tokenizer import Tokenizer
 
         directory = resolve_model("stories-target")
         prompt = Tokenizer(directory, load_model_config(directory)).encode(message.text)

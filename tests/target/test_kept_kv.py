@@ -2,12 +2,12 @@
 
 import pytest
 
-from ssd_engine.block_pool import BlockPool
-from ssd_engine.completion import StopRules
-from ssd_engine.kv_swap import Swap
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.kept_kv import KeptKV, KeptOptions
-from ssd_target.sequence import Sequence
+from ssd_engine.kvcache.block_pool import BlockPool
+from ssd_engine.kvcache.swap import Swap
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.text.completion import StopRules
+from ssd_target.scheduling.kept_kv import KeptKV, KeptOptions
+from ssd_target.scheduling.sequence import Sequence
 
 BLOCK = 4
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.model_store import resolve_model
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_target.config import TargetConfig
-from ssd_target.server import plan_target
+from ssd_target.front.server import plan_target
 from tests.process_tree import descendants, is_alive
 from tests.processes import TargetProcess, target
 from tests.waiting import HANG_SECONDS, wait_until

@@ -12,14 +12,14 @@ import pytest
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
-from ssd_engine.frames import Close
-from ssd_target import link as link_module
-from ssd_target.link import MAX_FRAMES, Identity
-from ssd_target.link_state import LinkState
-from ssd_target.links import MAX_NAMED, Links
-from ssd_target.records import LinkDown, LinkGone, LinkUp
-from ssd_target.speculation.options import Mode
-from ssd_target.speculation.requests import Terms
+from ssd_engine.speculation.frames import Close
+from ssd_target.front.speculation_requests import SpeculationTerms
+from ssd_target.links import link as link_module
+from ssd_target.links.link import MAX_FRAMES, TargetIdentity
+from ssd_target.links.link_state import DraftLinkState
+from ssd_target.links.links import MAX_NAMED, Links
+from ssd_target.records.engine_records import DraftLinkDown, DraftLinkUp, LinkGone
+from ssd_target.records.speculation_options import Mode
 from tests.waiting import wait_until_async
 
 SERVICE = "ssd.v1.SpeculationService"
@@ -33,11 +33,11 @@ class Bench:
         self.told: list[Any] = []
         self.now = 0.0
         self.links = Links(drafts, allowed, (), self.told.append, lambda: 0, clock=lambda: self.now)
-        self.links.start(Identity("target", "abc", 1000, 5, None))
+        self.links.start(TargetIdentity("target", "abc", 1000, 5, None))
 
     def number_of(self, address: str) -> int:
         """As for a request that names it."""
-        terms = Terms((Mode.SSD,), 5, self.links.number_of)
+        terms = SpeculationTerms((Mode.SSD,), 5, self.links.number_of)
         settled = terms.settle(target_pb2.SpeculationOptions(endpoints=[address]))
         assert settled.links is not None
         return settled.links[0]
@@ -102,7 +102,7 @@ def test_the_operators_own_drafts_are_allowed_and_dialled_once() -> None:
 def test_endpoints_are_no_use_where_none_is_offered() -> None:
     async def work() -> None:
         bench = Bench()
-        terms = Terms((Mode.OFF,), 5, bench.links.number_of)
+        terms = SpeculationTerms((Mode.OFF,), 5, bench.links.number_of)
         with pytest.raises(InputError, match=r"speculation\.endpoints"):
             terms.settle(target_pb2.SpeculationOptions(endpoints=[NOBODY]))
         assert terms.settle(target_pb2.SpeculationOptions()).mode is Mode.OFF
@@ -130,11 +130,11 @@ def test_those_that_are_up_keep_their_places() -> None:
     async def work() -> None:
         bench = Bench("*")
         for i in range(MAX_NAMED):
-            bench.links.links[bench.number_of(f"draft-{i}:1")].state = LinkState.UP
+            bench.links.links[bench.number_of(f"draft-{i}:1")].state = DraftLinkState.UP
         assert not bench.is_allowed("another:1")
         assert len(bench.links.links) == MAX_NAMED
         for link in bench.links.links.values():
-            link.state = LinkState.CONNECTING
+            link.state = DraftLinkState.CONNECTING
         await bench.links.stop()
 
     run(work)
@@ -221,7 +221,9 @@ def test_what_has_gathered_goes_out_in_messages_of_a_bounded_size() -> None:
         endpoint = Endpoint()
         server, address = await endpoint.serve()
         bench = Bench(drafts=(address,))
-        await wait_until_async(lambda: any(isinstance(record, LinkUp) for record in bench.told))
+        await wait_until_async(
+            lambda: any(isinstance(record, DraftLinkUp) for record in bench.told)
+        )
         epoch = bench.links.links[0].epoch
         for i in range(100):
             bench.links.send(0, epoch, [Close(30 * i + j, 0) for j in range(30)])
@@ -245,15 +247,15 @@ def test_a_stream_that_ends_is_opened_again() -> None:
         bench = Bench(drafts=(address,))
         link = bench.links.links[0]
         for _ in range(5):
-            await wait_until_async(lambda: link.state is LinkState.UP)
+            await wait_until_async(lambda: link.state is DraftLinkState.UP)
             endpoint.end.set()
             epoch = link.epoch
-            while link.state is LinkState.UP:
+            while link.state is DraftLinkState.UP:
                 bench.links.send(0, epoch, [Close(1, 0)])
                 await asyncio.sleep(0)
             endpoint.end = asyncio.Event()
-        await wait_until_async(lambda: link.state is LinkState.UP)
-        downs = [record for record in bench.told if isinstance(record, LinkDown)]
+        await wait_until_async(lambda: link.state is DraftLinkState.UP)
+        downs = [record for record in bench.told if isinstance(record, DraftLinkDown)]
         assert len(downs) == 5
         assert bench.links.failures().total() == 5
         await bench.links.stop()
@@ -271,15 +273,15 @@ def test_a_connection_ends_with_its_epoch() -> None:
         bench = Bench(drafts=(address,))
         link = bench.links.links[0]
         for epoch in range(1, 9):
-            await wait_until_async(lambda: link.state is LinkState.UP)
+            await wait_until_async(lambda: link.state is DraftLinkState.UP)
             if epoch % 2:
                 bench.links.stalled(0, link.epoch, "too slow")
             else:
                 endpoint.end.set()
-            await wait_until_async(lambda: link.state is not LinkState.UP)
+            await wait_until_async(lambda: link.state is not DraftLinkState.UP)
             endpoint.end = asyncio.Event()
             link._pause = 0.05
-        await wait_until_async(lambda: link.state is LinkState.UP)
+        await wait_until_async(lambda: link.state is DraftLinkState.UP)
         await wait_until_async(lambda: connections(address) <= 1)
         await bench.links.stop()
         await server.stop(None)
@@ -339,15 +341,15 @@ class EndedChannel:
 
 
 def test_a_stream_that_ends_under_a_frame_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module.Link, "_channel", lambda link: EndedChannel())
+    monkeypatch.setattr(link_module.DraftLink, "_channel", lambda link: EndedChannel())
 
     async def work() -> None:
         bench = Bench(drafts=(NOBODY,))
         link = bench.links.links[0]
         for _ in range(2):
-            await wait_until_async(lambda: link.state is LinkState.UP)
+            await wait_until_async(lambda: link.state is DraftLinkState.UP)
             bench.links.send(0, link.epoch, [Close(1, 0)])
-            await wait_until_async(lambda: link.state is LinkState.WAITING)
+            await wait_until_async(lambda: link.state is DraftLinkState.WAITING)
         assert bench.links.failures() == {"ended": 2}
         await bench.links.stop()
 

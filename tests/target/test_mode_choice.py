@@ -9,19 +9,30 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.completion import StopRules
-from ssd_engine.frames import Launch, Open, Source, TargetFrame
-from ssd_engine.sampling_params import SamplingParams
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Launch, Open, Source, TargetFrame
+from ssd_engine.text.completion import StopRules
 from ssd_target.config import TargetConfig, default_mode, modes
-from ssd_target.records import LinkUp
-from ssd_target.sequence import Sequence as TargetSequence
+from ssd_target.front.speculation_requests import speculation_stats
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from ssd_target.records.speculation_stats import SpeculationStats
+from ssd_target.scheduling.sequence import Sequence as TargetSequence
+from ssd_target.speculation import coordinator as speculator_module
 from ssd_target.speculation import endpoints as endpoints_module
-from ssd_target.speculation import speculator as speculator_module
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.payoff import FIRST_PAUSE, FIRST_ROUNDS, STEADY_STEPS, Payoff, Phase
-from ssd_target.speculation.requests import speculation_stats
-from ssd_target.speculation.speculator import Speculator
-from ssd_target.speculation.stats import SpeculationStats
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.payoff import (
+    FIRST_PAUSE,
+    FIRST_ROUNDS,
+    STEADY_STEPS,
+    Payoff,
+    TrialPhase,
+)
 from ssd_target.speculation.sync_drafter import DraftRow
 from tests.harness import Request, run
 from tests.simulation import Faults, Simulation
@@ -76,7 +87,7 @@ class World:
             link_timeout=1e9,
             endpoints=self.endpoints,
         )
-        self.speculator = Speculator(
+        self.speculator = SpeculationCoordinator(
             options,
             100,
             send=lambda link, epoch, frames: self.sent.extend(frames),
@@ -87,7 +98,7 @@ class World:
         self.submitted = 0
 
     def link(self) -> None:
-        self.speculator.endpoints.connected(LinkUp(LINK, EPOCH, False, 64, 1 << 20, DEPTH))
+        self.speculator.endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 64, 1 << 20, DEPTH))
 
     def submit(self, mode: Mode, count: int = 1) -> None:
         for _ in range(count):
@@ -262,16 +273,16 @@ def test_what_pays_alone_may_not_pay_in_a_batch() -> None:
 
 def test_a_verdict_is_kept_through_a_few_steps_of_another_size() -> None:
     payoff = Payoff()
-    while payoff.phase is not Phase.OFF:
+    while payoff.phase is not TrialPhase.OFF:
         payoff.about_to_run(1)
         payoff.observe(payoff.speculates, 1, 0.02 if payoff.speculates else 0.01)
     for _ in range(STEADY_STEPS):
         payoff.about_to_run(8)
         payoff.observe(False, 1, 9.0)  # no evidence: of another size
-    assert payoff.phase is Phase.OFF
+    assert payoff.phase is TrialPhase.OFF
     assert payoff.without.value == pytest.approx(100)
     payoff.about_to_run(8)
-    assert payoff.phase is Phase.ON  # nothing is known of eight
+    assert payoff.phase is TrialPhase.ON  # nothing is known of eight
 
 
 def test_the_next_round_of_what_is_left_plain_need_not_be_waited_for() -> None:
@@ -313,7 +324,7 @@ class Restless(Payoff):
     dice = random.Random(5)
 
     def about_to_run(self, num_rows: int) -> None:
-        self._current.phase = self.dice.choice(list(Phase))
+        self._current.phase = self.dice.choice(list(TrialPhase))
 
     def observe(self, speculated: bool, tokens: int, row_seconds: float) -> None: ...
 

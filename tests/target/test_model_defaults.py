@@ -10,14 +10,14 @@ import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_client.render import model_info_json
-from ssd_engine.config import load_model_config
+from ssd_client.terminal.render import model_info_json
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
-from ssd_engine.model_store import resolve_model
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.text.tokenizer import Tokenizer
 from ssd_target.config import TargetConfig
-from ssd_target.requests import Limits, parse_request
-from ssd_target.server import plan_target
+from ssd_target.front.requests import RequestLimits, parse_request
+from ssd_target.front.server import plan_target
 from tests.processes import Output, TargetProcess, collect, target
 from tests.waiting import HANG_SECONDS
 
@@ -125,7 +125,7 @@ def test_neutral_options_where_the_operator_wants_them(model: Path) -> None:
 def test_names_for_the_template_are_bounded() -> None:
     directory = resolve_model("stories-target")
     config = load_model_config(directory)
-    limits = Limits(config.vocab_size, 512, 512, config.eos_token_ids)
+    limits = RequestLimits(config.vocab_size, 512, 512, config.eos_token_ids)
     request = pb.GenerateRequest(chat=chat("x", long="y" * 20_000))
     with pytest.raises(InputError, match=r"^chat.template_kwargs: at most 16384 bytes"):
         parse_request(request, Tokenizer(directory, config), limits)

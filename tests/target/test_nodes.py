@@ -23,22 +23,22 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.cluster import greeting, wire
-from ssd_engine.cluster.leader import JoinTimeout, Leader
-from ssd_engine.cluster.member import MemberOptions, Membership, NoLeader, join
-from ssd_engine.cluster.node import LeaderLost, Node
-from ssd_engine.cluster.options import ClusterOptions
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
-from ssd_engine.model_store import resolve_model
-from ssd_engine.rank_processes import Place, RankStart
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.strangers import MAX_STRANGERS
-from ssd_engine.tokenizer import Tokenizer
+from ssd_engine.parallel.cluster import greeting, wire
+from ssd_engine.parallel.cluster.options import ClusterOptions
+from ssd_engine.parallel.nodes.leader import JoinTimeout, Leader
+from ssd_engine.parallel.nodes.member import MemberOptions, Membership, NoLeader, join
+from ssd_engine.parallel.nodes.node import LeaderLost, Node
+from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
+from ssd_engine.process.unknown_connections import MAX_STRANGERS
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.text.tokenizer import Tokenizer
 from ssd_target.cli import join as join_command
 from ssd_target.cli import main
 from ssd_target.config import JoinConfig, TargetConfig
-from ssd_target.join import check_join, software
-from ssd_target.server import plan_target
+from ssd_target.front.server import plan_target
+from ssd_target.node import check_join, software
 from tests.harness import Request, make_core, make_runner
 from tests.harness import run as run_here
 from tests.process_tree import descendants, is_alive, spawned
@@ -106,7 +106,7 @@ def cluster(**changes: object) -> tuple[ClusterOptions, RankStart]:
         timeout=30.0,
         farewell=Pipe(duplex=False)[0],
     )
-    start = RankStart(plan.model, plan.runner, Place(3, 0, 1), "target", "info")
+    start = RankStart(plan.model, plan.runner, RankPlacement(3, 0, 1), "target", "info")
     return replace(options, **changes), start  # type: ignore[arg-type]
 
 
@@ -263,9 +263,9 @@ def test_a_leader_that_falls_silent_is_lost(door: Door) -> None:
             node = Node(Membership(ours, start, timeout=0.5), lambda: None, lambda: None, ticking)
             with pytest.raises(LeaderLost, match="nothing was heard for 0"):
                 node.run()
-            assert {kind for kind, _ in theirs.pending()} == {wire.Kind.PING}
+            assert {kind for kind, _ in theirs.pending()} == {wire.NodeFrameKind.PING}
         with pair_of_ends() as (ours, theirs):
-            theirs.write(wire.HEADER.pack(wire.Kind.STEP, 1 << 31), time.monotonic() + 5)
+            theirs.write(wire.HEADER.pack(wire.NodeFrameKind.STEP, 1 << 31), time.monotonic() + 5)
             with pytest.raises(LeaderLost, match="2147483648 bytes makes no sense"):
                 Node(Membership(ours, start, timeout=20), lambda: None, lambda: None).run()
     finally:

@@ -13,8 +13,8 @@ from ssd_target.speculation.payoff import (
     PLAIN_ROUNDS,
     PROBE_ROUNDS,
     Payoff,
-    Phase,
     Rate,
+    TrialPhase,
 )
 
 PLAIN_SECONDS = 0.010
@@ -50,7 +50,7 @@ def test_one_that_pays_is_compared_with_plain_rounds_and_stays_on() -> None:
 def test_one_that_does_not_pay_is_left(tokens: int, seconds: float) -> None:
     payoff = Payoff()
     rounds_of_phases(payoff, tokens, seconds, num_phases=2)
-    assert payoff.phase is Phase.OFF
+    assert payoff.phase is TrialPhase.OFF
     assert not payoff.speculates
     assert not payoff.attaches
 
@@ -70,7 +70,7 @@ def test_one_that_was_left_is_probed_after_pauses_that_double_up_to_a_bound() ->
 def test_one_that_has_become_good_is_taken_back_at_its_next_probe() -> None:
     payoff = Payoff()
     rounds_of_phases(payoff, 1, 0.020, num_phases=2)
-    assert payoff.phase is Phase.OFF
+    assert payoff.phase is TrialPhase.OFF
     rounds_of_phases(payoff, 4, 0.012, num_phases=2)
     assert payoff.attaches
     assert rounds_of_phases(payoff, 4, 0.012, num_phases=2) == [PLAIN_ROUNDS, BETWEEN_PLAIN]
@@ -80,7 +80,7 @@ def test_a_round_of_another_phase_is_no_evidence() -> None:
     payoff = Payoff()
     for _ in range(100):
         payoff.observe(False, 1, PLAIN_SECONDS)
-    assert payoff.phase is Phase.ON
+    assert payoff.phase is TrialPhase.ON
     assert payoff.without.rounds == 0
 
 

@@ -9,20 +9,20 @@ from typing import cast
 import pytest
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Draw, Part
-from ssd_engine.kv_swap import Swap
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, sample
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Scored
-from ssd_target.core import EngineCore
-from ssd_target.kept_kv import KeptOptions
-from ssd_target.records import Cancel
-from ssd_target.sequence import Sequence as TargetSequence
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk, Draw, Part
+from ssd_engine.forward.result import ForwardResult
+from ssd_engine.kvcache.swap import Swap
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.sampler import SampleRow, sample
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.engine_records import Cancel
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.scheduling.kept_kv import KeptOptions
+from ssd_target.scheduling.sequence import Sequence as TargetSequence
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.payoff import Payoff
-from ssd_target.speculation.speculator import Speculator
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
 from tests.scale import full_only
@@ -68,9 +68,9 @@ class Flying:
         self._looks += 1
         return self._looks > 2
 
-    def result(self) -> Scored:
+    def result(self) -> ForwardResult:
         logits = self._runner.forward(self._parts)
-        return Scored(lambda: logits)
+        return ForwardResult(lambda: logits)
 
 
 class Chained(Deferred):
@@ -133,12 +133,12 @@ class FlyingAhead(Flying):
         rows = [_sample_row(*each) for each in told if each[0] is not None]
         self.drawn, self._before = sample(logits, rows), None
 
-    def result(self) -> Scored:
+    def result(self) -> ForwardResult:
         if self._before is not None:
             self._before.compute()
         self.compute()
         self._device.in_flight -= 1
-        return Scored(lambda: None, drawn=self.drawn, broken=[0] * len(self.drawn))
+        return ForwardResult(lambda: None, drawn=self.drawn, broken=[0] * len(self.drawn))
 
 
 def _sample_row(draw: Draw, said: list[int] | None, run: Sequence[int]) -> SampleRow:
@@ -166,7 +166,7 @@ def make_deferred(
 ) -> tuple[EngineCore, Deferred]:
     deferred = kind(runner)
     size = runner.config.vocab_size
-    speculator = Speculator(SpeculationOptions(), size)
+    speculator = SpeculationCoordinator(SpeculationOptions(), size)
     core = EngineCore(deferred, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=replay_rows)
     return core, deferred
 
@@ -239,7 +239,7 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
     runner.host_copies.allocate(kept)
     device.num_blocks = 9
     size = runner.config.vocab_size
-    speculator = Speculator(SpeculationOptions(depth=1), size)
+    speculator = SpeculationCoordinator(SpeculationOptions(depth=1), size)
     core = EngineCore(
         *(device, [b""] * size, BLOCK, 8, CHUNK, speculator),
         replay_rows=replay_rows,
@@ -278,7 +278,7 @@ def test_rounds_are_launched_ahead_for_as_long_as_plain_ones_are_chosen(
     size = runner.config.vocab_size
     drafter = cast(SyncDrafter, WrongDrafter())
     options = SpeculationOptions(depth=3, adapt_depth=False)
-    speculator = Speculator(options, size, drafter=drafter)
+    speculator = SpeculationCoordinator(options, size, drafter=drafter)
     speculator._drafter_payoff = payoff = Alternating()
     device = Chained(runner)
     core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=ROWS)
@@ -413,7 +413,7 @@ def test_what_a_round_has_shown_counts_for_the_phase_it_was_launched_in(
     draft = PerfectDraft(3)
     size = runner.config.vocab_size
     options = SpeculationOptions(depth=3, adapt_depth=False)
-    speculator = Speculator(options, size, send=draft.send)
+    speculator = SpeculationCoordinator(options, size, send=draft.send)
     core = EngineCore(Deferred(runner), [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=ROWS)
     draft.core, draft.texts[0] = core, prompt + plain.tokens
     core.handle(draft.up())

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ssd_engine.batch import Chunk
-from ssd_engine.block_pool import BlockPool
-from ssd_engine.completion import StopRules
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.scheduler import Scheduler, StepPlan, Work
-from ssd_target.sequence import Event, Sequence, State, transition
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.kvcache.block_pool import BlockPool
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.text.completion import StopRules
+from ssd_target.scheduling.scheduler import Scheduler, StepPlan, Work
+from ssd_target.scheduling.sequence import Sequence, SequenceEvent, SequenceState, transition
 from tests.scale import FULL
 
 VOCAB = 16
@@ -134,7 +134,7 @@ class Engine:
     def end_round(self, work: Work) -> None:
         chunk, sequence = work.chunk, work.sequence
         drawn = [self.draw(work, row) for row in range(chunk.end - chunk.num_logits, chunk.end)]
-        guesses = chunk.tokens[1:] if sequence.state is State.DECODE else []
+        guesses = chunk.tokens[1:] if sequence.state is SequenceState.DECODE else []
         accepted = 0
         while accepted < len(guesses) and guesses[accepted] == drawn[accepted]:
             accepted += 1
@@ -157,19 +157,21 @@ class Engine:
 # Sequence states
 
 LEGAL = {
-    (State.WAITING, Event.ADMIT): State.PREFILL,
-    (State.PREFILL, Event.PREFILLED): State.DECODE,
-    (State.PREFILL, Event.SET_ASIDE): State.WAITING,
-    (State.DECODE, Event.SET_ASIDE): State.WAITING,
-    (State.WAITING, Event.END): State.FINISHED,
-    (State.PREFILL, Event.END): State.FINISHED,
-    (State.DECODE, Event.END): State.FINISHED,
+    (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.PREFILL,
+    (SequenceState.PREFILL, SequenceEvent.PREFILLED): SequenceState.DECODE,
+    (SequenceState.PREFILL, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
+    (SequenceState.DECODE, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
+    (SequenceState.WAITING, SequenceEvent.END): SequenceState.FINISHED,
+    (SequenceState.PREFILL, SequenceEvent.END): SequenceState.FINISHED,
+    (SequenceState.DECODE, SequenceEvent.END): SequenceState.FINISHED,
 }
 
 
-@pytest.mark.parametrize("event", Event)
-@pytest.mark.parametrize("state", State)
-def test_a_sequence_makes_the_legal_moves_and_no_others(state: State, event: Event) -> None:
+@pytest.mark.parametrize("event", SequenceEvent)
+@pytest.mark.parametrize("state", SequenceState)
+def test_a_sequence_makes_the_legal_moves_and_no_others(
+    state: SequenceState, event: SequenceEvent
+) -> None:
     if (state, event) in LEGAL:
         assert transition(state, event) is LEGAL[state, event]
     else:
@@ -192,7 +194,7 @@ def test_a_sequence_alone_has_the_text_of_plain_decoding(
         sequence = make_sequence(1, prompt, max_tokens)
         engine.run(sequence)
         assert sequence.output == text_alone(prompt, max_tokens)
-        assert sequence.state is State.FINISHED
+        assert sequence.state is SequenceState.FINISHED
         assert engine.scheduler.pool.num_used == 0
 
 
@@ -293,8 +295,8 @@ def test_a_sequence_that_does_not_fit_waits_and_nobody_passes_it() -> None:
         engine.scheduler.add(sequence)
     for _ in range(2):
         engine.step()
-        assert large.state in (State.PREFILL, State.DECODE)
-        assert larger.state is small.state is State.WAITING
+        assert large.state in (SequenceState.PREFILL, SequenceState.DECODE)
+        assert larger.state is small.state is SequenceState.WAITING
     engine.run()
     for sequence in (large, larger, small):
         assert sequence.output == text_alone(sequence.prompt, len(sequence.output))
@@ -396,7 +398,7 @@ def test_what_was_planned_before_it_was_set_aside_is_over() -> None:
     engine.scheduler.add(first)
     engine.scheduler.add(second)
     works: list[Work] = []
-    while second.state is not State.WAITING or not second.stays:
+    while second.state is not SequenceState.WAITING or not second.stays:
         works = engine.step().decode or works
     assert [work.is_over for work in works] == [work.sequence is second for work in works]
     while second.stays < 2:
@@ -428,11 +430,11 @@ def test_a_cancelled_sequence_frees_its_blocks_at_once(steps: int) -> None:
     engine.scheduler.add(sequence)
     for _ in range(steps):
         engine.step()
-    assert sequence.state is not State.FINISHED
+    assert sequence.state is not SequenceState.FINISHED
     engine.scheduler.cancel(1)
     pool = engine.scheduler.pool
     assert (pool.num_used, pool.num_reserved, pool.num_leases) == (0, 0, 0)
-    assert sequence.state is State.FINISHED
+    assert sequence.state is SequenceState.FINISHED
     assert not engine.scheduler.has_work
     engine.scheduler.check_integrity()
 
@@ -457,7 +459,7 @@ def test_a_cancelled_sequence_leaves_its_place_to_the_next_one() -> None:
     engine.step()
     engine.scheduler.cancel(1)
     engine.step()
-    assert second.state is not State.WAITING
+    assert second.state is not SequenceState.WAITING
 
 
 def test_when_a_sequence_that_waits_for_room_is_cancelled_the_next_one_is_looked_at() -> None:
@@ -469,11 +471,11 @@ def test_when_a_sequence_that_waits_for_room_is_cancelled_the_next_one_is_looked
     for sequence in (running, large, small):
         engine.scheduler.add(sequence)
     engine.step()
-    assert large.state is small.state is State.WAITING
+    assert large.state is small.state is SequenceState.WAITING
     engine.scheduler.cancel(large.id)
     engine.step()
-    assert running.state is not State.FINISHED
-    assert small.state is not State.WAITING
+    assert running.state is not SequenceState.FINISHED
+    assert small.state is not SequenceState.WAITING
 
 
 # Random schedules
@@ -523,18 +525,18 @@ class Schedules(RuleBasedStateMachine):
             MET["followed up"] += 1
 
     @precondition(lambda self: self.sequences)
-    @rule(state=st.sampled_from(State), which=st.integers(0, 9))
-    def cancel(self, state: State, which: int) -> None:
+    @rule(state=st.sampled_from(SequenceState), which=st.integers(0, 9))
+    def cancel(self, state: SequenceState, which: int) -> None:
         """One in this state, if there is one."""
         some = [s for s in self.sequences if s.state is state] or self.sequences
         sequence = some[which % len(some)]
         MET[f"cancelled when {sequence.state.value}"] += 1
-        if sequence.state is not State.FINISHED:
+        if sequence.state is not SequenceState.FINISHED:
             self.cancelled.add(sequence.id)
         leases, held = self.scheduler.pool.num_leases, sequence.lease is not None
         self.scheduler.cancel(sequence.id)
         assert self.scheduler.pool.num_leases == leases - held
-        assert sequence.state is State.FINISHED
+        assert sequence.state is SequenceState.FINISHED
         assert sequence.lease is None
 
     @precondition(lambda self: self.scheduler.num_running > 1)
@@ -552,8 +554,10 @@ class Schedules(RuleBasedStateMachine):
             self.one_step()
 
     def one_step(self) -> None:
-        waiting = [s for s in self.sequences if s.state is State.WAITING]
-        running = [s for s in self.sequences if s.state in (State.PREFILL, State.DECODE)]
+        waiting = [s for s in self.sequences if s.state is SequenceState.WAITING]
+        running = [
+            s for s in self.sequences if s.state in (SequenceState.PREFILL, SequenceState.DECODE)
+        ]
         new = [s for s in waiting if not s.stays]
         had_work = self.scheduler.has_work
         plan = self.engine.step()
@@ -563,7 +567,7 @@ class Schedules(RuleBasedStateMachine):
                 self.admitted.setdefault(sequence.owner, []).append(sequence.id)
         assert not running or running[0] not in plan.set_aside
         MET["set aside"] += len(plan.set_aside)
-        if waiting and waiting[0].state is State.WAITING and self.scheduler.num_running < 5:
+        if waiting and waiting[0].state is SequenceState.WAITING and self.scheduler.num_running < 5:
             MET["waited for blocks"] += 1
 
     @invariant()
@@ -573,8 +577,11 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def no_sequence_is_lost(self) -> None:
         states = Counter(sequence.state for sequence in self.sequences)
-        assert states[State.WAITING] == self.scheduler.num_waiting
-        assert states[State.PREFILL] + states[State.DECODE] == self.scheduler.num_running
+        assert states[SequenceState.WAITING] == self.scheduler.num_waiting
+        assert (
+            states[SequenceState.PREFILL] + states[SequenceState.DECODE]
+            == self.scheduler.num_running
+        )
 
     @invariant()
     def admission_of_an_identity_is_first_come_first_served(self) -> None:
@@ -588,7 +595,7 @@ class Schedules(RuleBasedStateMachine):
         assert not self.scheduler.has_work
         for sequence, limit in zip(self.sequences, self.limits, strict=True):
             alone = text_alone(sequence.prompt, limit)
-            assert sequence.state is State.FINISHED
+            assert sequence.state is SequenceState.FINISHED
             if sequence.id in self.cancelled:
                 assert sequence.output == alone[: len(sequence.output)]
             else:

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Draw, Part
-from ssd_engine.completion import StopRules
-from ssd_engine.model_store import resolve_model
-from ssd_engine.rejection import whole_wire
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.scored import Computed, Pending
-from ssd_target.sequence import Sequence as TargetSequence
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Draw, Part
+from ssd_engine.forward.result import ImmediateForward, PendingForward
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.rejection import whole_wire
+from ssd_engine.text.completion import StopRules
+from ssd_target.scheduling.sequence import Sequence as TargetSequence
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from tests.harness import BLOCK, make_runner
 from tests.ranking_runner import Ranking
@@ -35,11 +35,11 @@ class Host:
         self._runner = runner
         self.num_blocks = runner.num_blocks
 
-    def deepen(self, flight: Pending, slots: Sequence[int], widths: Sequence[int]) -> None:
+    def deepen(self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]) -> None:
         raise AssertionError("it does not chain")
 
-    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Computed:
-        return Computed(lambda: self._runner.forward(parts))
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> ImmediateForward:
+        return ImmediateForward(lambda: self._runner.forward(parts))
 
 
 KINDS: dict[str, Callable[[ModelRunner], Any]] = {

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ssd_engine.block_pool import BlockPool
-from ssd_engine.completion import StopRules
-from ssd_engine.sampling_params import SamplingParams
-from ssd_target.scheduler import Scheduler
-from ssd_target.sequence import Sequence, State
+from ssd_engine.kvcache.block_pool import BlockPool
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.text.completion import StopRules
+from ssd_target.scheduling.scheduler import Scheduler
+from ssd_target.scheduling.sequence import Sequence, SequenceState
 
 CHUNK, BLOCK = 64, 16
 
@@ -38,7 +38,7 @@ class Reading:
 
     def steps_until_read(self, sequence: Sequence) -> int:
         count = 0
-        while sequence.state is not State.DECODE:
+        while sequence.state is not SequenceState.DECODE:
             self.step()
             count += 1
         return count
@@ -83,7 +83,7 @@ def test_the_longest_prompt_is_read_while_short_ones_come_without_end() -> None:
         for _ in range(2):
             reading.add("one", CHUNK)
         reading.step()
-    assert longest.state is State.DECODE
+    assert longest.state is SequenceState.DECODE
 
 
 def test_one_that_was_idle_has_saved_nothing() -> None:

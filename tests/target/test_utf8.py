@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
-from ssd_engine.serving.utf8 import find_invalid_utf8
-from ssd_target.requests import parse_message
+from ssd_serving.rpc.utf8 import find_invalid_utf8
+from ssd_target.front.requests import parse_message
 from tests.scale import share
 
 MARK = "MARK"

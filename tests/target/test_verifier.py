@@ -15,21 +15,28 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Draw
-from ssd_engine.completion import StopRules
-from ssd_engine.guessing import drawn_guesses, sample_row
-from ssd_engine.rejection import Speculation
-from ssd_engine.sampling import SampleRow, logprobs, sample
-from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
-from ssd_engine.scored import Reported, Scored, Verdict
-from ssd_engine.token_ids import pack_tokens
-from ssd_target.core import EngineCore
-from ssd_target.records import Delta, Submit
-from ssd_target.scheduler import Work
-from ssd_target.sequence import Sequence, State
-from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator
-from ssd_target.verifier import Drawn, NonFiniteLogits, Outcome, count_accepted, draws, verify
+from ssd_engine.forward.batch import Chunk, Draw
+from ssd_engine.forward.result import ForwardResult, RejectionVerdict, ReportedLogprobs
+from ssd_engine.sampling.guesses import drawn_guesses, sample_row
+from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
+from ssd_engine.sampling.rejection import Speculation
+from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.engine_records import Delta, Submit
+from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
+from ssd_target.scheduling.scheduler import Work
+from ssd_target.scheduling.sequence import Sequence, SequenceState
+from ssd_target.scheduling.verifier import (
+    DraftDistributions,
+    NonFiniteLogits,
+    RoundOutcome,
+    count_accepted,
+    draws,
+    verify,
+)
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.scale import share
 from tests.synchronous import ByForward
 
@@ -55,7 +62,7 @@ def make_sequence(options: dict[str, Any], sequence_id: int = 1, **changes: Any)
         num_logprobs=changes.get("num_logprobs"),
         token_bytes=TOKEN_BYTES,
     )
-    sequence.state = changes.get("state", State.DECODE)
+    sequence.state = changes.get("state", SequenceState.DECODE)
     return sequence
 
 
@@ -82,9 +89,9 @@ def plain_decoding(sequence: Sequence, logits: Tensor) -> list[int]:
     return drawn
 
 
-def verify_one(work: Work, logits: Tensor) -> Outcome:
-    (outcome,) = verify([work], Scored(lambda: logits))
-    assert isinstance(outcome, Outcome)
+def verify_one(work: Work, logits: Tensor) -> RoundOutcome:
+    (outcome,) = verify([work], ForwardResult(lambda: logits))
+    assert isinstance(outcome, RoundOutcome)
     return outcome
 
 
@@ -145,14 +152,14 @@ def test_rows_of_a_round_are_drawn_at_their_own_positions() -> None:
 
 
 def test_the_last_piece_of_a_prompt_gives_one_token_and_has_no_guesses() -> None:
-    sequence = make_sequence(OPTIONS["penalties"], state=State.PREFILL)
+    sequence = make_sequence(OPTIONS["penalties"], state=SequenceState.PREFILL)
     logits = make_logits(1, 3)
     outcome = verify_one(last_prefill(sequence), logits)
     assert (outcome.accepted, outcome.tokens) == (0, plain_decoding(sequence, logits))
 
 
 def test_a_prompt_is_not_taken_for_guesses() -> None:
-    sequence = make_sequence(dict(temperature=0.0), prompt=[1, 2, 3], state=State.PREFILL)
+    sequence = make_sequence(dict(temperature=0.0), prompt=[1, 2, 3], state=SequenceState.PREFILL)
     logits = torch.zeros(1, VOCAB)
     logits[0, 2] = 9.0  # the prompt's second token
     outcome = verify_one(last_prefill(sequence), logits)
@@ -167,7 +174,7 @@ def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
         options = data.draw(st.sampled_from(list(OPTIONS.values())))
         output = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=5))
         prefill = data.draw(st.booleans())
-        state = State.PREFILL if prefill else State.DECODE
+        state = SequenceState.PREFILL if prefill else SequenceState.DECODE
         sequence = make_sequence(options, i, generated=output, seed=i, state=state, num_logprobs=2)
         k = 0 if prefill else data.draw(st.integers(0, 4))
         rows = make_logits(k + 1, data.draw(st.integers(0, 1000)))
@@ -176,7 +183,7 @@ def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
             guesses[data.draw(st.integers(0, k - 1))] = data.draw(st.integers(0, VOCAB - 1))
         works.append(last_prefill(sequence) if prefill else round_of(sequence, guesses))
         logits.append(rows)
-    together = verify(works, Scored(lambda: torch.cat(logits)))
+    together = verify(works, ForwardResult(lambda: torch.cat(logits)))
     assert together == [verify_one(w, rows) for w, rows in zip(works, logits, strict=True)]
 
 
@@ -212,7 +219,13 @@ def test_rejection_ends_alike_whatever_target_and_draft_are_grown_to(
     """The third round's token was looked up, not drawn."""
 
     def outcomes(works: list[Work], logits: Tensor, wires: list[Tensor]) -> list[Any]:
-        return [*verify(works, Scored(lambda: logits), [*map(Drawn, wires), Drawn(None)])]
+        return [
+            *verify(
+                works,
+                ForwardResult(lambda: logits),
+                [*map(DraftDistributions, wires), DraftDistributions(None)],
+            )
+        ]
 
     for seed in range(share(40)):
         sequences = [make_sequence(options, i, seed=seed + 100 * i) for i in range(3)]
@@ -266,13 +279,13 @@ def test_broken_logits_fail_their_own_round_alone(broken: str, options: dict[str
     works = [
         round_of(first, plain_decoding(first, logits[:3])[:2]),
         round_of(second, plain_decoding(second, logits[3:5])[:1]),
-        last_prefill(make_sequence(options, 3, seed=3, state=State.PREFILL)),
+        last_prefill(make_sequence(options, 3, seed=3, state=SequenceState.PREFILL)),
     ]
-    healthy = verify(works, Scored(lambda: logits))
+    healthy = verify(works, ForwardResult(lambda: logits))
     for row, hit in ((0, 0), (2, 0), (3, 1), (4, 1), (5, 2)):
         bad = logits.clone()
         BROKEN[broken](bad[row])
-        outcomes = verify(works, Scored(partial(torch.clone, bad)))
+        outcomes = verify(works, ForwardResult(partial(torch.clone, bad)))
         assert isinstance(outcomes[hit], NonFiniteLogits)
         for i in range(3):
             if i != hit:
@@ -308,7 +321,7 @@ def row_of(draw: Draw, tokens: Rows[int]) -> SampleRow:
     return row
 
 
-def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -> Scored:
+def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -> ForwardResult:
     """As a device scores rows: it draws what it is told to draw, and tells what is broken."""
     drawn: list[int] = []
     for work in works:
@@ -320,11 +333,11 @@ def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -
                 (token,) = sample(row[None], [row_of(draw, tokens)])
             drawn.append(token)
     values = logprobs(logits, drawn, [MAX_TOP_LOGPROBS] * len(drawn))
-    return Scored(
+    return ForwardResult(
         lambda: logits,
         drawn=drawn,
         broken=[i in broken for i in range(len(drawn))],
-        reported=Reported(np.stack([report_of(value) for value in values])),
+        reported=ReportedLogprobs(np.stack([report_of(value) for value in values])),
     )
 
 
@@ -345,9 +358,9 @@ def test_rounds_end_alike_wherever_their_tokens_are_drawn() -> None:
     for i, work in enumerate(works):  # two right guesses for each
         own = plain_decoding(sequences[i], logits[4 * i : 4 * i + 2])
         works[i] = round_of(work.sequence, [*own, 9])
-    expected = verify(works, Scored(lambda: logits))
+    expected = verify(works, ForwardResult(lambda: logits))
     assert verify(works, drawn_on_device(works, logits)) == expected
-    assert all(isinstance(each, Outcome) and each.accepted >= 2 for each in expected)
+    assert all(isinstance(each, RoundOutcome) and each.accepted >= 2 for each in expected)
 
 
 def test_a_row_that_the_device_calls_broken_fails_its_round_if_it_counts() -> None:
@@ -357,12 +370,12 @@ def test_a_row_that_the_device_calls_broken_fails_its_round_if_it_counts() -> No
     own = plain_decoding(works[0].sequence, logits[:2])
     works[0] = round_of(works[0].sequence, [own[0], (own[1] + 1) % VOCAB])  # one is right
     after, before = verify(works, drawn_on_device(works, logits, [2])), [0, 1]
-    assert isinstance(after[0], Outcome)
+    assert isinstance(after[0], RoundOutcome)
     assert after[0].accepted == 1
     for row in before:
         outcomes = verify(works, drawn_on_device(works, logits, [row]))
         assert isinstance(outcomes[0], NonFiniteLogits)
-        assert isinstance(outcomes[1], Outcome)
+        assert isinstance(outcomes[1], RoundOutcome)
 
 
 def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
@@ -371,21 +384,21 @@ def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
     work, logits = round_of(sequence, [6, 7, 8]), make_logits(4, seed=3)
     wire, values = torch.ones(3, VOCAB), logprobs(logits[:2], [6, 9], [2, 2])
 
-    def end(verdict: Verdict, broken: Rows[int] = ()) -> Outcome | NonFiniteLogits:
-        def reject(rounds: Rows[tuple[int, Speculation]]) -> list[Verdict]:
+    def end(verdict: RejectionVerdict, broken: Rows[int] = ()) -> RoundOutcome | NonFiniteLogits:
+        def reject(rounds: Rows[tuple[int, Speculation]]) -> list[RejectionVerdict]:
             assert rounds == [(0, Speculation(9, sequence.num_committed, [6, 7, 8], wire))]
             return [verdict]
 
         scored = drawn_on_device([work], logits, broken)
         scored = replace(scored, make_logits=lambda: None, reject=reject)
-        (outcome,) = verify([work], scored, [Drawn(wire)])
+        (outcome,) = verify([work], scored, [DraftDistributions(wire)])
         return outcome
 
-    verdict = Verdict(1, 9, [each.chosen for each in values])
-    assert end(verdict) == end(verdict, [2, 3]) == Outcome(1, [6, 9], values)
+    verdict = RejectionVerdict(1, 9, [each.chosen for each in values])
+    assert end(verdict) == end(verdict, [2, 3]) == RoundOutcome(1, [6, 9], values)
     for row in (0, 1):
         assert isinstance(end(verdict, [row]), NonFiniteLogits)
-    assert isinstance(end(Verdict(1, -1, verdict.logprobs)), NonFiniteLogits)
+    assert isinstance(end(RejectionVerdict(1, -1, verdict.logprobs)), NonFiniteLogits)
 
 
 class BrokenForOne:
@@ -405,7 +418,7 @@ class BrokenForOne:
 
 
 def test_a_request_with_broken_logits_ends_with_an_error_and_the_others_go_on() -> None:
-    plain = Speculator(SpeculationOptions(), VOCAB)
+    plain = SpeculationCoordinator(SpeculationOptions(), VOCAB)
     core = EngineCore(ByForward(16, BrokenForOne().forward), TOKEN_BYTES, 4, 4, 64, plain)
     for i in range(3):
         prompt = pack_tokens([i, i, i])

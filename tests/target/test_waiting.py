@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssd_engine.fan_out import expected_tokens
+from ssd_engine.speculation.fan_out import expected_tokens
 from ssd_target.speculation.waiting import LONGEST_WAIT, PATIENCE, WaitCase, worthwhile_wait
 
 # A wait pays up to 2.95 tokens × 20 ms − 25 ms = 34 ms.

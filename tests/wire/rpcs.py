@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ssd.v1 import speculation_pb2 as speculation
 from ssd.v1 import target_pb2 as target
 from ssd.v1 import trace_pb2 as trace
-from ssd_engine.token_ids import pack_tokens
+from ssd_engine.text.token_ids import pack_tokens
 from tests.processes import ServiceProcess
 
 EPOCH = 1

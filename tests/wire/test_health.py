@@ -9,10 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as rpc
 
-from ssd_engine.serving.connections import MAX_CHECK_BYTES
-from ssd_engine.serving.health import MAX_WATCHERS, Health
-from ssd_engine.serving.health_server import make_health_server
-from ssd_engine.serving.reading import ReadRequests
+from ssd_serving.calls.health import MAX_WATCHERS, Health
+from ssd_serving.calls.health_server import make_health_server
+from ssd_serving.calls.request_interceptor import ReadRequests
+from ssd_serving.rpc.connections import MAX_CHECK_BYTES
 from tests.waiting import HANG_SECONDS, wait_until_async
 
 UP, DOWN = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_engine.tensor_plane.records import (
+from ssd_engine.tensor_plane.protocol.records import (
     ANNOUNCEMENT_BYTES,
     HELLO_BYTES,
     WELCOME_BYTES,
@@ -15,7 +15,7 @@ from ssd_engine.tensor_plane.records import (
     Hello,
     Welcome,
 )
-from ssd_engine.tensor_plane.state import PlaneBroken
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 from tests.scale import share
 
 RECORDS = {

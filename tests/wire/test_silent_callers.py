@@ -12,12 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2, target_pb2_grpc
-from ssd_engine.serving import reading
-from ssd_engine.serving.health import Health
-from ssd_engine.serving.health_server import bound, make_health_server
-from ssd_engine.serving.metrics import ServiceMetrics
-from ssd_engine.serving.metrics_server import MAX_SCRAPES
-from ssd_engine.serving.reading import MAX_UNREAD
+from ssd_serving.calls import request_interceptor as reading
+from ssd_serving.calls.health import Health
+from ssd_serving.calls.health_server import bound, make_health_server
+from ssd_serving.calls.request_interceptor import MAX_UNREAD
+from ssd_serving.observability.metrics import ServiceMetrics
+from ssd_serving.observability.metrics_server import MAX_SCRAPES
 from tests.processes import TargetProcess, collect, target, wait_until_idle
 from tests.speculation.generations import OFF, Generations, request, with_speculation
 from tests.waiting import HANG_SECONDS, wait_until, wait_until_async
@@ -118,7 +118,7 @@ def test_probes_are_answered_beside_calls_that_say_nothing(
 
 def test_scrapes_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there are places, each a byte at a time: the next one finds room all the same."""
-    monkeypatch.setattr("ssd_engine.serving.metrics_server.SCRAPE_SECONDS", 1.0)
+    monkeypatch.setattr("ssd_serving.observability.metrics_server.SCRAPE_SECONDS", 1.0)
     port = ServiceMetrics("target", lambda: None).listen("127.0.0.1", 0)
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_SCRAPES)]
     for connection in slow:
@@ -146,7 +146,9 @@ def _rest(connection: socket.socket) -> bytes:
 
 def test_silent_scrapes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are places, for as long as they like, from another host."""
-    monkeypatch.setattr("ssd_engine.serving.metrics_server.SCRAPE_SECONDS", 10 * HANG_SECONDS)
+    monkeypatch.setattr(
+        "ssd_serving.observability.metrics_server.SCRAPE_SECONDS", 10 * HANG_SECONDS
+    )
     port = ServiceMetrics("target", lambda: None).listen("127.0.0.1", 0)
     with contextlib.ExitStack() as silent:
         for _ in range(3 * MAX_SCRAPES):
@@ -168,7 +170,7 @@ def _scrape(port: int) -> bytes:
 
 
 def test_a_scrape_over_tls_that_is_none_harms_nobody(tmp_path: Path) -> None:
-    from ssd_engine.serving.tls import TlsFiles
+    from ssd_serving.security.tls import TlsFiles
     from tests.security.certificates import Authority
 
     cert, key = Authority("authority").sign("metrics").write(tmp_path, "metrics")

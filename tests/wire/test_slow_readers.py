@@ -9,10 +9,10 @@ import pytest
 
 from ssd.v1 import speculation_pb2 as pb_speculation
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.sampling_params import Logprobs
-from ssd_engine.serving.records import encode
-from ssd_target.backlog import Backlog
-from ssd_target.records import Delta
+from ssd_engine.sampling.params import Logprobs
+from ssd_serving.engine.records import encode
+from ssd_target.front.backlog import Backlog
+from ssd_target.records.engine_records import Delta
 from tests.processes import wait_until_idle
 from tests.speculation.generations import (
     Pair,

@@ -13,9 +13,9 @@ import pytest
 
 from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
-from ssd_client.endpoints import connect
-from ssd_client.result import GenerationResult, Timing
-from ssd_client.stream import generate as client_generate
+from ssd_client.connection.endpoints import connect
+from ssd_client.generate.result import GenerationResult, Timing
+from ssd_client.generate.stream import generate as client_generate
 from tests.speculation.generations import SSD, Pair, draft_info, endpoint, is_up, request
 from tests.waiting import HANG_SECONDS, wait_until
 from tests.wire.contracts import RELEASED

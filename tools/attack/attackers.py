@@ -18,7 +18,7 @@ from ssd.v1 import speculation_pb2 as draft_pb
 from ssd.v1 import speculation_pb2_grpc as draft_rpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_engine.token_ids import pack_tokens
+from ssd_engine.text.token_ids import pack_tokens
 from tools.attack.afar import connect, forwarded
 from tools.attack.callers import (
     ATTACKER,

@@ -19,9 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import target_pb2_grpc as rpc
 from ssd_client import Client
+from ssd_client.connection.security import Security
 from ssd_client.errors import ClientError, ModelMismatchError
-from ssd_client.security import Security
-from ssd_engine.model_store import resolve_model
+from ssd_engine.checkpoints.model_store import resolve_model
 from tools.attack.afar import connect
 from tools.attack.attackers import HandMadeLink, channel_to
 from tools.attack.callers import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.token_ids import pack_tokens
+from ssd_engine.text.token_ids import pack_tokens
 from tools.bench_kit import Client, service
 from tools.gpu import engines
 from tools.gpu.dense_checkpoint import write_dense

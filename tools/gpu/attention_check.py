@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_engine.attention import AttentionBackend, QueryRun, Run, SdpaBackend, TreeRun
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.attention.base import AttentionBackend, QueryRun, Run, TreeRun
+from ssd_engine.attention.sdpa import SdpaBackend
+from ssd_engine.kvcache.cache import LayerCache
 
 CUDA = torch.device("cuda")
 DUMMY_BLOCK = 0

@@ -20,24 +20,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_client.local_mps import share_variables
-from ssd_engine.batch import Chunk, Part
-from ssd_engine.config import ModelConfig, parse_model_config
-from ssd_engine.cuda.graphs import step_runs
-from ssd_engine.cuda.kernel_set import KernelSet, choose_kernels
-from ssd_engine.cuda.product_shape import ProductShape
-from ssd_engine.cuda.products import make_product
-from ssd_engine.cuda.step import Step
-from ssd_engine.decoder import DecoderWeights, LayerWeights
+from ssd_client.local.mps import share_variables
+from ssd_engine.checkpoints.model_config import ModelConfig, parse_model_config
 from ssd_engine.errors import SelfCheckError
-from ssd_engine.runner import ModelRunner
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.self_check import TOLERANCE, check_model
-from ssd_engine.self_check.expected import PlainTorch
+from ssd_engine.execution.graphs import step_runs
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.execution.step import Step
+from ssd_engine.forward.batch import Chunk, Part
+from ssd_engine.kernels.kernel_set import KernelSet, choose_kernels
+from ssd_engine.kernels.products.product_shape import ProductShape
+from ssd_engine.kernels.products.products import make_product
+from ssd_engine.models.decoder import DecoderWeights, LayerWeights
+from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
+from ssd_engine.self_check.check import check_model
+from ssd_engine.self_check.expected import TOLERANCE, PlainTorch
 from ssd_engine.self_check.layers import MOST_RUNS, Rows
 from ssd_engine.self_check.operations import Operations, StepOperations
-from ssd_engine.self_check.workload import Room, fill_context, round_parts
-from ssd_engine.tensor_parallel import SingleRank, TensorParallel
+from ssd_engine.self_check.workload import CheckRoom, fill_context, round_parts
 from tools.gpu.report import FAILED
 from tools.gpu.report import Rows as Table
 from tools.gpu.serving import mps
@@ -201,7 +201,7 @@ def random_weights(
 
 def _check_whole_layers(runner: ModelRunner, step: Step, tally: Tally) -> None:
     """From the hidden states before a layer to those after it, in float32."""
-    room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
+    room = CheckRoom(runner.options, runner.num_blocks, runner.config.vocab_size)
     runs = min(step.shape.runs, MOST_RUNS)
     parts = round_parts(room, runs, step.shape.rows_per_run, step.shape.rows)
     fill_context(runner.kv, parts)

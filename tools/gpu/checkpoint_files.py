@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ssd_engine.checkpoint import INDEX
+from ssd_engine.checkpoints.checkpoint import INDEX
 
 
 def write_weights(folder: Path, names: Iterable[str], make: Callable[[str], Tensor]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssd_client.local_mps import DRAFT_SHARE
+from ssd_client.local.mps import DRAFT_SHARE
 from tools.bench_kit import Client, Generated, story_prompts
 from tools.gpu import engines
 from tools.gpu.dense_checkpoint import write_dense, write_noisy

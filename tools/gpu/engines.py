@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from ssd_engine.batch import Chunk, Draw, Part, TreeRows
-from ssd_engine.checkpoint import expected_shapes
-from ssd_engine.completion import StopRules
-from ssd_engine.config import load_model_config
-from ssd_engine.frames import Branch, Branches, Close, Launch, Open, TargetFrame
-from ssd_engine.growth import grow_config, parse_shape
-from ssd_engine.model_store import resolve_model
-from ssd_engine.runner import ModelRunner
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.sampling_params import SamplingParams
-from ssd_engine.tensor_parallel import SingleRank
-from ssd_engine.token_ids import pack_tokens, unpack_tokens
+from ssd_engine.checkpoints.checkpoint import expected_shapes
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import grow_config, parse_shape
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Chunk, Draw, Part, TreeRows
+from ssd_engine.models.tensor_parallel import SingleRank
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Branch, Branches, Close, Launch, Open, TargetFrame
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from ssd_target.config import TargetConfig
-from ssd_target.core import EngineCore
-from ssd_target.records import LinkFrames, LinkUp, Submit
-from ssd_target.speculation.options import Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.speculator import Speculator
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.engine_records import DraftFrames, DraftLinkUp, Submit
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 
 BLOCK = 16
 COPY_BANDWIDTH = 4.3e12  # bytes/s, read plus written, of a large copy on an H200
@@ -72,7 +72,7 @@ def step_bytes(model: str, shape: str) -> int:
 def make_core(runner: ModelRunner, send: Any = None, depth: int = 7) -> EngineCore:
     options = SpeculationOptions(depth=depth, adapt_depth=False, auto_off=False)
     size = runner.config.vocab_size
-    speculator = Speculator(options, size, **({} if send is None else {"send": send}))
+    speculator = SpeculationCoordinator(options, size, **({} if send is None else {"send": send}))
     return EngineCore(
         runner,
         [b""] * size,
@@ -182,13 +182,13 @@ class PerfectDraft:
         self._verified: dict[int, int] = {}
         self.core: EngineCore | None = None
 
-    def up(self) -> LinkUp:
-        return LinkUp(self.LINK, self.EPOCH, False, 1024, 1 << 20, self._depth)
+    def up(self) -> DraftLinkUp:
+        return DraftLinkUp(self.LINK, self.EPOCH, False, 1024, 1 << 20, self._depth)
 
     def send(self, link: int, epoch: int, frames: Sequence[TargetFrame]) -> None:
         answers = [answer for frame in frames if (answer := self._answer(frame)) is not None]
         if answers and self.core is not None:
-            self.core.handle_link(LinkFrames(self.LINK, self.EPOCH, answers, None))
+            self.core.handle_link(DraftFrames(self.LINK, self.EPOCH, answers, None))
 
     def _answer(self, frame: TargetFrame) -> Branches | None:
         key = frame.sequence

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from ssd_engine.checkpoint import expected_shapes, open_checkpoint
-from ssd_engine.config import load_model_config
-from ssd_engine.grown_weights import GrowingReader
-from ssd_engine.growth import grow_config, parse_shape
-from ssd_engine.loader import CheckpointReader
-from ssd_engine.model_store import resolve_model
+from ssd_engine.checkpoints.checkpoint import expected_shapes, open_checkpoint
+from ssd_engine.checkpoints.expanded_weights import ExpandingReader
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_expansion import grow_config, parse_shape
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.models.loader import CheckpointReader
 from tools.gpu.checkpoint_files import write_weights
 
 
@@ -21,7 +21,7 @@ def write_grown(model: str, shape: str, folder: Path) -> Path:
     grown = grow_config(config, parse_shape(shape))
     device, dtype = torch.device("cuda"), torch.bfloat16
     inner = CheckpointReader(open_checkpoint(directory, config), dtype, device)
-    reader = GrowingReader(inner, config, grown, 0, dtype, device)
+    reader = ExpandingReader(inner, config, grown, 0, dtype, device)
     folder.mkdir(parents=True)
     write_weights(folder, expected_shapes(grown), reader.read)
     description = json.loads((directory / "config.json").read_text())

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ssd_draft.config import DraftConfig
-from ssd_draft.plan import RANKS, Planner
-from ssd_engine.frames import Verification
-from ssd_engine.runner import ModelRunner
+from ssd_draft.planning.plan import RANKS, Planner
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.speculation.frames import Verification
 from ssd_target.config import TargetConfig
 from tests.simulation import DRAFT_DEPTH
 from tools.bench_guessing import DRAFT, HIT_RATE, PER_ROUND, Bench, Counts, Way

@@ -10,7 +10,7 @@ import grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.speculation import MODES as MODE_VALUES
+from ssd_client.generate.speculation import MODES as MODE_VALUES
 from tools.bench_kit import service, story_prompts
 from tools.gpu.report import FAILED, Rows
 from tools.gpu.serving import METRICS, MODES, TIMED

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ssd_client.local_mps import DRAFT_SHARE
+from ssd_client.local.mps import DRAFT_SHARE
 from tools.bench_kit import Client, Generated, story_prompts
 from tools.gpu.report import Rows
 from tools.gpu.serving import TIMED, Model, ModelPair, against, as_it_comes, mps

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ssd_engine.config import parse_model_config
-from ssd_engine.cuda.kernel_set import KernelSet, choose_kernels
-from ssd_engine.cuda.product_shape import ProductShape
-from ssd_engine.cuda.streamed_products import NormedRows, StreamedProduct
+from ssd_engine.checkpoints.model_config import parse_model_config
+from ssd_engine.kernels.kernel_set import KernelSet, choose_kernels
+from ssd_engine.kernels.products.product_shape import ProductShape
+from ssd_engine.kernels.products.streamed_products import NormedRows, StreamedProduct
 from tools.gpu.report import Rows
 from tools.gpu.shapes import SHAPES
 

@@ -13,9 +13,9 @@ from itertools import product
 from typing import Any
 
 from ssd_draft.config import DraftConfig
-from ssd_engine.batch import Chunk, Draw
-from ssd_engine.fan_out import theorem7
-from ssd_engine.runner import ModelRunner
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk, Draw
+from ssd_engine.speculation.fan_out import theorem7
 from tools.bench_kit import Client, Generated, story_prompts
 from tools.bench_overlap import DraftAlone, time_rounds
 from tools.gpu import engines

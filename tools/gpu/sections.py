@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ssd_engine.batch import Chunk
-from ssd_engine.layer_ops import TorchOps
-from ssd_engine.runner import ModelRunner
-from ssd_target.speculation.options import Mode
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk
+from ssd_engine.models.layer_ops import TorchOps
+from ssd_target.records.speculation_options import Mode
 from tools.gpu import engines
 from tools.gpu.attention_check import check_attention, flashinfer, paged
 from tools.gpu.report import Rows

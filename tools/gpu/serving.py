@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd.v1 import target_pb2 as pb
-from ssd_client.local_mps import DRAFT_SHARE, SHARE, share_variables
+from ssd_client.local.mps import DRAFT_SHARE, SHARE, share_variables
 from tools.bench_kit import Client, Generated, service, story_prompts, wait_until_ready
 from tools.gpu.engines import SAMPLING
 from tools.gpu.report import FAILED, Rows

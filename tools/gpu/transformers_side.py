@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ssd_client.local_mps import DRAFT_SHARE
-from ssd_engine.config import load_model_config
-from ssd_engine.model_store import resolve_model
-from ssd_engine.tokenizer import Tokenizer
+from ssd_client.local.mps import DRAFT_SHARE
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.text.tokenizer import Tokenizer
 from tools.bench_kit import story_prompts
 from tools.gpu import engines
 from tools.gpu.grown_checkpoint import write_grown

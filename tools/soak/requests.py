@@ -7,8 +7,8 @@ import grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.bench.prompts import STORIES, load_prompts
-from ssd_engine.token_ids import pack_tokens
+from ssd_client.bench.measure.prompts import STORIES, load_prompts
+from ssd_engine.text.token_ids import pack_tokens
 from tools.attack.callers import OTHER, bearer
 
 SSD, OFF = pb.SPECULATION_MODE_SSD, pb.SPECULATION_MODE_OFF

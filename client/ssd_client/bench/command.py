@@ -12,25 +12,25 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ssd_client import params
-from ssd_client.bench.delay_proxy import DelayProxy
-from ssd_client.bench.prompts import HUB_SETS, STORIES, load_prompts
-from ssd_client.bench.report import check_report_extra, write_report
-from ssd_client.bench.results import check_output
+from ssd_client.bench.measure.delay_proxy import DelayProxy
+from ssd_client.bench.measure.openai import check_baseline
+from ssd_client.bench.measure.prompts import HUB_SETS, STORIES, load_prompts
+from ssd_client.bench.measure.settings import MODES, Settings
+from ssd_client.bench.measure.subject import Subject, command_line
+from ssd_client.bench.report.report import check_report_extra, write_report
+from ssd_client.bench.report.results import check_output
+from ssd_client.bench.report.table import TerminalProgress, show_results
+from ssd_client.bench.report.wandb_log import check_wandb_extra, log_results
 from ssd_client.bench.run import Bench, Outputs
-from ssd_client.bench.settings import MODES, Settings
-from ssd_client.bench.subject import Subject, command_line
-from ssd_client.bench.table import TerminalProgress, show_results
-from ssd_client.bench.wandb_log import check_wandb_extra, log_results
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.local import (
+from ssd_client.local.launcher import (
     LocalPlan,
 )
-from ssd_client.local_pair import pair_options, plan_pair
-from ssd_client.openai import check_baseline
-from ssd_client.security_options import security_options
-from ssd_client.serving import check_local, serving
-from ssd_client.traces import write_perfetto
+from ssd_client.status.traces import write_perfetto
+from ssd_client.terminal import params
+from ssd_client.terminal.local_pair import pair_options, plan_pair
+from ssd_client.terminal.security_options import security_options
+from ssd_client.terminal.serving import check_local, serving
 
 TRACE_EVENTS = "200000"
 
@@ -67,7 +67,7 @@ TRACE_EVENTS = "200000"
 )
 @click.option(
     "--request-rate",
-    type=params.Rates(),
+    type=params.RatesParam(),
     help="Requests a second instead, at random moments (Poisson); several: 0.5,2.",
 )
 @click.option("--repeat", "repeats", type=params.Uint(least=1), default=3, show_default=True)

@@ -10,21 +10,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssd_client.bench.delay_proxy import DelayProxy
-from ssd_client.bench.equality import compare_texts
-from ssd_client.bench.learning import learn
-from ssd_client.bench.metrics import metrics_of
-from ssd_client.bench.progress import Progress
-from ssd_client.bench.prompts import PromptSet
-from ssd_client.bench.requests import Ask, Measured, TargetAsk, closed_loop, open_loop
-from ssd_client.bench.results import Results
-from ssd_client.bench.rounds import add_rounds, count_rounds
-from ssd_client.bench.settings import MODES, RunKey, Settings
-from ssd_client.bench.subject import Subject, Traces
+from ssd_client.bench.measure.delay_proxy import DelayProxy
+from ssd_client.bench.measure.equality import compare_texts
+from ssd_client.bench.measure.learning import learn
+from ssd_client.bench.measure.metrics import metrics_of
+from ssd_client.bench.measure.openai import OpenAIServer
+from ssd_client.bench.measure.progress import BenchProgress
+from ssd_client.bench.measure.prompts import PromptSet
+from ssd_client.bench.measure.requests import (
+    Ask,
+    MeasuredRequest,
+    TargetAsk,
+    closed_loop,
+    open_loop,
+)
+from ssd_client.bench.measure.rounds import add_rounds, count_rounds
+from ssd_client.bench.measure.settings import MODES, RunKey, Settings
+from ssd_client.bench.measure.subject import Subject, Traces
+from ssd_client.bench.report.results import Results
 from ssd_client.errors import ClientError
-from ssd_client.openai import OpenAIServer
-from ssd_client.request import GenerateOptions
-from ssd_client.traces import TraceEvent, between
+from ssd_client.generate.request import GenerateOptions
+from ssd_client.status.traces import TraceEvent, between
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Bench:
         settings: Settings,
         prompts: PromptSet,
         others: Sequence[str],
-        progress: Progress,
+        progress: BenchProgress,
         command: str,
     ) -> None:
         """``others``: prompts from which the theory's rates are learnt."""
@@ -99,7 +105,7 @@ class Bench:
         rounds = count_rounds(events) if events else None
         self.results.add(key, metrics, [each.as_json() for each in done], rounds)
 
-    def _ask_all(self, key: RunKey, prompts: Sequence[str]) -> list[Measured]:
+    def _ask_all(self, key: RunKey, prompts: Sequence[str]) -> list[MeasuredRequest]:
         settings, ask, seen = self._settings, self._asks[key.mode], self._progress.seen
         if settings.request_rate:
             return open_loop(ask, prompts, key.load, settings.seed + key.repeat, seen)
@@ -108,7 +114,9 @@ class Bench:
     def _is_traced(self, key: RunKey) -> bool:
         return self.traces.has_target and key.mode in MODES
 
-    def _keep_timeline(self, key: RunKey, first: Measured, events: Sequence[TraceEvent]) -> None:
+    def _keep_timeline(
+        self, key: RunKey, first: MeasuredRequest, events: Sequence[TraceEvent]
+    ) -> None:
         """Of the first request of each mode."""
         timelines: dict[str, Any] = self.results.more.setdefault("timelines", {})
         if not events or key.mode in timelines or key.load != self._settings.loads[0]:
@@ -143,7 +151,7 @@ class Bench:
         if kind not in MODES:
             return baseline_ask(OpenAIServer(kind), settings)
 
-        def ask(number: int, prompt: str) -> Measured:
+        def ask(number: int, prompt: str) -> MeasuredRequest:
             options = GenerateOptions(
                 temperature=settings.temperature,
                 seed=settings.seed + number,
@@ -225,7 +233,7 @@ class Bench:
 
 
 def baseline_ask(server: OpenAIServer, settings: Settings) -> Ask:
-    def ask(number: int, prompt: str) -> Measured:
+    def ask(number: int, prompt: str) -> MeasuredRequest:
         content: dict[str, Any] = {
             "max_tokens": settings.max_tokens,
             "temperature": settings.temperature,

@@ -10,28 +10,28 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ssd_client import params, render
-from ssd_client.api import Client
+from ssd_client.bench.measure.openai import OpenAIServer, check_baseline
 from ssd_client.chat.lines import history_file, lines
-from ssd_client.chat.screen import OriginScreen, PlainScreen, Screen
+from ssd_client.chat.screen import ChatScreen, OriginScreen, PlainScreen
 from ssd_client.chat.session import Quit, Session
-from ssd_client.endpoints import Endpoint
+from ssd_client.connection.endpoints import Endpoint
+from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.events import Moved, Tokens
-from ssd_client.failover import RetryPolicy
-from ssd_client.local import LocalFlags, plan_local
-from ssd_client.openai import OpenAIServer, check_baseline
-from ssd_client.options import (
+from ssd_client.generate.api import Client
+from ssd_client.generate.events import Moved, Tokens
+from ssd_client.generate.request import GenerateOptions, build_request
+from ssd_client.generate.result import GenerationResult
+from ssd_client.local.launcher import LocalFlags, plan_local
+from ssd_client.terminal import params, render
+from ssd_client.terminal.options import (
     bias_of,
     chat_options,
     local_options,
     sampling_options,
     speculation_options,
 )
-from ssd_client.request import GenerateOptions, build_request
-from ssd_client.result import GenerationResult
-from ssd_client.security_options import security_options
-from ssd_client.serving import check_local, pick, serving
+from ssd_client.terminal.security_options import security_options
+from ssd_client.terminal.serving import check_local, pick, serving
 
 # A target that is started anew is waited for: the conversation is all here.
 PATIENCE = RetryPolicy(retries=12)
@@ -101,7 +101,7 @@ def _hint() -> str:
     return "/help for commands, Ctrl-C stops a reply, /quit or Ctrl-D ends"
 
 
-def _screen(show_origin: bool, notes: Console) -> Screen:
+def _screen(show_origin: bool, notes: Console) -> ChatScreen:
     if not show_origin:
         return PlainScreen()
     screen = OriginScreen()
@@ -114,7 +114,7 @@ class Chat:
         self,
         session: Session,
         endpoints: Sequence[Endpoint],
-        screen: Screen,
+        screen: ChatScreen,
         notes: Console,
         metrics: bool,
         baseline: OpenAIServer | None,

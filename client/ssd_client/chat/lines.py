@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ssd_client.prompt import decode
+from ssd_client.terminal.prompt import decode
 
 PROMPT = "> "
 _KEPT = 1000  # lines that can be called back

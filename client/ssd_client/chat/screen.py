@@ -8,11 +8,11 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from ssd_client import render
 from ssd_client.chat.session import ORIGINS
-from ssd_client.events import Tokens
+from ssd_client.generate.events import Tokens
 from ssd_client.printable import printable
-from ssd_client.render import write_stdout
+from ssd_client.terminal import render
+from ssd_client.terminal.render import write_stdout
 
 STYLES = {
     "target": "white",
@@ -23,7 +23,7 @@ STYLES = {
 }
 
 
-class Screen(Protocol):
+class ChatScreen(Protocol):
     def show(self, tokens: Tokens) -> None: ...
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssd_client.errors import count
-from ssd_client.params import parse_number
-from ssd_client.request import ChatPrompt, GenerateOptions
-from ssd_client.result import GenerationResult
-from ssd_client.speculation import MODES, SpeculationStats
+from ssd_client.generate.request import ChatPrompt, GenerateOptions
+from ssd_client.generate.result import GenerationResult
+from ssd_client.generate.speculation import MODES, SpeculationStats
+from ssd_client.terminal.params import parse_number
 
 HELP = """\
 /reset           forget what was said

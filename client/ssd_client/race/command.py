@@ -12,24 +12,24 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ssd_client import params, render
-from ssd_client.api import Client
-from ssd_client.asking import Options
-from ssd_client.bench.subject import settled_info
-from ssd_client.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
+from ssd_client.bench.measure.subject import settled_info
+from ssd_client.connection.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
+from ssd_client.connection.security import PLAIN
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.events import Tokens
-from ssd_client.local import LocalPlan, LocalTarget
-from ssd_client.local_pair import pair_options, plan_pair, target_flags
-from ssd_client.options import bias_of, sampling_options
-from ssd_client.prompt import LOCAL_DEFAULT
+from ssd_client.generate.api import Client
+from ssd_client.generate.events import Tokens
+from ssd_client.generate.request import ChatPrompt, TextPrompt
+from ssd_client.generate.request_options import RequestOptions
+from ssd_client.generate.speculation import MODES
+from ssd_client.local.launcher import LocalPlan, LocalTarget
 from ssd_client.race.lanes import Lane, Run, differing, verdict
-from ssd_client.race.screen import Columns, Lines, Screen
-from ssd_client.request import ChatPrompt, TextPrompt
-from ssd_client.security import PLAIN
-from ssd_client.security_options import security_options
-from ssd_client.serving import check_local
-from ssd_client.speculation import MODES
+from ssd_client.race.screen import Columns, PlainRaceScreen, RaceScreen
+from ssd_client.terminal import params, render
+from ssd_client.terminal.local_pair import pair_options, plan_pair, target_flags
+from ssd_client.terminal.options import bias_of, sampling_options
+from ssd_client.terminal.prompt import LOCAL_DEFAULT
+from ssd_client.terminal.security_options import security_options
+from ssd_client.terminal.serving import check_local
 
 DIFFERENT = 1
 ORDER = ("off", "sync", "ssd")
@@ -43,7 +43,7 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True)
-class Heat:
+class RaceEntry:
     """Lanes that one set of services runs; the services are up for as long as they do."""
 
     lanes: Sequence[Lane]
@@ -91,9 +91,9 @@ def race(**flags: Any) -> None:
         raise SystemExit(DIFFERENT)
 
 
-def _options(flags: dict[str, Any]) -> Options:
+def _options(flags: dict[str, Any]) -> RequestOptions:
     """One seed for all, whoever drew it."""
-    options: Options = {
+    options: RequestOptions = {
         "max_tokens": flags["max_tokens"],
         "seed": secrets.randbits(32) if flags["seed"] is None else flags["seed"],
         "logit_bias": bias_of(flags["logit_bias"]),
@@ -102,16 +102,16 @@ def _options(flags: dict[str, Any]) -> Options:
     return options
 
 
-def _screen(notes: Console, headline: str, runs: Sequence[Run]) -> Screen:
-    return Columns(notes, headline, runs) if notes.is_terminal else Lines(notes, headline)
+def _screen(notes: Console, headline: str, runs: Sequence[Run]) -> RaceScreen:
+    return Columns(notes, headline, runs) if notes.is_terminal else PlainRaceScreen(notes, headline)
 
 
 def _run_heat(
-    heat: Heat,
+    heat: RaceEntry,
     runs: Sequence[Run],
     asked: ChatPrompt | TextPrompt,
-    options: Options,
-    screen: Screen,
+    options: RequestOptions,
+    screen: RaceScreen,
 ) -> None:
     def tell(phase: str) -> None:
         for run in runs:
@@ -122,7 +122,7 @@ def _run_heat(
         tell("waiting")
         for run in runs:
             run.state = "warming up …"
-            warm: Options = {
+            warm: RequestOptions = {
                 **options,
                 "max_tokens": _WARM_UP_TOKENS[run.lane.mode],
                 "mode": run.lane.mode,
@@ -132,7 +132,11 @@ def _run_heat(
 
 
 def _tell(
-    client: Client, run: Run, asked: ChatPrompt | TextPrompt, options: Options, screen: Screen
+    client: Client,
+    run: Run,
+    asked: ChatPrompt | TextPrompt,
+    options: RequestOptions,
+    screen: RaceScreen,
 ) -> None:
     with client.stream(asked, **options) as events:
         run.result = events.result
@@ -142,7 +146,7 @@ def _tell(
     screen.finish(run)
 
 
-def _target_heat(flags: dict[str, Any]) -> Heat:
+def _target_heat(flags: dict[str, Any]) -> RaceEntry:
     """A target that runs: in the modes that it has."""
     address, security = flags["target"] or DEFAULT_ADDRESS, flags["security"]
     with connect_one(address, security) as endpoint:
@@ -152,14 +156,14 @@ def _target_heat(flags: dict[str, Any]) -> Heat:
         if mode not in have:
             raise BadInputError(f"--mode {mode}: {address} has {', '.join(have)}")
     lanes = [Lane(mode) for mode in (_ordered(flags["modes"]) or have)]
-    return Heat(lanes, lambda tell: connect_one(address, security))
+    return RaceEntry(lanes, lambda tell: connect_one(address, security))
 
 
 def _ordered(modes: Sequence[str]) -> list[str]:
     return [mode for mode in ORDER if mode in modes]
 
 
-def _local_heats(flags: dict[str, Any]) -> list[Heat]:
+def _local_heats(flags: dict[str, Any]) -> list[RaceEntry]:
     if flags["security"] != PLAIN:
         raise BadInputError("--local needs neither TLS nor a token: leave them out")
     modes = _ordered(flags["modes"]) or list(ORDER)
@@ -168,7 +172,7 @@ def _local_heats(flags: dict[str, Any]) -> list[Heat]:
     if flags["local_device"] != "cpu" or len(cores) < 2:
         missing = [mode for mode in modes if mode == "ssd" and plan.draft is None]
         lanes = [Lane(mode) for mode in modes if mode not in missing]
-        return [Heat(lanes, lambda tell: _started(plan, None, None, tell))]
+        return [RaceEntry(lanes, lambda tell: _started(plan, None, None, tell))]
     one, other = cores[:2]
     where = {
         "off": f"the target on core {one}",
@@ -176,7 +180,7 @@ def _local_heats(flags: dict[str, Any]) -> list[Heat]:
         "ssd": f"the target on core {one}, the draft on core {other}",
     }
     heats = [
-        Heat(
+        RaceEntry(
             [Lane(mode, where[mode], "off on one core" if mode == "off" else "") for mode in modes],
             lambda tell: _started(plan, {one}, {other}, tell),
         )
@@ -184,7 +188,9 @@ def _local_heats(flags: dict[str, Any]) -> list[Heat]:
     if "off" in modes:
         both = ("--device", "cpu", "--threads", "2")  # none is left to the front process
         alone = LocalPlan(plan.model, None, (*both, *target_flags(flags)))
-        heats.append(Heat([BOTH_CORES], lambda tell: _started(alone, {one, other}, None, tell)))
+        heats.append(
+            RaceEntry([BOTH_CORES], lambda tell: _started(alone, {one, other}, None, tell))
+        )
     return heats
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ssd_client.bench.equality import first_difference
-from ssd_client.events import Tokens
-from ssd_client.result import GenerationResult
-from ssd_client.speculation import SpeculationStats, served_otherwise
+from ssd_client.bench.measure.equality import first_difference
+from ssd_client.generate.events import Tokens
+from ssd_client.generate.result import GenerationResult
+from ssd_client.generate.speculation import SpeculationStats, served_otherwise
 
 
 @dataclass(frozen=True)

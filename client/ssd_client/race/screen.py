@@ -12,24 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd_client.chat.screen import STYLES
-from ssd_client.closing import Closing
+from ssd_client.connection.closing import Closing
 from ssd_client.printable import printable
 from ssd_client.race.lanes import Run
-from ssd_client.render import note
+from ssd_client.terminal.render import note
 
 _NARROWEST = 24  # characters of a column
 _FRAMES = 12  # a second
 _STYLES = {**STYLES, "target": ""}  # what nobody guessed is in the terminal's own colour
 
 
-class Screen(Closing):
+class RaceScreen(Closing):
     """Shows all runs, for as long as its block runs."""
 
     @abstractmethod
     def finish(self, run: Run) -> None: ...
 
 
-class Columns(Screen):
+class Columns(RaceScreen):
     """One column for each run, its text in the colours of where it came from."""
 
     def __init__(self, console: Console, headline: str, runs: Sequence[Run]) -> None:
@@ -83,7 +83,7 @@ class Columns(Screen):
         return text
 
 
-class Lines(Screen):
+class PlainRaceScreen(RaceScreen):
     """One line for each run, when it is done."""
 
     def __init__(self, notes: Console, headline: str) -> None:

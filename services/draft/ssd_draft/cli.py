@@ -7,17 +7,17 @@ import click
 
 from ssd_draft import __version__
 from ssd_draft.config import SPECULATORS, DraftConfig
-from ssd_engine.log import setup_logging
-from ssd_engine.serving.command_line import (
+from ssd_engine.process.log import setup_logging
+from ssd_serving.command_line import (
     CONTEXT,
     VERSION,
     GroupedCommand,
-    Options,
+    OptionFactory,
     exit_codes,
     serving_extra,
 )
 
-option = Options(DraftConfig, "SSD_DRAFT")
+option = OptionFactory(DraftConfig, "SSD_DRAFT")
 
 
 @click.group(context_settings=CONTEXT)
@@ -67,8 +67,8 @@ def serve(check_config: bool, **options: Any) -> None:
 
 def _serve(config: DraftConfig, check_only: bool) -> None:
     with serving_extra("ssd-draft"):
-        from ssd_draft.server import DraftServer, plan_draft
-        from ssd_engine.serving.preflight import check_here
+        from ssd_draft.front.server import DraftServer, plan_draft
+        from ssd_serving.preflight import check_here
 
     plan = plan_draft(config)
     tokenizer = None if plan is None else plan.load_tokenizer()

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from ssd_engine.config import ModelConfig
+from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.serving.config import ServiceConfig, check_service_config
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_serving.config import ServiceConfig, check_service_config
 
 SPECULATORS = ("model", "ngram")
 AUTO = "auto"

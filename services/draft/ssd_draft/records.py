@@ -2,12 +2,12 @@
 
 import msgspec
 
-from ssd_engine.frames import DraftFrame, Load, TargetFrame
-from ssd_engine.serving.records import Beat, Fatal, Ready, Record
-from ssd_engine.tracing import TraceEvent
+from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
+from ssd_engine.tracing.events import TraceEvent
+from ssd_serving.engine.records import Beat, Fatal, Ready, Record
 
 
-class Offer(Record, frozen=True):
+class PlaneTerms(Record, frozen=True):
     """How a target can receive tensors."""
 
     kinds: list[str]
@@ -15,29 +15,29 @@ class Offer(Record, frozen=True):
     device_id: str
 
 
-class LinkUp(Record, frozen=True):
+class TargetLinkUp(Record, frozen=True):
     """A target has shaken hands. Link ids are never used again."""
 
     link: int
     name: str
     max_depth: int  # of the speculations that the target verifies
     epoch: int = 0
-    plane: Offer | None = None  # of a tensor plane
+    plane: PlaneTerms | None = None  # of a tensor plane
     interface: str = ""  # own address that the target is reached from; "": not known
 
 
-class LinkFrames(Record, frozen=True):
+class TargetFrames(Record, frozen=True):
     link: int
     frames: list[TargetFrame]
 
 
-class LinkDown(Record, frozen=True):
+class TargetLinkDown(Record, frozen=True):
     """The stream has ended: its sequences go."""
 
     link: int
 
 
-class Drain(Record, frozen=True):
+class AnnounceLeaving(Record, frozen=True):
     """Announce to every link that this endpoint leaves; nothing new is opened."""
 
 
@@ -47,7 +47,7 @@ class LinkOutput(Record, frozen=True):
     consumed: int  # frames of this link that the engine has looked at since the last output
 
 
-class Stats(Record, frozen=True):
+class DraftEngineStats(Record, frozen=True):
     links: int
     sequences: int
     used_blocks: int
@@ -69,11 +69,11 @@ class Stats(Record, frozen=True):
 class DraftOutput(Record, frozen=True):
     links: list[LinkOutput]
     load: Load
-    stats: Stats
+    stats: DraftEngineStats
     trace: list[TraceEvent]
 
 
-ToEngine = LinkUp | LinkFrames | LinkDown | Drain
+ToEngine = TargetLinkUp | TargetFrames | TargetLinkDown | AnnounceLeaving
 ToFront = Ready | Beat | DraftOutput | Fatal
 
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

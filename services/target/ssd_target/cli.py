@@ -6,21 +6,21 @@ from typing import Any
 
 import click
 
-from ssd_engine.log import FORMATS, setup_logging
-from ssd_engine.serving.command_line import (
+from ssd_engine.process.log import FORMATS, setup_logging
+from ssd_serving.command_line import (
     CONTEXT,
     VERSION,
     GroupedCommand,
-    Options,
+    OptionFactory,
     exit_codes,
     serving_extra,
 )
-from ssd_engine.serving.config import DEVICES, LOG_LEVELS
+from ssd_serving.config import DEVICES, LOG_LEVELS
 from ssd_target import __version__
 from ssd_target.config import BACKUPS, GENERATION_CONFIGS, MODES, JoinConfig, TargetConfig
 
-option = Options(TargetConfig, "SSD_TARGET")
-join_option = Options(JoinConfig, "SSD_TARGET")
+option = OptionFactory(TargetConfig, "SSD_TARGET")
+join_option = OptionFactory(JoinConfig, "SSD_TARGET")
 
 
 @click.group(context_settings=CONTEXT)
@@ -159,7 +159,7 @@ def join(check_config: bool, **options: Any) -> None:
     setup_logging(name, options["log_level"] or "info", log_format=options["log_format"])
     with exit_codes():
         with serving_extra("ssd-target"):
-            from ssd_target.join import check_join, run_join
+            from ssd_target.node import check_join, run_join
 
         config = JoinConfig(**options)
         checked = check_join(config)
@@ -171,8 +171,8 @@ def join(check_config: bool, **options: Any) -> None:
 
 def _serve(config: TargetConfig, check_only: bool) -> None:
     with serving_extra("ssd-target"):
-        from ssd_engine.serving.preflight import check_here
-        from ssd_target.server import TargetServer, plan_target
+        from ssd_serving.preflight import check_here
+        from ssd_target.front.server import TargetServer, plan_target
 
     plan = plan_target(config)
     tokenizer = plan.load_tokenizer()  # before anything is started that it could stop

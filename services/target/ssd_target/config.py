@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_engine.cluster.options import ClusterOptions, read_secret
-from ssd_engine.config import ModelConfig
+from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
-from ssd_engine.runner_options import RunnerOptions
-from ssd_engine.secret_files import warn_of_readers
-from ssd_engine.serving.config import ServiceConfig, check_service_config, parse_address
-from ssd_target.places import parse_draft
-from ssd_target.speculation.options import Backup, Mode, SpeculationOptions
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.parallel.cluster.options import ClusterOptions, read_secret
+from ssd_engine.process.secret_files import warn_of_readers
+from ssd_serving.config import ServiceConfig, check_service_config, parse_address
+from ssd_target.links.endpoint_addresses import parse_draft
+from ssd_target.records.speculation_options import Backup, Mode, SpeculationOptions
 
 MODES = ("auto", "ssd", "sync", "off")
 BACKUPS = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_engine.cuda.driver import COMMON, Argument, Arguments, room_for_map
+from ssd_engine.kernels.driver import COMMON, Argument, Arguments, room_for_map
 
 HEADER = Path(__file__).parent / "device.h"
 ENTRY = """

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ssd_engine.tensor_plane import connection, end, greeting, plane, process_group
+from ssd_engine.tensor_plane import end, plane
+from ssd_engine.tensor_plane.transports import connection, greeting, process_group
 from tests.engine.tensor_plane.peer import LIMITS, NO_LIMIT
 from tests.engine.tensor_plane.planes import Clock
 

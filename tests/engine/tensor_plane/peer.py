@@ -14,21 +14,15 @@ from typing import Any
 
 import torch
 
-from ssd_engine.tensor_plane import (
-    PlaneAnswer,
-    PlaneKind,
-    PlaneState,
-    Receiver,
-    RowsFormat,
-    RowsKey,
-    Sender,
-    host_id,
-    open_receiver,
-    open_sender,
-)
-from ssd_engine.tensor_plane import connection as connection_module
-from ssd_engine.tensor_plane import greeting as greeting_module
-from ssd_engine.tensor_plane import process_group as process_group_module
+from ssd_engine.tensor_plane.plane import open_receiver, open_sender
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, host_id
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.sender import Sender
+from ssd_engine.tensor_plane.transports import connection as connection_module
+from ssd_engine.tensor_plane.transports import greeting as greeting_module
+from ssd_engine.tensor_plane.transports import process_group as process_group_module
 from tests.waiting import HANG_SECONDS, wait_until
 
 LOOPBACK = "127.0.0.1"

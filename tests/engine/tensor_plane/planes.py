@@ -10,19 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd_engine.tensor_plane import (
-    PlaneAnswer,
-    PlaneBroken,
-    PlaneKind,
-    PlaneState,
-    Receiver,
-    RowsKey,
-    Sender,
-)
-from ssd_engine.tensor_plane import connection as connection_module
-from ssd_engine.tensor_plane.address import listen
-from ssd_engine.tensor_plane.connection import Connection, Wake, dial
-from ssd_engine.tensor_plane.greeting import Terms, admit, greet
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneState
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.sender import Sender
+from ssd_engine.tensor_plane.transports import connection as connection_module
+from ssd_engine.tensor_plane.transports.address import listen
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake, dial
+from ssd_engine.tensor_plane.transports.greeting import PlaneAgreement, admit, greet
 from tests.engine.tensor_plane.peer import (
     FORMAT,
     LOOPBACK,
@@ -65,7 +61,7 @@ def admitted_by_a_test(kind: PlaneKind) -> Iterator[tuple[Receiver, Connection]]
     listener, address = listen(kind, LOOPBACK)
     receiver = make_receiver(PlaneAnswer(kind, address, SECRET))
     with listener:
-        connection = admit(listener, wake, Terms(kind, 1, FORMAT), SECRET, far_off())
+        connection = admit(listener, wake, PlaneAgreement(kind, 1, FORMAT), SECRET, far_off())
     try:
         yield receiver, connection
     finally:
@@ -81,7 +77,7 @@ def dialled_by_a_test(kind: PlaneKind) -> Iterator[tuple[Sender, Connection]]:
     wake = Wake()
     sender, answer = make_sender(kind)
     connection = dial(*place_of(answer), wake, far_off())
-    greet(connection, Terms(kind, 1, FORMAT), answer.secret, far_off())
+    greet(connection, PlaneAgreement(kind, 1, FORMAT), answer.secret, far_off())
     try:
         yield sender, connection
     finally:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd_engine.tensor_plane import PlaneAnswer, PlaneKind, PlaneState, RowsFormat, RowsKey
-from ssd_engine.tensor_plane.address import listen
-from ssd_engine.tensor_plane.connection import Connection, Wake
-from ssd_engine.tensor_plane.records import HELLO_BYTES, Verdict, Welcome
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.records import HELLO_BYTES, GreetingVerdict, Welcome
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.transports.address import listen
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake
 from tests.engine.tensor_plane.peer import (
     FORMAT,
     LOOPBACK,
@@ -50,7 +52,7 @@ def test_a_draft_that_does_not_know_the_secret_is_left() -> None:
     listener.setblocking(True)
     connection = Connection(listener.accept()[0], wake)
     connection.read(HELLO_BYTES)
-    connection.write(Welcome(Verdict.ADMITTED).encode())
+    connection.write(Welcome(GreetingVerdict.ADMITTED).encode())
     expect_break(receiver, "does not know the secret")
     connection.close()
     listener.close()

@@ -4,13 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ssd_engine.tensor_plane import (
-    PlaneKind,
-    PlaneState,
-    RowsFormat,
-    RowsKey,
-)
-from ssd_engine.tensor_plane.process_group import NcclGroup, leave_nccl_errors_to_us
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.transports.process_group import NcclGroup, leave_nccl_errors_to_us
 from tests.engine.tensor_plane.peer import make_receiver, make_rows, make_sender, wait_up
 from tests.engine.tensor_plane.planes import every_kind
 from tests.waiting import HANG_SECONDS, wait_until

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ssd_engine.tensor_plane import PlaneKind, PlaneState, RowsKey
 from ssd_engine.tensor_plane import receiver as receiver_module
-from ssd_engine.tensor_plane.connection import Connection
-from ssd_engine.tensor_plane.records import WINDOW, Announcement, encode_serial
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.records import WINDOW, Announcement, encode_serial
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.transports.connection import Connection
 from tests.engine.tensor_plane.peer import FORMAT, wait_up
 from tests.engine.tensor_plane.planes import (
     HARDENED,

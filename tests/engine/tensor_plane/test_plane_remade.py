@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd_engine.tensor_plane import PlaneBroken, PlaneKind, PlaneState, RowsKey
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneState
 from tests.engine.tensor_plane.peer import (
     NO_LIMIT,
     make_receiver,

@@ -5,15 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ssd_engine.tensor_plane import (
-    PlaneKind,
-    PlaneState,
-    RowsFormat,
-    RowsKey,
-    choose_kind,
-    host_id,
-    local_offer,
-)
+from ssd_engine.tensor_plane.plane import local_offer
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind, choose_kind, host_id
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
 from tests.engine.tensor_plane.peer import (
     CPU,
     NO_LIMIT,

@@ -4,9 +4,11 @@ import socket
 
 import pytest
 
-from ssd_engine.tensor_plane import PlaneAnswer, PlaneBroken, PlaneKind, PlaneState, RowsKey
 from ssd_engine.tensor_plane.end import GRACE_SECONDS
-from ssd_engine.tensor_plane.records import WINDOW
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.records import WINDOW
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneState
 from tests.engine.tensor_plane.peer import (
     LOOPBACK,
     NO_LIMIT,

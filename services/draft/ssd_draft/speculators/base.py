@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from ssd_draft.plan import RoundPlan
-from ssd_draft.sequence import DraftSequence
-from ssd_engine.tensor_plane import MakeRows
+from ssd_draft.planning.plan import RoundPlan
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 
 class Need(Enum):
@@ -20,7 +20,7 @@ class Need(Enum):
     ACTIVATIONS = "activations"  # hidden states of the target, over the tensor plane
 
 
-class Cannot(Exception):
+class CannotSpeculate(Exception):
     """This sequence cannot be served at all; says why."""
 
 

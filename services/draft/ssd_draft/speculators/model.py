@@ -20,35 +20,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_draft.plan import RANKS, RoundPlan
-from ssd_draft.sequence import DraftSequence, Offer, Phase
-from ssd_draft.speculators.base import Cannot, Need
-from ssd_draft.tree import Ranked, Tree
-from ssd_engine.batch import Chunk, Draw, Part, Rows, TreeRows
-from ssd_engine.block_pool import BlockLease, BlockPool
-from ssd_engine.cached_path import CachedPath, NoRoom
-from ssd_engine.frames import Verification
-from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
-from ssd_engine.rejection import Wire, whole_wire
-from ssd_engine.sampling import SampleRow
-from ssd_engine.scored import Pending, Scored
-from ssd_engine.tensor_plane import MakeRows
+from ssd_draft.planning.plan import RANKS, RoundPlan
+from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
+from ssd_draft.planning.tree import Ranked, Tree
+from ssd_draft.speculators.base import CannotSpeculate, Need
+from ssd_engine.forward.batch import Chunk, Draw, Part, Rows, TreeRows
+from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.kvcache.block_pool import BlockLease, BlockPool
+from ssd_engine.kvcache.cached_path import CachedPath, NoRoom
+from ssd_engine.sampling.guesses import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.sampling.rejection import Wire, whole_wire
+from ssd_engine.sampling.sampler import SampleRow
+from ssd_engine.speculation.frames import Verification
+from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 LOOK_AHEAD = 1  # depths beyond what is of use
 
 
-class Runner(Protocol):
+class DraftRunner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
     @property
     def chains(self) -> bool: ...
 
-    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Pending: ...
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> PendingForward: ...
 
     def deepen(
-        self, flight: Pending, slots: Sequence[int], widths: Sequence[int]
-    ) -> Pending | None: ...
+        self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
+    ) -> PendingForward | None: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +59,9 @@ class _State:
     tree: Tree | None = None
     # Guesses after each length of the chain, best first; what the outcome is held against.
     rankings: list[list[int]] = field(default_factory=list)
-    decided: Offer | None = None  # the branch that the outcome named, as far as it was drafted
+    decided: PreparedBranch | None = (
+        None  # the branch that the outcome named, as far as it was drafted
+    )
     drafted_in: list[int] = field(default_factory=list)  # slots of that branch
     foreseen: list[list[int]] | None = None  # the rankings of a chain that was drafted here
     # Rejection: what the tokens of each depth were drawn from, one row for each branch of the
@@ -78,7 +80,7 @@ class _Wanted:
 
     @property
     def is_chain(self) -> bool:
-        return isinstance(self.part, Chunk) and self.sequence.phase is Phase.VERIFYING
+        return isinstance(self.part, Chunk) and self.sequence.phase is DraftRoundPhase.VERIFYING
 
     @property
     def coupled(self) -> bool:
@@ -90,11 +92,11 @@ class _Wanted:
         return len(self.offers[0].tokens)
 
     @property
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[PreparedBranch]:
         """The branches that the rows extend, in their order."""
-        if self.sequence.phase is Phase.DECIDED:
+        if self.sequence.phase is DraftRoundPhase.DECIDED:
             return [_decided(self.sequence)]
-        offers: list[Offer] = self.sequence.state.tree.offers
+        offers: list[PreparedBranch] = self.sequence.state.tree.offers
         return offers
 
 
@@ -104,9 +106,9 @@ class _Flight:
 
     parts: list[Part]
     wanted: list[_Wanted]
-    pending: Pending
+    pending: PendingForward
     # What it extends, and from which depth on, if it is ahead.
-    extends: list[tuple[Tree | Offer, int]] = field(default_factory=list)
+    extends: list[tuple[Tree | PreparedBranch, int]] = field(default_factory=list)
 
     def is_next(self, sequences: Sequence[DraftSequence]) -> bool:
         """Whether it was launched ahead for these sequences, and nothing has come between."""
@@ -126,7 +128,7 @@ class ModelSpeculator:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: DraftRunner,
         block_size: int,
         max_context: int,
         depth: int,
@@ -189,7 +191,7 @@ class ModelSpeculator:
         state.path.reserve(sequence.num_committed)
         new = sequence.num_committed - len(state.path.committed)
         state.path.commit(sequence.output[len(sequence.output) - new :] if new else ())
-        if sequence.phase is Phase.DECIDED:
+        if sequence.phase is DraftRoundPhase.DECIDED:
             state.rankings, state.decided = [], _decided(sequence)
             self._keep_branch(sequence)
             if sequence.num_committed + len(state.decided.tokens) > state.path.max_tokens:
@@ -231,11 +233,11 @@ class ModelSpeculator:
     def _check_context(self, sequence: DraftSequence) -> None:
         """Raise Cannot when the sequence, its chain and one token more do not fit."""
         if sequence.num_committed > sequence.max_tokens:
-            raise Cannot("more tokens than the sequence was opened for")
+            raise CannotSpeculate("more tokens than the sequence was opened for")
         if sequence.num_committed + len(sequence.speculation) >= self._max_context:
-            raise Cannot(f"beyond the draft's context of {self._max_context} tokens")
+            raise CannotSpeculate(f"beyond the draft's context of {self._max_context} tokens")
         if len(sequence.speculation) > self._depth:
-            raise Cannot(f"a speculation beyond the depth of {self._depth} tokens")
+            raise CannotSpeculate(f"a speculation beyond the depth of {self._depth} tokens")
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
         if sequence.complete:
@@ -243,7 +245,9 @@ class ModelSpeculator:
         state: _State = sequence.state
         if state.tree is not None:
             return len(state.tree.offers)
-        logits = 1 + (len(sequence.speculation) if sequence.phase is Phase.VERIFYING else 0)
+        logits = 1 + (
+            len(sequence.speculation) if sequence.phase is DraftRoundPhase.VERIFYING else 0
+        )
         new = sequence.num_committed - state.path.num_known
         rows = max(logits, min(limit, new + logits - 1))
         return rows + self._budget if self._begins_at_once(sequence, limit) else rows
@@ -251,7 +255,11 @@ class ModelSpeculator:
     def _begins_at_once(self, sequence: DraftSequence, limit: int) -> bool:
         state: _State = sequence.state
         new = sequence.num_committed + len(sequence.speculation) - state.path.num_known
-        return sequence.phase is Phase.VERIFYING and state.foreseen is not None and 0 < new <= limit
+        return (
+            sequence.phase is DraftRoundPhase.VERIFYING
+            and state.foreseen is not None
+            and 0 < new <= limit
+        )
 
     def step(
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
@@ -259,7 +267,7 @@ class ModelSpeculator:
         """Where the device allows it, the next depth is launched before this one is looked at."""
         flight, self._ahead = self._ahead, None
         follows = flight is not None and flight.is_next(sequences)
-        preparing = all(sequence.phase is Phase.VERIFYING for sequence in sequences)
+        preparing = all(sequence.phase is DraftRoundPhase.VERIFYING for sequence in sequences)
         self._is_typical = not self._runner.chains or (follows and preparing)
         if flight is None or not follows:
             flight = self._launch(sequences, limit, plans)
@@ -313,7 +321,7 @@ class ModelSpeculator:
 
     def _part_ahead(self, sequence: DraftSequence, tokens: list[int]) -> Rows:
         """``tokens`` stand for what the forward in flight will give."""
-        if sequence.phase is Phase.VERIFYING:
+        if sequence.phase is DraftRoundPhase.VERIFYING:
             rows: TreeRows = sequence.state.tree.rows_ahead(tokens)
             return rows
         state, guesses = sequence.state, _decided(sequence).depth + 1
@@ -324,7 +332,7 @@ class ModelSpeculator:
         """Tokens are known now whose forward was launched without them: their KV is in the cache
         before anybody asks."""
         for w in ahead.wanted:
-            if w.sequence.phase is Phase.DECIDED:
+            if w.sequence.phase is DraftRoundPhase.DECIDED:
                 decided, path = _decided(w.sequence), w.sequence.state.path
                 start = w.sequence.num_committed + decided.depth - 1
                 path.wrote(Chunk(decided.tokens[-1:], start, path.blocks, 1))
@@ -344,7 +352,7 @@ class ModelSpeculator:
         return _Flight(flight.parts, flight.wanted, pending, _extending(flight.wanted))
 
     def _slots_ahead(self, sequence: DraftSequence) -> list[int]:
-        if sequence.phase is Phase.VERIFYING:
+        if sequence.phase is DraftRoundPhase.VERIFYING:
             slots: list[int] = sequence.state.tree.slots_ahead()
             return slots
         path, guesses = sequence.state.path, _decided(sequence).depth + 1
@@ -365,7 +373,7 @@ class ModelSpeculator:
         state: _State = sequence.state
         if state.tree is not None:
             return [state.tree.rows()]
-        if sequence.phase is Phase.DECIDED:
+        if sequence.phase is DraftRoundPhase.DECIDED:
             moved = self._move(state)
             return [*moved, state.path.next_chunk(_decided(sequence).tokens, 1, limit)]
         chain = sequence.speculation
@@ -391,7 +399,7 @@ class ModelSpeculator:
         moved = state.path.move(tokens, slots)
         return [] if moved is None else [moved]
 
-    def _use(self, scored: Scored, wanted: list[_Wanted]) -> None:
+    def _use(self, scored: ForwardResult, wanted: list[_Wanted]) -> None:
         """Chains need ranked guesses after each of their tokens, all others one token."""
         chains = [w for w in wanted if w.is_chain]
         others = [w for w in wanted if not w.is_chain]
@@ -400,7 +408,7 @@ class ModelSpeculator:
         self._guess([w for w in others if w.coupled], scored)
         self._draw([w for w in others if not w.coupled], scored)
 
-    def _rank(self, chains: list[_Wanted], scored: Scored, coupled: bool) -> None:
+    def _rank(self, chains: list[_Wanted], scored: ForwardResult, coupled: bool) -> None:
         if not chains:
             return
         guesses = iter(_ranked(scored, chains, coupled))
@@ -408,7 +416,7 @@ class ModelSpeculator:
             self._plant(w.sequence, w.plan, list(islice(guesses, w.part.num_logits)))
             self._judge_complete(w.sequence, w.plan)
 
-    def _guess(self, others: list[_Wanted], scored: Scored) -> None:
+    def _guess(self, others: list[_Wanted], scored: ForwardResult) -> None:
         if not others:
             return
         if scored.following is not None and all(map(_can_chain, others)):
@@ -419,7 +427,7 @@ class ModelSpeculator:
             rankings = list(islice(guesses, w.part.num_logits))
             self._extend(w, [ranking[0] for ranking in rankings], rankings)
 
-    def _draw(self, others: list[_Wanted], scored: Scored) -> None:
+    def _draw(self, others: list[_Wanted], scored: ForwardResult) -> None:
         if not others:
             return
         if scored.following is not None and scored.sigma is not None:
@@ -440,7 +448,7 @@ class ModelSpeculator:
     def _take_drawn(
         self,
         others: list[_Wanted],
-        scored: Scored,
+        scored: ForwardResult,
         following: NDArray[np.int32],
     ) -> None:
         """What the device has drawn, and the guesses that it has ranked on the way."""
@@ -452,7 +460,7 @@ class ModelSpeculator:
             self._extend(w, following[rows].tolist(), ranked)
 
     def _extend(self, w: _Wanted, tokens: list[int], ranked: Ranked | None = None) -> None:
-        if w.sequence.phase is Phase.DECIDED:
+        if w.sequence.phase is DraftRoundPhase.DECIDED:
             decided = _decided(w.sequence)
             decided.tokens.append(tokens[0])
             if ranked is not None:
@@ -472,7 +480,7 @@ class ModelSpeculator:
             for ranking, wrong in zip(guesses, [*chain, None], strict=True)
         ]
         offers = [
-            Offer(accepted, token)
+            PreparedBranch(accepted, token)
             for accepted, width in enumerate(plan.fan_out)
             for token in state.rankings[accepted][:width]
         ]
@@ -486,7 +494,7 @@ class ModelSpeculator:
             depth = tree.depth
             last = sequence.num_committed + tree.longest + depth  # position of the next row
             has_room = tree.has_room() and last < self._max_context
-        elif sequence.phase is Phase.DECIDED:
+        elif sequence.phase is DraftRoundPhase.DECIDED:
             depth = len(_decided(sequence).tokens)
             has_room = sequence.num_committed + depth < sequence.state.path.max_tokens
         else:
@@ -507,13 +515,13 @@ class ModelSpeculator:
             raise RuntimeError("draft integrity: a lease without a sequence")
 
 
-def _decided(sequence: DraftSequence) -> Offer:
+def _decided(sequence: DraftSequence) -> PreparedBranch:
     if sequence.decided is None:
         raise RuntimeError("the round is not decided")
     return sequence.offers[sequence.decided]
 
 
-def _foreseen(chain: Sequence[int], drafted: Offer | None) -> list[list[int]] | None:
+def _foreseen(chain: Sequence[int], drafted: PreparedBranch | None) -> list[list[int]] | None:
     """The guesses after each length of the chain, if it was drafted here and one token further."""
     if drafted is None or drafted.tokens[: len(chain)] != list(chain):
         return None
@@ -525,15 +533,15 @@ def _slots(lease: BlockLease, block_size: int) -> list[int]:
     return [block * block_size + i for block in lease.blocks for i in range(block_size)]
 
 
-def _extended(sequence: DraftSequence) -> Tree | Offer | None:
+def _extended(sequence: DraftSequence) -> Tree | PreparedBranch | None:
     """What its forwards make longer; None before there is a tree."""
-    if sequence.phase is Phase.DECIDED:
+    if sequence.phase is DraftRoundPhase.DECIDED:
         return _decided(sequence)
     tree: Tree | None = sequence.state.tree
     return tree
 
 
-def _extending(wanted: Sequence[_Wanted]) -> list[tuple[Tree | Offer, int]]:
+def _extending(wanted: Sequence[_Wanted]) -> list[tuple[Tree | PreparedBranch, int]]:
     """What a forward extends that is launched while another one is in flight."""
     found = [_extended(w.sequence) for w in wanted]
     return [(what, what.depth + 1) for what in found if what is not None]
@@ -547,7 +555,7 @@ def _can_chain(w: _Wanted) -> bool:
 def _draws(w: _Wanted, ahead: int = 0) -> Sequence[Draw]:
     """How the device ranks a sequence's rows."""
     sequence, n = w.sequence, w.sequence.num_committed
-    if sequence.phase is Phase.DECIDED:
+    if sequence.phase is DraftRoundPhase.DECIDED:
         tokens = _decided(sequence).tokens
         count = len(tokens) + ahead
         # What is not known here is the row's own token, the last one.
@@ -580,7 +588,7 @@ def _draw(
     return draw._replace(width=width, down_weight=w.sequence.down_weight)
 
 
-def _ranked(scored: Scored, group: list[_Wanted], coupled: bool) -> list[list[int]]:
+def _ranked(scored: ForwardResult, group: list[_Wanted], coupled: bool) -> list[list[int]]:
     """The best guesses of every row, best first."""
     count = max(w.plan.ranks for w in group)
     best = scored.best
@@ -613,7 +621,7 @@ def _sample_rows(group: list[_Wanted]) -> list[SampleRow]:
 def _rows_of(sequence: DraftSequence, part: Part) -> list[SampleRow]:
     """One for each row of logits: what lies before the token that it draws."""
     prompt, output, params = sequence.prompt, sequence.output, sequence.sampling
-    if sequence.phase is Phase.DECIDED:
+    if sequence.phase is DraftRoundPhase.DECIDED:
         return [sample_row(params, prompt, output, _decided(sequence).tokens)]
     chain = sequence.speculation
     if isinstance(part, Chunk):

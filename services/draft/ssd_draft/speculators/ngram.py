@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ssd_draft.plan import RoundPlan
-from ssd_draft.sequence import DraftSequence, Offer, Phase
-from ssd_draft.speculators.base import Cannot, Need
-from ssd_engine.cached_path import NoRoom
-from ssd_engine.ngram import NgramIndex
-from ssd_engine.tensor_plane import MakeRows
+from ssd_draft.planning.plan import RoundPlan
+from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
+from ssd_draft.speculators.base import CannotSpeculate, Need
+from ssd_engine.kvcache.cached_path import NoRoom
+from ssd_engine.speculation.ngram import NgramIndex
+from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 MOST_TOKENS = 1 << 20  # of all sequences: an index takes about 1 KB for each
 
@@ -30,7 +30,7 @@ class NgramSpeculator:
     def open(self, sequence: DraftSequence, scope: int) -> None:
         needed = sequence.num_committed
         if needed > self._max_tokens:
-            raise Cannot(f"{needed} tokens, an index holds {self._max_tokens}")
+            raise CannotSpeculate(f"{needed} tokens, an index holds {self._max_tokens}")
         if self._held + needed > self._max_tokens:
             raise NoRoom(f"the indices hold {self._held} of {self._max_tokens} tokens")
         sequence.state = _State(held=needed)
@@ -60,7 +60,7 @@ class NgramSpeculator:
             _index(sequence, limit)
             if _left(sequence):
                 continue
-            if sequence.phase is Phase.VERIFYING:
+            if sequence.phase is DraftRoundPhase.VERIFYING:
                 self._offer_outcomes(sequence, plan)
             else:
                 self._continue(sequence, plan)
@@ -90,7 +90,7 @@ class NgramSpeculator:
             guesses = index.candidates(width + 1, chain) if width else []
             for token in [guess for guess in guesses if guess not in wrong][:width]:
                 tokens = index.propose(plan.depth, (*chain, token))
-                sequence.offers[accepted, token] = Offer(accepted, token, tokens)
+                sequence.offers[accepted, token] = PreparedBranch(accepted, token, tokens)
 
     def _continue(self, sequence: DraftSequence, plan: RoundPlan) -> None:
         for offer in sequence.offers.values():

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.kvcache.cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 from ssd_engine.attention.base import QueryRun, Run, TreeRun
 from ssd_engine.attention.tree_mask import packed_masks
 from ssd_engine.errors import ConfigError
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.kvcache.cache import LayerCache
 
 try:
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper, merge_state_in_place

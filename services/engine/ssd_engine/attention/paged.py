@@ -15,12 +15,12 @@ import triton
 from torch import Tensor
 
 from ssd_engine.attention.base import QueryRun, Run, TreeRun
-from ssd_engine.cuda.paged_attention import (
+from ssd_engine.kernels.paged_attention import (
     Division,
     merge_parts_kernel,
     paged_attention_kernel,
 )
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.kvcache.cache import LayerCache
 
 ROWS_AT_ONCE = 16  # of a run of consecutive tokens
 

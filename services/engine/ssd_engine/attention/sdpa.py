@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd_engine.attention.base import QueryRun, Run, TreeRun
-from ssd_engine.kv_cache import LayerCache
+from ssd_engine.kvcache.cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Draw, Drawing, Part, TreeRows
-from ssd_engine.guessing import guess_scores
-from ssd_engine.history import History
-from ssd_engine.noise import STREAM_DRAFT
-from ssd_engine.panels import MOST_ROWS, PackedWeight
-from ssd_engine.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
-from ssd_engine.runner import ModelRunner
-from ssd_engine.sampling import SampleRow, adjust_logits, logprobs, perturbed_scores
-from ssd_engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Draw, Drawing, Part, TreeRows
+from ssd_engine.kernels.cpu.panels import MOST_ROWS, PackedWeight
+from ssd_engine.models.tensor_parallel import TensorParallel
+from ssd_engine.sampling.guesses import guess_scores
+from ssd_engine.sampling.history import History
+from ssd_engine.sampling.noise import STREAM_DRAFT
+from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
+from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
+from ssd_engine.sampling.sampler import SampleRow, adjust_logits, logprobs, perturbed_scores
 from ssd_engine.self_check.expected import TOLERANCE
-from ssd_engine.self_check.findings import Findings, Place
+from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.layers import LayerCheck
 from ssd_engine.self_check.operations import StepOperations, prefill_operations
 from ssd_engine.self_check.workload import (
-    Room,
+    CheckRoom,
     clear_context,
     fill_context,
     prefill_parts,
@@ -32,9 +35,9 @@ from ssd_engine.self_check.workload import (
 )
 
 if TYPE_CHECKING:
-    from ssd_engine.cuda.graphs import GraphRunner
-    from ssd_engine.cuda.step import Step
-    from ssd_engine.cuda.step_inputs import StepRun
+    from ssd_engine.execution.graphs import GraphRunner
+    from ssd_engine.execution.step import Step
+    from ssd_engine.forward.step_inputs import StepRun
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +54,21 @@ WIDTH, DOWN_WEIGHT = 3, 0.5
 NO_REMEDY = "torch itself computes something else here: check the device and its libraries"
 
 
+def load_checked(config: ModelConfig, options: RunnerOptions, tp: TensorParallel) -> ModelRunner:
+    """A model that serves: it is checked where the options say so."""
+    runner = ModelRunner(config, options, tp)
+    if options.self_check:
+        check_model(runner)
+    return runner
+
+
 @torch.inference_mode()
 def check_model(runner: ModelRunner) -> Findings:
     """Raises SelfCheckError, on every rank, when an operation of any rank is off by more than
     rounding. Leaves the model as it was."""
     begin = time.monotonic()
     findings = Findings(runner.model.weights.norm.dtype, runner.options.directory.name)
-    room = Room(runner.options, runner.num_blocks, runner.config.vocab_size)
+    room = CheckRoom(runner.options, runner.num_blocks, runner.config.vocab_size)
     has_own = runner.steps is not None or isinstance(runner.model.weights.head, PackedWeight)
     remedy = USE_TORCH if has_own else NO_REMEDY
     for use, parts in _forwards(runner, room):
@@ -82,7 +93,7 @@ def check_model(runner: ModelRunner) -> Findings:
     return findings
 
 
-def _forwards(runner: ModelRunner, room: Room) -> list[tuple[str, list[Part]]]:
+def _forwards(runner: ModelRunner, room: CheckRoom) -> list[tuple[str, list[Part]]]:
     """A prefill; and where steps have no kernels of their own, what they consist of."""
     options = runner.options
     lengths = (options.max_forward_tokens, SHORT_PREFILL)
@@ -98,7 +109,7 @@ def _forwards(runner: ModelRunner, room: Room) -> list[tuple[str, list[Part]]]:
     return [(use, parts) for use, parts in found if parts]
 
 
-def _step_parts(room: Room, step: "Step") -> list[list[Part]]:
+def _step_parts(room: CheckRoom, step: "Step") -> list[list[Part]]:
     """Everything that a step of this shape may be asked for."""
     shape, options = step.shape, room.options
     found = []
@@ -121,7 +132,7 @@ class StepCheck:
     def __init__(
         self, runner: ModelRunner, step: "Step", parts: Sequence[Part], findings: Findings
     ) -> None:
-        from ssd_engine.cuda.graphs import step_runs
+        from ssd_engine.execution.graphs import step_runs
 
         self._runner, self._step, self._parts, self._findings = runner, step, parts, findings
         self._use = TREE if any(isinstance(part, TreeRows) for part in parts) else STEP
@@ -194,8 +205,8 @@ class StepCheck:
             output.append(token)
         self._step.tell_histories(rows, draws)
 
-    def _place(self, operation: str, remedy: str = USE_TORCH) -> Place:
-        return Place(self._use, self._num_rows, None, operation, remedy)
+    def _place(self, operation: str, remedy: str = USE_TORCH) -> CheckedOperation:
+        return CheckedOperation(self._use, self._num_rows, None, operation, remedy)
 
     def _check_moves(self) -> None:
         self._step.move()

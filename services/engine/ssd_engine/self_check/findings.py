@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ssd_engine.errors import SelfCheckError
+from ssd_engine.models.tensor_parallel import TensorParallel
 from ssd_engine.self_check.expected import TOLERANCE, Expected, unit_of
-from ssd_engine.tensor_parallel import TensorParallel
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _NONE = 1 << 62
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckedOperation:
     use: str  # "prefill", "step", "tree step"
     rows: int
     layer: int | None  # None: before or after all layers
@@ -36,25 +36,25 @@ class Findings:
 
     def __init__(self, dtype: torch.dtype, model: str) -> None:
         self._dtype, self._unit, self._model = dtype, unit_of(dtype), model
-        self._places: list[Place] = []
+        self._places: list[CheckedOperation] = []
         self._errors: list[Tensor] = []
 
-    def compare(self, place: Place, got: Tensor, expected: Expected) -> None:
+    def compare(self, place: CheckedOperation, got: Tensor, expected: Expected) -> None:
         error = (got.to(expected.value.dtype) - expected.value).abs()
         least = torch.finfo(self._dtype).tiny
         self.note(place, (error / (self._unit * expected.spread + least)).max())
 
-    def compare_bits(self, place: Place, got: Tensor, expected: Tensor) -> None:
+    def compare_bits(self, place: CheckedOperation, got: Tensor, expected: Tensor) -> None:
         same = (got == expected).all()
         self.note(place, torch.where(same, 0.0, torch.inf))
 
-    def note(self, place: Place, error: Tensor) -> None:
+    def note(self, place: CheckedOperation, error: Tensor) -> None:
         """More than TOLERANCE is too much."""
         self._places.append(place)
         # A NaN is as far off as can be.
         self._errors.append(error.double().nan_to_num(nan=torch.inf, posinf=torch.inf).reshape(()))
 
-    def errors(self) -> list[tuple[Place, float]]:
+    def errors(self) -> list[tuple[CheckedOperation, float]]:
         if not self._errors:
             return []
         return list(zip(self._places, torch.stack(self._errors).tolist(), strict=True))
@@ -74,7 +74,11 @@ class Findings:
         raise SelfCheckError(self._reason(errors, first // tp.size, first % tp.size, tp))
 
     def _reason(
-        self, errors: list[tuple[Place, float]], number: int, rank: int, tp: TensorParallel
+        self,
+        errors: list[tuple[CheckedOperation, float]],
+        number: int,
+        rank: int,
+        tp: TensorParallel,
     ) -> str:
         place, error = errors[number]
         whose = f"rank {rank}, " if tp.size > 1 else ""

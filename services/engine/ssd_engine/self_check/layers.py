@@ -7,12 +7,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Part, TreeRows
-from ssd_engine.kv_cache import LayerCache
-from ssd_engine.linear import look_up
-from ssd_engine.runner import ModelRunner
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk, Part, TreeRows
+from ssd_engine.kvcache.cache import LayerCache
+from ssd_engine.models.linear import look_up
 from ssd_engine.self_check.expected import Expected, PlainTorch
-from ssd_engine.self_check.findings import Findings, Place
+from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.operations import Operations
 from ssd_engine.self_check.workload import VisibleKeys, slots_of, visible_keys
 
@@ -125,9 +125,9 @@ class LayerCheck:
         self._layer = None
         self._head()
 
-    def _place(self, operation: str) -> Place:
+    def _place(self, operation: str) -> CheckedOperation:
         rows = len(self._rows.tokens)
-        return Place(self._use, rows, self._layer, operation, self._remedy)
+        return CheckedOperation(self._use, rows, self._layer, operation, self._remedy)
 
     def _compare(self, operation: str, got: Tensor, expected: Expected) -> None:
         self._findings.compare(self._place(operation), got[self._rows.chosen], expected)

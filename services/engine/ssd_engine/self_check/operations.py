@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Part, Rows, TreeRows
-from ssd_engine.decoder import LayerWeights
-from ssd_engine.runner import ModelRunner
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.forward.batch import Chunk, Part, Rows, TreeRows
+from ssd_engine.models.decoder import LayerWeights
 
 if TYPE_CHECKING:
-    from ssd_engine.cuda.layers import Layers, PromptLayers
-    from ssd_engine.cuda.step import Step
+    from ssd_engine.execution.device_layers import Layers, PromptLayers
+    from ssd_engine.execution.step import Step
 
 
 class Operations(Protocol):

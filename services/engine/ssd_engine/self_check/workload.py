@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssd_engine.batch import Chunk, Moved, Part, TreeRows
-from ssd_engine.kv_cache import KVCache
-from ssd_engine.runner_options import RunnerOptions
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Chunk, KVCopy, Part, TreeRows
+from ssd_engine.kvcache.cache import KVCache
 
 CONTEXTS = (330, 64, 1, 127, 700, 17, 200, 0)  # tokens before a sequence's rows
 PREFIX = 80  # before the rows of a prefill
@@ -18,7 +18,7 @@ MOVED = 2  # tokens of a taken branch
 
 
 @dataclass(frozen=True)
-class Room:
+class CheckRoom:
     """Blocks that the sequences of a check share, and what bounds a sequence."""
 
     options: RunnerOptions
@@ -62,7 +62,7 @@ class Room:
         return list(range(first, first + count))
 
 
-def round_parts(room: Room, runs: int, rows_per_run: int, most_rows: int) -> list[Part]:
+def round_parts(room: CheckRoom, runs: int, rows_per_run: int, most_rows: int) -> list[Part]:
     """Rounds of several sequences, of different lengths; the last place stays empty."""
     sequences = room.most_sequences(max(1, runs - 1))
     parts: list[Part] = []
@@ -75,7 +75,7 @@ def round_parts(room: Room, runs: int, rows_per_run: int, most_rows: int) -> lis
     return parts
 
 
-def tree_parts(room: Room, runs: int, branches: int, most_rows: int, chain: int) -> list[Part]:
+def tree_parts(room: CheckRoom, runs: int, branches: int, most_rows: int, chain: int) -> list[Part]:
     """One depth of the trees of several sequences. With a ``chain``, each after so many new tokens,
     and after a branch that was taken."""
     runs_each = 2 if chain else 1
@@ -90,12 +90,12 @@ def tree_parts(room: Room, runs: int, branches: int, most_rows: int, chain: int)
         tree = _tree_after(room, before if chain else None, before, branches)
         if chain and before.start >= MOVED:
             taken = room.scratch(before.blocks, room.options.max_tail + MOVED)[-MOVED:]
-            parts.append(Moved(taken, before.start - MOVED, before.blocks))
+            parts.append(KVCopy(taken, before.start - MOVED, before.blocks))
         parts += [before, tree] if chain else [tree]
     return parts
 
 
-def _tree_after(room: Room, chain: Chunk | None, chunk: Chunk, branches: int) -> TreeRows:
+def _tree_after(room: CheckRoom, chain: Chunk | None, chunk: Chunk, branches: int) -> TreeRows:
     """Branches that leave the chain after each of its tokens."""
     context = chunk.start if chain is not None else chunk.end
     length = len(chain.tokens) if chain is not None else 0
@@ -113,7 +113,7 @@ def _tree_after(room: Room, chain: Chunk | None, chunk: Chunk, branches: int) ->
     )
 
 
-def prefill_parts(room: Room, rows: int) -> list[Part]:
+def prefill_parts(room: CheckRoom, rows: int) -> list[Part]:
     """The rest of a prompt whose beginning is in the cache."""
     chunk = room.chunk(0, 1, rows, PREFIX)
     return [] if chunk is None else [chunk]
@@ -140,12 +140,12 @@ def _used_blocks(kv: KVCache, parts: Sequence[Part]) -> Tensor:
     used = {block for part in parts for block in part.blocks}
     for part in parts:
         slots = part.scratch if isinstance(part, TreeRows) else ()
-        slots = part.sources if isinstance(part, Moved) else slots
+        slots = part.sources if isinstance(part, KVCopy) else slots
         used |= {slot // kv.spec.block_size for slot in slots}
     return torch.tensor(sorted(used), device=kv.pool.device)
 
 
-def slots_of(part: Chunk | Moved, block_size: int) -> list[int]:
+def slots_of(part: Chunk | KVCopy, block_size: int) -> list[int]:
     places = range(part.start, part.end)
     return [part.blocks[p // block_size] * block_size + p % block_size for p in places]
 
@@ -166,7 +166,7 @@ def visible_keys(
     wanted, first, found = set(chosen), 0, []
     for part in parts:
         rows = [r for r in range(first, first + len(part.tokens)) if r in wanted]
-        if rows and not isinstance(part, Moved):
+        if rows and not isinstance(part, KVCopy):
             found.append(_visible_keys(part, [r - first for r in rows], first, block_size, device))
         first += len(part.tokens)
     return found

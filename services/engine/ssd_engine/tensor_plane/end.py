@@ -10,8 +10,8 @@ import threading
 import time
 from contextlib import ExitStack
 
-from ssd_engine.tensor_plane.connection import STALL_SECONDS, Stopped, Wake
-from ssd_engine.tensor_plane.state import PlaneEvent, PlaneState, transition
+from ssd_engine.tensor_plane.protocol.state import PlaneEvent, PlaneState, transition
+from ssd_engine.tensor_plane.transports.connection import STALL_SECONDS, PlaneThreadStopped, Wake
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PlaneEnd:
     def _run_to_the_end(self, resources: ExitStack) -> None:
         try:
             self._run(resources)
-        except Stopped:
+        except PlaneThreadStopped:
             pass
         except Exception as error:
             # Whatever a peer or a library does ends this plane and nothing else.

@@ -1,7 +1,14 @@
-"""Making the two ends of a tensor plane from the handshake of a link.
+"""The tensor plane of a link: the draft's distributions on their way to the target.
 
-The draft answers an offer with ``open_sender``; the target, with the answer, calls
-``open_receiver``. Both return at once, and connect in a thread of their own.
+One direction, two processes, any of which may die at any moment. The engine loops hand rows over
+and ask for them; they never wait for the plane itself. A plane that fails is broken for good, and
+the link makes another at its next epoch.
+
+    draft    sender, answer = open_sender(choose_kind(offer, ours), epoch, …)
+             sender.send(key, rows)             after a Launch
+    target   receiver = open_receiver(answer, epoch, …)
+             receiver.expect(key, n)            before the Launch leaves
+             receiver.receive(key, n, timeout)  when the forward has ended
 """
 
 import hashlib
@@ -13,25 +20,25 @@ from contextlib import ExitStack
 import torch
 import torch.distributed as dist
 
-from ssd_engine.tensor_plane.address import dialled, listen
-from ssd_engine.tensor_plane.carriers import Meeting, RowsIn, RowsOut
-from ssd_engine.tensor_plane.connection import Connection, Wake, dial
-from ssd_engine.tensor_plane.greeting import Terms, admit, greet
-from ssd_engine.tensor_plane.handshake import PlaneAnswer, PlaneKind, PlaneOffer, host_id
-from ssd_engine.tensor_plane.process_group import (
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer, host_id
+from ssd_engine.tensor_plane.protocol.records import SECRET_BYTES
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.sender import Sender
+from ssd_engine.tensor_plane.transports.address import dialled, listen
+from ssd_engine.tensor_plane.transports.carriers import Meeting, RowsIn, RowsOut
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake, dial
+from ssd_engine.tensor_plane.transports.greeting import PlaneAgreement, admit, greet
+from ssd_engine.tensor_plane.transports.process_group import (
     ProcessGroupIn,
     ProcessGroupOut,
     leave_nccl_errors_to_us,
     make_gloo,
     make_nccl,
 )
-from ssd_engine.tensor_plane.receiver import Receiver
-from ssd_engine.tensor_plane.records import SECRET_BYTES
-from ssd_engine.tensor_plane.rows import RowsFormat
-from ssd_engine.tensor_plane.sender import Sender
-from ssd_engine.tensor_plane.shared_memory import SharedMemoryIn, SharedMemoryOut
-from ssd_engine.tensor_plane.staging import device_id, make_staging
-from ssd_engine.tensor_plane.stream import StreamIn, StreamOut
+from ssd_engine.tensor_plane.transports.shared_memory import SharedMemoryIn, SharedMemoryOut
+from ssd_engine.tensor_plane.transports.staging import device_id, make_staging
+from ssd_engine.tensor_plane.transports.stream import StreamIn, StreamOut
 
 CONNECT_SECONDS = 10.0
 MAX_QUEUED = 64
@@ -66,7 +73,7 @@ def open_sender(
     ``ports``: where to listen, for a kind that listens on a port; None: on any that is free.
     """
     _prepare(kind, device)
-    terms, staging = Terms(kind, epoch, rows), make_staging(device)
+    terms, staging = PlaneAgreement(kind, epoch, rows), make_staging(device)
     secret = secrets.token_bytes(SECRET_BYTES)
     deadline = time.monotonic() + connect_timeout_s
     listener, address = listen(kind, bind_host, ports)
@@ -101,7 +108,7 @@ def open_receiver(
     """
     kind = answer.kind
     _prepare(kind, device)
-    terms, staging = Terms(kind, epoch, rows), make_staging(device)
+    terms, staging = PlaneAgreement(kind, epoch, rows), make_staging(device)
     deadline = time.monotonic() + connect_timeout_s
 
     def connect(wake: Wake, resources: ExitStack) -> tuple[Connection, RowsIn]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ssd_engine.tensor_plane.carriers import RowsIn
-from ssd_engine.tensor_plane.connection import Connection, Wake
 from ssd_engine.tensor_plane.end import PlaneEnd
-from ssd_engine.tensor_plane.records import ANNOUNCEMENT_BYTES, Announcement, encode_serial
-from ssd_engine.tensor_plane.rows import RowsFormat, RowsKey
-from ssd_engine.tensor_plane.staging import Staging
-from ssd_engine.tensor_plane.state import PlaneBroken, PlaneEvent, PlaneState
+from ssd_engine.tensor_plane.protocol.records import ANNOUNCEMENT_BYTES, Announcement, encode_serial
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
+from ssd_engine.tensor_plane.transports.carriers import RowsIn
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.staging import Staging
 
 # Rows answer expectations one to one; a draft that sends this many more is flooding the target.
 MAX_UNASKED = 1024

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssd_engine.tensor_plane.carriers import RowsOut
-from ssd_engine.tensor_plane.connection import Connection, Wake
 from ssd_engine.tensor_plane.end import PlaneEnd
-from ssd_engine.tensor_plane.records import SERIAL_BYTES, WINDOW, Announcement, decode_serials
-from ssd_engine.tensor_plane.rows import MakeRows, RowsFormat, RowsKey
-from ssd_engine.tensor_plane.staging import Staging
-from ssd_engine.tensor_plane.state import PlaneBroken, PlaneEvent, PlaneState
+from ssd_engine.tensor_plane.protocol.records import (
+    SERIAL_BYTES,
+    WINDOW,
+    Announcement,
+    decode_serials,
+)
+from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
+from ssd_engine.tensor_plane.transports.carriers import RowsOut
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.staging import Staging
 
 
 @dataclass(frozen=True)

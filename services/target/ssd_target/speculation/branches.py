@@ -4,8 +4,8 @@ Filled by an endpoint that may be slow, wrong or hostile: everything is checked,
 append-only, and what is wrong is dropped.
 """
 
-from ssd_engine.frames import Branch
-from ssd_target.speculation.stats import LookUp
+from ssd_engine.speculation.frames import Branch
+from ssd_target.records.speculation_stats import LookUp
 
 MAX_BRANCHES = 1024
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ssd_engine.frames import Source, Verification
-from ssd_engine.tensor_plane import PlaneBroken, RowsKey
-from ssd_target.speculation.endpoints import Endpoints
-from ssd_target.speculation.speculated import Speculated, Taken
-from ssd_target.verifier import Drawn
+from ssd_engine.speculation.frames import Source, Verification
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken
+from ssd_target.scheduling.verifier import DraftDistributions
+from ssd_target.speculation.endpoints import DraftEndpoints
+from ssd_target.speculation.sequence_speculation import RowSpeculation, SequenceSpeculation
 
 DRAWN_THERE = (Source.CACHE, Source.JUST_IN_TIME)  # by the endpoint, which says from what
 ROWS_SECONDS = 0.05  # that distributions may come later than the end of their forward
@@ -23,7 +24,7 @@ ROWS_SECONDS = 0.05  # that distributions may come later than the end of their f
 class Distributions:
     def __init__(
         self,
-        endpoints: Endpoints,
+        endpoints: DraftEndpoints,
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -31,7 +32,7 @@ class Distributions:
         self._vocab_size = vocab_size
         self._now = clock
 
-    def expect(self, row: Taken) -> None:
+    def expect(self, row: RowSpeculation) -> None:
         """The round of this row was launched: its endpoint will send what it drew from."""
         speculated = row.speculated
         endpoint = self._endpoints.of(speculated)
@@ -40,11 +41,11 @@ class Distributions:
         if speculated.rejecting and row.tokens and row.source in DRAWN_THERE:
             endpoint.receiver.expect(_key(speculated), len(row.tokens))
 
-    def of(self, rows: Sequence[Taken]) -> list[Drawn | None]:
+    def of(self, rows: Sequence[RowSpeculation]) -> list[DraftDistributions | None]:
         deadline = self._now() + ROWS_SECONDS
         return [self._drawn(row, deadline) for row in rows]
 
-    def _drawn(self, row: Taken, deadline: float) -> Drawn | None:
+    def _drawn(self, row: RowSpeculation, deadline: float) -> DraftDistributions | None:
         speculated = row.speculated
         if speculated.request.verification is not Verification.REJECTION or not row.tokens:
             return None
@@ -55,9 +56,9 @@ class Distributions:
             row.wire = self._receive(row, max(0.0, deadline - self._now()))
             speculated.judged = min(len(row.tokens), len(row.wire))
         speculated.stats.rejection_rounds += 1
-        return Drawn(row.wire)
+        return DraftDistributions(row.wire)
 
-    def _receive(self, row: Taken, seconds: float) -> Tensor:
+    def _receive(self, row: RowSpeculation, seconds: float) -> Tensor:
         """Without rows, the speculation is cut at its start."""
         speculated, rows = row.speculated, None
         endpoint = self._endpoints.of(speculated)
@@ -72,5 +73,5 @@ class Distributions:
         return rows
 
 
-def _key(speculated: Speculated) -> RowsKey:
+def _key(speculated: SequenceSpeculation) -> RowsKey:
     return RowsKey(speculated.sequence.id, speculated.rounds.round, 0)

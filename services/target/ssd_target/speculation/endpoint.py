@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from ssd_engine.fan_out import AcceptanceRate
-from ssd_engine.frames import Launch, Load, Open, TargetFrame
-from ssd_engine.pace import Average
-from ssd_engine.tensor_plane import Receiver
-from ssd_target.records import LinkUp
+from ssd_engine.speculation.fan_out import AcceptanceRate
+from ssd_engine.speculation.frames import Launch, Load, Open, TargetFrame
+from ssd_engine.speculation.latency_model import Average
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.speculation.payoff import Payoff
 
 LOAD_SECONDS = 1.0  # that an endpoint's word on its load is good for
@@ -16,7 +16,7 @@ EXPLORE = (64, 8192)  # misses after which a wait is tried again where none was 
 
 
 @dataclass
-class Endpoint:
+class DraftEndpoint:
     link: int
     payoff: Payoff
     named: bool = False  # only for requests that name it
@@ -37,7 +37,7 @@ class Endpoint:
     silent_since: float | None = None  # the same, of visits that have ended, too
     silent_visits: int = 0  # of sequences that came and went without a sign of life
     outbox: list[TargetFrame] = field(default_factory=list)
-    up_record: LinkUp | None = None
+    up_record: DraftLinkUp | None = None
     receiver: Receiver | None = None  # of the tensor plane
 
     @property
@@ -57,7 +57,7 @@ class Endpoint:
         others = self.elsewhere if now < self.elsewhere_until else 0
         return (len(self.sequences) + others) / max(1, self.max_sequences)
 
-    def connect(self, up: LinkUp) -> None:
+    def connect(self, up: DraftLinkUp) -> None:
         self.up_record = up
         self.epoch, self.leaving, self.unanswered_since = up.epoch, False, None
         self.silent_since, self.silent_visits = None, 0

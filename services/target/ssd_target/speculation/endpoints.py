@@ -7,7 +7,7 @@ and goes on without; its next launch may open it again, there or elsewhere.
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ssd_engine.frames import (
+from ssd_engine.speculation.frames import (
     Branches,
     Close,
     DraftFrame,
@@ -17,25 +17,25 @@ from ssd_engine.frames import (
     Plane,
     TargetFrame,
 )
-from ssd_engine.tensor_plane import Receiver
-from ssd_engine.tracing import Kind, NoTrace, Trace
-from ssd_target.records import LinkUp
-from ssd_target.speculation.endpoint import BUSY_SECONDS, Endpoint
-from ssd_target.speculation.options import SpeculationOptions, SpeculationRequest
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.endpoint import BUSY_SECONDS, DraftEndpoint
 from ssd_target.speculation.payoff import Payoff
-from ssd_target.speculation.speculated import Speculated
+from ssd_target.speculation.sequence_speculation import SequenceSpeculation
 
 Send = Callable[[int, int, list[TargetFrame]], None]  # link, epoch, frames
 Stalled = Callable[[int, int, str], None]  # link, epoch, why it is given up
-OpenPlane = Callable[[LinkUp, Plane], Receiver | None]
+OpenPlane = Callable[[DraftLinkUp, Plane], Receiver | None]
 DISCONNECTED, NO_ROOM = "disconnected", "no room"  # why a sequence is held nowhere
 
 
-class Endpoints:
+class DraftEndpoints:
     def __init__(
         self,
         options: SpeculationOptions,
-        sequences: dict[int, Speculated],
+        sequences: dict[int, SequenceSpeculation],
         send: Send = lambda link, epoch, frames: None,
         stalled: Stalled = lambda link, epoch, reason: None,
         open_plane: OpenPlane = lambda up, plane: None,
@@ -47,28 +47,28 @@ class Endpoints:
         self._sequences = sequences  # all of the target, whether attached or not
         self._send, self._stalled, self._open_plane = send, stalled, open_plane
         self._now = clock
-        self._by_link: dict[int, Endpoint] = {}
+        self._by_link: dict[int, DraftEndpoint] = {}
         self.dropped = 0  # branches and frames that did not fit
 
-    def __iter__(self) -> Iterator[Endpoint]:
+    def __iter__(self) -> Iterator[DraftEndpoint]:
         return iter(self._by_link.values())
 
-    def of(self, speculated: Speculated) -> Endpoint | None:
+    def of(self, speculated: SequenceSpeculation) -> DraftEndpoint | None:
         """The one that holds the sequence."""
         return self._by_link.get(speculated.rounds.link)
 
-    def home_of(self, speculated: Speculated) -> Endpoint | None:
+    def home_of(self, speculated: SequenceSpeculation) -> DraftEndpoint | None:
         """The one whose payoff the sequence is evidence for, whether it is held there or not."""
         return None if speculated.home is None else self._by_link.get(speculated.home)
 
     # Links
 
-    def connected(self, up: LinkUp) -> None:
+    def connected(self, up: DraftLinkUp) -> None:
         """The endpoint of a link, or its next epoch."""
         endpoint = self._by_link.get(up.link)
         if endpoint is None:
             payoff = Payoff(self._options.auto_off)
-            endpoint = self._by_link[up.link] = Endpoint(up.link, payoff, up.named)
+            endpoint = self._by_link[up.link] = DraftEndpoint(up.link, payoff, up.named)
         if endpoint.epoch is not None:
             self.disconnected(up.link, endpoint.epoch)
         endpoint.connect(up)
@@ -85,7 +85,7 @@ class Endpoints:
         """The link was down, and will not come up again."""
         self._by_link.pop(link, None)
 
-    def give_up(self, endpoint: Endpoint, reason: str) -> None:
+    def give_up(self, endpoint: DraftEndpoint, reason: str) -> None:
         """End this epoch of the link."""
         epoch = endpoint.epoch
         if epoch is not None:
@@ -131,23 +131,25 @@ class Endpoints:
             if isinstance(frame, Branches) and frame.sequence in self._sequences:
                 self._sequences[frame.sequence].rounds.push(link, epoch, frame)
 
-    def _branches(self, endpoint: Endpoint, frame: Branches) -> None:
+    def _branches(self, endpoint: DraftEndpoint, frame: Branches) -> None:
         speculated = self._sequences.get(frame.sequence)
         if speculated is None or endpoint.epoch is None:
             self.dropped += len(frame.branches)
             return
         self.dropped += speculated.rounds.push(endpoint.link, endpoint.epoch, frame)
         tokens = sum(len(branch.tokens) for branch in frame.branches)
-        self._trace.moment(Kind.PUSH, sequence=frame.sequence, round=frame.round, tokens=tokens)
+        self._trace.moment(
+            TraceEventKind.PUSH, sequence=frame.sequence, round=frame.round, tokens=tokens
+        )
 
-    def _plane(self, endpoint: Endpoint, plane: Plane) -> None:
+    def _plane(self, endpoint: DraftEndpoint, plane: Plane) -> None:
         """Only an endpoint that the operator trusts was offered one, and it answers once."""
         if endpoint.up_record is None or not endpoint.up_record.trusted or endpoint.receiver:
             self.dropped += 1
             return
         endpoint.receiver = self._open_plane(endpoint.up_record, plane)
 
-    def _notice(self, endpoint: Endpoint, notice: Notice) -> None:
+    def _notice(self, endpoint: DraftEndpoint, notice: Notice) -> None:
         if notice.kind is NoticeKind.LEAVING:
             endpoint.leaving = True
             for key in list(endpoint.sequences):
@@ -166,7 +168,7 @@ class Endpoints:
 
     # What they hold
 
-    def choose(self, speculated: Speculated, length: int) -> Endpoint | None:
+    def choose(self, speculated: SequenceSpeculation, length: int) -> DraftEndpoint | None:
         """The least occupied of those that may hold the sequence; its payoff has the last word.
 
         ``length``: of the speculation in flight.
@@ -181,13 +183,13 @@ class Endpoints:
             return None
         return chosen
 
-    def _note_why_none(self, speculated: Speculated) -> None:
+    def _note_why_none(self, speculated: SequenceSpeculation) -> None:
         """Where nothing more is known: those that are up have no room for it, or none is up."""
         if speculated.why_detached in (DISCONNECTED, NO_ROOM):
             up = any(e.up and _allows(speculated.request, e) for e in self)
             speculated.why_detached = NO_ROOM if up else DISCONNECTED
 
-    def _least_occupied(self, speculated: Speculated, length: int) -> Endpoint | None:
+    def _least_occupied(self, speculated: SequenceSpeculation, length: int) -> DraftEndpoint | None:
         request, now = speculated.request, self._now()
         needed = speculated.sequence.num_committed + self._options.depth
         fitting = [
@@ -202,14 +204,14 @@ class Endpoints:
         paying = [endpoint for endpoint in fitting if endpoint.payoff.attaches]
         return min(paying or fitting, key=lambda endpoint: endpoint.occupancy(now), default=None)
 
-    def leave(self, speculated: Speculated, reason: str) -> None:
+    def leave(self, speculated: SequenceSpeculation, reason: str) -> None:
         """Detach, and tell the endpoint."""
         rounds = speculated.rounds
         frame = Close(speculated.sequence.id, max(0, rounds.round))
         self._by_link[rounds.link].outbox.append(frame)
         self._detach(speculated, reason)
 
-    def _detach(self, speculated: Speculated, reason: str) -> None:
+    def _detach(self, speculated: SequenceSpeculation, reason: str) -> None:
         endpoint = self._by_link[speculated.rounds.link]
         endpoint.sequences.discard(speculated.sequence.id)
         if not endpoint.sequences:
@@ -225,6 +227,6 @@ class Endpoints:
             raise RuntimeError("speculation integrity: endpoints and sequences do not agree")
 
 
-def _allows(request: SpeculationRequest, endpoint: Endpoint) -> bool:
+def _allows(request: SpeculationRequest, endpoint: DraftEndpoint) -> bool:
     """What a request does not name is the operator's own."""
     return endpoint.link in request.links if request.links else not endpoint.named

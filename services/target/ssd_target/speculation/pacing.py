@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from ssd_engine.fan_out import AcceptanceRate, choose_depth
-from ssd_engine.frames import Source
-from ssd_engine.pace import Average, StepClock
-from ssd_target.speculation.endpoint import Endpoint
-from ssd_target.speculation.options import Backup, SpeculationOptions
-from ssd_target.speculation.speculated import Speculated, Taken
+from ssd_engine.speculation.fan_out import AcceptanceRate, choose_depth
+from ssd_engine.speculation.frames import Source
+from ssd_engine.speculation.latency_model import Average, StepClock
+from ssd_target.records.speculation_options import Backup, SpeculationOptions
+from ssd_target.speculation.endpoint import DraftEndpoint
+from ssd_target.speculation.sequence_speculation import RowSpeculation, SequenceSpeculation
 from ssd_target.speculation.waiting import WaitCase, worthwhile_wait
 
 NGRAM_EXPLORE = 64  # misses without a look-up, after which one is tried
@@ -33,7 +33,9 @@ class Pacing:
         if tokens:
             self._sync_seconds.observe(seconds / tokens)
 
-    def accepted(self, speculated: Speculated, accepted: int, endpoint: Endpoint | None) -> None:
+    def accepted(
+        self, speculated: SequenceSpeculation, accepted: int, endpoint: DraftEndpoint | None
+    ) -> None:
         """A round has ended; ``endpoint`` holds the sequence."""
         drafted, source = speculated.drafted, speculated.source
         if not drafted:
@@ -47,10 +49,12 @@ class Pacing:
 
     # What follows from it
 
-    def sync_depth(self, speculated: Speculated, num_rows: int) -> int:
+    def sync_depth(self, speculated: SequenceSpeculation, num_rows: int) -> int:
         return self._depth(speculated, num_rows, self._sync_alpha, self._sync_seconds.value())
 
-    def depth(self, speculated: Speculated, num_rows: int, endpoint: Endpoint | None) -> int:
+    def depth(
+        self, speculated: SequenceSpeculation, num_rows: int, endpoint: DraftEndpoint | None
+    ) -> int:
         if endpoint is None:
             return self._depth(speculated, num_rows, None)
         depth = self._depth(speculated, num_rows, endpoint.alpha)
@@ -58,7 +62,7 @@ class Pacing:
 
     def _depth(
         self,
-        speculated: Speculated,
+        speculated: SequenceSpeculation,
         num_rows: int,
         alpha: AcceptanceRate | None,
         drafting: float = 0.0,
@@ -76,7 +80,7 @@ class Pacing:
             return lambda k: 1.0
         return lambda k: clock.seconds(num_rows * (k + 1)) + k * drafting
 
-    def ngram_depth(self, row: Taken, num_rows: int) -> int:
+    def ngram_depth(self, row: RowSpeculation, num_rows: int) -> int:
         """As deep as it pays; where it does not, a short one from time to time, to learn."""
         if self._options.backup is Backup.NGRAM:
             return row.wanted
@@ -87,7 +91,7 @@ class Pacing:
         self._ngram_idle = 0
         return min(2, row.wanted)
 
-    def next_depth(self, row: Taken, endpoint: Endpoint) -> int:
+    def next_depth(self, row: RowSpeculation, endpoint: DraftEndpoint) -> int:
         """How long a branch can be of use in the round after the one that is launched."""
         speculated = row.speculated
         wanted = row.wanted or min(speculated.request.depth, self._options.depth)
@@ -97,7 +101,7 @@ class Pacing:
         """What endpoints are told: they may use as much time for their trees."""
         return int(1e6 * self._verify.seconds(width))
 
-    def wait_seconds(self, row: Taken, num_rows: int, endpoint: Endpoint) -> float:
+    def wait_seconds(self, row: RowSpeculation, num_rows: int, endpoint: DraftEndpoint) -> float:
         """How long a row that missed is worth waiting for; 0: not at all."""
         if self._options.backup not in (Backup.AUTO, Backup.JUST_IN_TIME):
             return 0.0

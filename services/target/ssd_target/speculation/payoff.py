@@ -31,7 +31,7 @@ LARGEST_SIZE = 8  # batch sizes are told apart up to here: 1, 2 to 3, 4 to 7, 8 
 STEADY_STEPS = 16  # of another batch size, before its verdict is taken
 
 
-class Phase(Enum):
+class TrialPhase(Enum):
     ON = "on"
     PLAIN = "plain"  # on, but these rounds go without, to compare
     OFF = "off"
@@ -74,7 +74,7 @@ class Comparison:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.phase = Phase.ON
+        self.phase = TrialPhase.ON
         self.with_it, self.without = Rate(), Rate()
         self.verdict: bool | None = None  # whether it pays; None: not known yet
         self._left = FIRST_ROUNDS * size  # rounds of this phase
@@ -88,7 +88,7 @@ class Comparison:
     @property
     def follows_verdict(self) -> bool:
         """Rounds go as the verdict says; in other phases they are there to compare."""
-        return self.verdict is not None and self.verdict == (self.phase is Phase.ON)
+        return self.verdict is not None and self.verdict == (self.phase is TrialPhase.ON)
 
     def observe(self, speculated: bool, tokens: int, row_seconds: float) -> None:
         (self.with_it if speculated else self.without).observe(tokens, row_seconds)
@@ -97,12 +97,12 @@ class Comparison:
             self._next_phase()
 
     def _next_phase(self) -> None:
-        if self.phase is Phase.OFF:
+        if self.phase is TrialPhase.OFF:
             self.with_it = Rate()  # what it was worth then says little about now
             self._trial = LONGEST_TRIAL * self._size
-            self._enter(Phase.ON, PROBE_ROUNDS)
+            self._enter(TrialPhase.ON, PROBE_ROUNDS)
         elif self.without.rounds < PLAIN_ROUNDS * self._size:
-            self._enter(Phase.PLAIN, PLAIN_ROUNDS)
+            self._enter(TrialPhase.PLAIN, PLAIN_ROUNDS)
         else:
             self._judge()
 
@@ -114,23 +114,23 @@ class Comparison:
             self._look_more_closely()
         elif gain < 0 and (clear or not self.verdict):
             self.verdict = False
-            self._enter(Phase.OFF, self._pause)
+            self._enter(TrialPhase.OFF, self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         else:
             self.verdict, self._pause = True, FIRST_PAUSE
-            if self.phase is Phase.ON:
-                self._enter(Phase.PLAIN, PLAIN_ROUNDS)
+            if self.phase is TrialPhase.ON:
+                self._enter(TrialPhase.PLAIN, PLAIN_ROUNDS)
             else:
                 self._trial = LONGEST_TRIAL * self._size
-                self._enter(Phase.ON, BETWEEN_PLAIN)
+                self._enter(TrialPhase.ON, BETWEEN_PLAIN)
 
     def _look_more_closely(self) -> None:
         """At what is known less well."""
-        phase = Phase.ON if self.with_it.error > self.without.error else Phase.PLAIN
+        phase = TrialPhase.ON if self.with_it.error > self.without.error else TrialPhase.PLAIN
         self._enter(phase, PROBE_ROUNDS)
         self._trial -= self._left
 
-    def _enter(self, phase: Phase, rounds: int) -> None:
+    def _enter(self, phase: TrialPhase, rounds: int) -> None:
         self.phase, self._left = phase, rounds * self._size
 
 
@@ -161,7 +161,7 @@ class Payoff:
         return self._by_size[self._size]
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> TrialPhase:
         return self._current.phase
 
     @property
@@ -182,12 +182,12 @@ class Payoff:
 
     @property
     def speculates(self) -> bool:
-        return self.phase is Phase.ON
+        return self.phase is TrialPhase.ON
 
     @property
     def attaches(self) -> bool:
         """Whether sequences should be held at the endpoint."""
-        return self.phase is not Phase.OFF
+        return self.phase is not TrialPhase.OFF
 
     def observe(self, speculated: bool, tokens: int, row_seconds: float) -> None:
         """A round of one row; its share of the step took ``row_seconds``.

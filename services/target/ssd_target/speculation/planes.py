@@ -4,20 +4,23 @@ import logging
 
 import torch
 
-from ssd_engine.frames import Plane
-from ssd_engine.rejection import WIRE
-from ssd_engine.tensor_plane import PlaneAnswer, PlaneKind, Receiver, RowsFormat, open_receiver
+from ssd_engine.sampling.rejection import WIRE
+from ssd_engine.speculation.frames import Plane
+from ssd_engine.tensor_plane.plane import open_receiver
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat
+from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_target.config import EngineOptions
-from ssd_target.records import LinkUp
+from ssd_target.records.engine_records import DraftLinkUp
 
 log = logging.getLogger(__name__)
 
 
-class PlaneOpener:
+class PlaneReceiverOpener:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
 
-    def __call__(self, up: LinkUp, plane: Plane) -> Receiver | None:
+    def __call__(self, up: DraftLinkUp, plane: Plane) -> Receiver | None:
         """A receiver on its way to the endpoint; None for an answer that makes no sense."""
         options = self._options
         try:

@@ -8,30 +8,32 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ssd_engine.batch import Chunk, Draw, Part
-from ssd_engine.block_pool import BlockPool
-from ssd_engine.cached_path import CachedPath, NoRoom
-from ssd_engine.guessing import drawn_guesses, ranked_guesses, sample_row
-from ssd_engine.rejection import Wire
-from ssd_engine.sampling import SampleRow
-from ssd_engine.scopes import Scopes
-from ssd_engine.scored import Pending, Scored
+from ssd_engine.forward.batch import Chunk, Draw, Part
+from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.kvcache.block_pool import BlockPool
+from ssd_engine.kvcache.cached_path import CachedPath, NoRoom
+from ssd_engine.kvcache.scopes import Scopes
+from ssd_engine.sampling.guesses import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.sampling.rejection import Wire
+from ssd_engine.sampling.sampler import SampleRow
 from ssd_target.config import DRAFT_STEP_ROWS
-from ssd_target.sequence import Sequence
+from ssd_target.scheduling.sequence import Sequence
 
 FAN_OUT = 3  # likeliest tokens that rejection's down-weighting is applied to
 
 
-class Runner(Protocol):
+class DrafterRunner(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
     @property
     def chains(self) -> bool: ...
 
-    def step(self, parts: Rows[Part], draws: Rows[Draw | None]) -> Pending: ...
+    def step(self, parts: Rows[Part], draws: Rows[Draw | None]) -> PendingForward: ...
 
-    def deepen(self, flight: Pending, slots: Rows[int], widths: Rows[int]) -> Pending | None: ...
+    def deepen(
+        self, flight: PendingForward, slots: Rows[int], widths: Rows[int]
+    ) -> PendingForward | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -48,13 +50,18 @@ class _Flight:
     """The next token of some rows, which is the ``count``-th of each."""
 
     rows: list[DraftRow]
-    pending: Pending
+    pending: PendingForward
     count: int
 
 
 class SyncDrafter:
     def __init__(
-        self, runner: Runner, block_size: int, max_context: int, depth: int, prefill_chunk: int
+        self,
+        runner: DrafterRunner,
+        block_size: int,
+        max_context: int,
+        depth: int,
+        prefill_chunk: int,
     ) -> None:
         self._runner, self._block_size = runner, block_size
         self._pool = BlockPool(runner.num_blocks, block_size)
@@ -206,7 +213,7 @@ def _draw(row: DraftRow, in_flight: int | None = None) -> Draw:
     return draw._replace(width=FAN_OUT, down_weight=row.down_weight)
 
 
-def _guess(rows: Rows[DraftRow], scored: Scored) -> None:
+def _guess(rows: Rows[DraftRow], scored: ForwardResult) -> None:
     """The next token of each row."""
     if scored.following is not None:
         for i, (row, token) in enumerate(zip(rows, scored.following.tolist(), strict=True)):

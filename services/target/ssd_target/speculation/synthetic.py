@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence as Tokens
 
-from ssd_target.verifier import Outcome
+from ssd_target.scheduling.verifier import RoundOutcome
 
 
 class SyntheticAcceptance:
@@ -15,11 +15,11 @@ class SyntheticAcceptance:
 
     def __call__(
         self,
-        outcome: Outcome,
+        outcome: RoundOutcome,
         speculated: Tokens[int],
         foreseen: Tokens[Tokens[int]],
         key: tuple[int, int],
-    ) -> Outcome:
+    ) -> RoundOutcome:
         """``foreseen``: for each number of accepted tokens, what an endpoint expects then. ``key``:
         seed and position."""
         chances = random.Random(f"{key}")
@@ -29,4 +29,4 @@ class SyntheticAcceptance:
         token = outcome.tokens[-1]
         if chances.random() < self.rate and foreseen[accepted]:
             token = foreseen[accepted][0]
-        return Outcome(accepted, [*speculated[:accepted], token], None)
+        return RoundOutcome(accepted, [*speculated[:accepted], token], None)

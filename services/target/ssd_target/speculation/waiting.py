@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ssd_engine.fan_out import expected_tokens
+from ssd_engine.speculation.fan_out import expected_tokens
 
 LONGEST_WAIT = 1.0  # seconds, whatever is measured
 PATIENCE = 3.0  # times the usual delay

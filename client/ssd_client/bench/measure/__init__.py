@@ -1,0 +1,1 @@
+"""What a benchmark asks for and measures."""

@@ -1,0 +1,1 @@
+"""Results of a benchmark: files, tables and pictures."""

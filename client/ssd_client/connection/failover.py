@@ -1,0 +1,133 @@
+"""Which endpoint gets the request next, when, and how often. Pure: time comes in as a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ssd_client.errors import (
+    ClientError,
+    EndpointFullError,
+    EndpointLeavingError,
+    EndpointLostError,
+    ModelMismatchError,
+)
+
+_ALONE = "; a second --target or --retries would resume it"
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    # How often a request is sent again after an endpoint was lost, in all. None: once to every
+    # further endpoint. A request that kills servers must not go round for ever.
+    retries: int | None = None
+    # How often each endpoint may answer that it is full.
+    full_tries: int = 5
+    full_wait_s: float = 1.0  # where a full endpoint gives no advice
+    full_wait_max_s: float = 60.0
+    # How often each endpoint may answer that it starts or stops.
+    leaving_tries: int = 20
+    # Before an endpoint that was lost is tried again; doubles with each of its losses.
+    lost_wait_s: float = 0.5
+    lost_wait_max_s: float = 8.0
+
+    def retries_for(self, endpoints: int) -> int:
+        return endpoints - 1 if self.retries is None else self.retries
+
+
+class _Standing(IntEnum):
+    """What is known of an endpoint; the lower the better."""
+
+    UNTRIED = 0
+    FULL = 1
+    LOST = 2
+    UNFIT = 3  # serves another model
+
+
+@dataclass
+class _Candidate:
+    index: int
+    standing: _Standing = _Standing.UNTRIED
+    ready_at: float = 0.0
+    losses: int = 0
+
+
+class RetrySchedule:
+    """The endpoints of one request, by index, and what is left of its retries."""
+
+    def __init__(self, endpoints: int, policy: RetryPolicy) -> None:
+        if endpoints < 1:
+            raise ValueError("at least one endpoint is needed")
+        self._policy = policy
+        self._candidates = [_Candidate(index) for index in range(endpoints)]
+        self._losses_left = policy.retries_for(endpoints)
+        self._full_left = policy.full_tries * endpoints - 1
+        self._leaving_left = policy.leaving_tries * endpoints - 1
+
+    def grow(self, endpoints: int) -> None:
+        """There are so many now: the new ones come with retries of their own."""
+        for index in range(len(self._candidates), endpoints):
+            self._candidates.append(_Candidate(index))
+            self._losses_left += self._policy.retries is None
+            self._full_left += self._policy.full_tries
+            self._leaving_left += self._policy.leaving_tries
+
+    def hopeless(self, index: int, failure: ClientError) -> bool:
+        """Whether, after this failure, no endpoint is left that was not lost."""
+        others = (each.standing for each in self._candidates if each.index != index)
+        gone = isinstance(failure, EndpointLostError | EndpointLeavingError)
+        return gone and all(standing >= _Standing.LOST for standing in others)
+
+    def best(self) -> tuple[int, float]:
+        """The endpoint to try next, and the moment from which it may be."""
+        best = min(self._candidates, key=lambda each: (each.standing, each.ready_at))
+        return best.index, best.ready_at
+
+    def note(self, index: int, failure: ClientError, tokens: int, now: float) -> None:
+        """Takes a failed attempt into account; raises what ends the request."""
+        match failure:
+            case EndpointLostError():
+                self._lost(self._candidates[index], failure, tokens, now)
+            case EndpointFullError():
+                self._full(self._candidates[index], failure, now)
+            case EndpointLeavingError():
+                self._leaving(self._candidates[index], failure, now)
+            case ModelMismatchError():
+                self._unfit(self._candidates[index], failure)
+            case _:
+                raise failure
+
+    def _lost(
+        self, candidate: _Candidate, failure: EndpointLostError, tokens: int, now: float
+    ) -> None:
+        if self._losses_left <= 0:
+            hint = _ALONE if len(self._candidates) == 1 and not candidate.losses else ""
+            raise EndpointLostError(failure.address, failure.reason, tokens, hint) from failure
+        self._losses_left -= 1
+        wait = self._policy.lost_wait_s * 2 ** min(candidate.losses, 16)
+        candidate.losses += 1
+        candidate.standing = _Standing.LOST
+        candidate.ready_at = now + min(wait, self._policy.lost_wait_max_s)
+
+    def _leaving(self, candidate: _Candidate, failure: EndpointLeavingError, now: float) -> None:
+        """No loss: it said so. Where it was lost before, or another was, who is back first?"""
+        if self._leaving_left <= 0:
+            raise failure
+        self._leaving_left -= 1
+        candidate.standing = _Standing.LOST
+        candidate.ready_at = now + min(failure.retry_delay_s, self._policy.full_wait_max_s)
+
+    def _unfit(self, candidate: _Candidate, failure: ModelMismatchError) -> None:
+        """Never again; the request ends here unless an endpoint is left that may fit."""
+        candidate.standing = _Standing.UNFIT
+        if min(each.standing for each in self._candidates) >= _Standing.LOST:
+            raise failure
+
+    def _full(self, candidate: _Candidate, failure: EndpointFullError, now: float) -> None:
+        if self._full_left <= 0:
+            raise failure
+        self._full_left -= 1
+        advice = failure.retry_delay_s
+        wait = self._policy.full_wait_s if advice is None else advice
+        candidate.standing = _Standing.FULL
+        candidate.ready_at = now + min(wait, self._policy.full_wait_max_s)

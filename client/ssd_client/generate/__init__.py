@@ -1,0 +1,1 @@
+"""Requests and their streams, as the Python API gives them."""

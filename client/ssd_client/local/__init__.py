@@ -1,0 +1,1 @@
+"""Services that a command starts for itself."""

@@ -1,0 +1,174 @@
+"""Traces of several services on one clock: fetched, merged, and written for a viewer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ssd.v1 import trace_pb2
+from ssd_client.connection.endpoints import Endpoint
+from ssd_client.errors import ClientError, failure_of
+from ssd_client.generate.speculation import origin_name
+
+_EXCHANGES = 16  # of clocks; the quickest one counts
+_AT_ONCE = 5_000  # events of one answer
+_LATEST = 2**63 - 1
+_TIMEOUT_S = 10.0
+_NANOS = 1e9
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    service: str  # "target" or "draft"
+    address: str
+    kind: str  # "forward", "prefill", "round", "wait", "draft", "push", "launch", "outcome"
+    begin: float  # seconds of this process's monotonic clock
+    seconds: float  # 0: a moment
+    sequence: int
+    round: int
+    rows: int
+    tokens: int
+    accepted: int
+    origin: str  # "cache", "just_in_time", "ngram", "sync", "target" or ""
+    look_up: str  # "hit", "late", "miss_length", "miss_token", "stale" or ""
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.seconds
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """What is added to this process's clock to get a service's."""
+
+    seconds: float
+    error_s: float  # at most
+
+
+class TraceReader:
+    """The events of one service from now on; a ClientError where it keeps none."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.address = endpoint.address
+        self._next = 0
+        self.lost = 0
+        self._next = self._ask(_LATEST).next_event
+        self.offset = estimate_offset(endpoint)
+
+    def take(self) -> list[TraceEvent]:
+        """What came since the last time."""
+        events: list[TraceEvent] = []
+        while True:
+            answer = self._ask(self._next)
+            self._next = answer.next_event
+            self.lost += answer.lost_events
+            events += [self._event(answer, each) for each in answer.events]
+            if len(answer.events) < _AT_ONCE:
+                return events
+
+    def _ask(self, first: int) -> trace_pb2.GetTraceResponse:
+        request = trace_pb2.GetTraceRequest(first_event=first, max_events=_AT_ONCE)
+        try:
+            return self._endpoint.trace.GetTrace(request, timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise failure_of(error, self._endpoint.address, admitted=False) from error
+
+    def _event(self, answer: trace_pb2.GetTraceResponse, event: trace_pb2.TraceEvent) -> TraceEvent:
+        return TraceEvent(
+            service=answer.role,
+            address=self._endpoint.address,
+            kind=_name(trace_pb2.TraceEventKind, event.kind, "TRACE_EVENT_KIND_"),
+            begin=event.begin_nanos / _NANOS - self.offset.seconds,
+            seconds=event.duration_nanos / _NANOS,
+            sequence=event.sequence,
+            round=event.round,
+            rows=event.rows,
+            tokens=event.tokens,
+            accepted=event.accepted,
+            origin=origin_name(event.origin),
+            look_up=_name(trace_pb2.LookUpResult, event.look_up, "LOOK_UP_RESULT_"),
+        )
+
+
+def estimate_offset(endpoint: Endpoint) -> ClockOffset:
+    """From the quickest of some exchanges: its answer was given between asking and hearing it."""
+    found = [_exchange(endpoint) for _ in range(_EXCHANGES)]
+    return min(found, key=lambda offset: offset.error_s)
+
+
+def _exchange(endpoint: Endpoint) -> ClockOffset:
+    begin = time.monotonic()
+    try:
+        answer = endpoint.trace.GetClock(trace_pb2.GetClockRequest(), timeout=_TIMEOUT_S)
+    except grpc.RpcError as error:
+        raise failure_of(error, endpoint.address, admitted=False) from error
+    end = time.monotonic()
+    return ClockOffset(answer.clock_nanos / _NANOS - (begin + end) / 2, (end - begin) / 2)
+
+
+def between(events: Iterable[TraceEvent], begin: float, end: float) -> list[TraceEvent]:
+    """Those that begin in this time, in order."""
+    return sorted(
+        (event for event in events if begin <= event.begin <= end), key=lambda event: event.begin
+    )
+
+
+def perfetto(events: Sequence[TraceEvent]) -> dict[str, Any]:
+    """The trace event format that Perfetto and chrome://tracing read."""
+    services = list(dict.fromkeys((event.service, event.address) for event in events))
+    kinds = list(dict.fromkeys(event.kind for event in events))
+    zero = min((event.begin for event in events), default=0.0)
+    named = [
+        {"ph": "M", "name": "process_name", "pid": i + 1, "args": {"name": f"{role} {address}"}}
+        for i, (role, address) in enumerate(services)
+    ]
+    named += [
+        {"ph": "M", "name": "thread_name", "pid": i + 1, "tid": k + 1, "args": {"name": kind}}
+        for i in range(len(services))
+        for k, kind in enumerate(kinds)
+    ]
+    places = {service: i + 1 for i, service in enumerate(services)}
+    content = [
+        {
+            **({"ph": "X", "dur": 1e6 * event.seconds} if event.seconds else {"ph": "i", "s": "t"}),
+            "name": _title(event),
+            "pid": places[event.service, event.address],
+            "tid": kinds.index(event.kind) + 1,
+            "ts": 1e6 * (event.begin - zero),
+            "args": _details(event),
+        }
+        for event in events
+    ]
+    return {"traceEvents": named + content, "displayTimeUnit": "ms"}
+
+
+def write_perfetto(events: Sequence[TraceEvent], path: Path) -> None:
+    try:
+        path.write_text(json.dumps(perfetto(events)), encoding="utf-8")
+    except OSError as error:
+        raise ClientError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _title(event: TraceEvent) -> str:
+    if event.kind == "round":
+        return f"round {event.round}: {event.accepted} of {event.tokens} right"
+    return event.kind
+
+
+def _details(event: TraceEvent) -> dict[str, Any]:
+    names = ("sequence", "round", "rows", "tokens", "accepted", "origin", "look_up")
+    return {name: value for name in names if (value := getattr(event, name))}
+
+
+def _name(enum: Any, number: int, prefix: str) -> str:
+    """Empty where nothing was said, or where a newer service says what is not known here."""
+    if not number or number not in enum.values():
+        return ""
+    return str(enum.Name(number)).removeprefix(prefix).lower()

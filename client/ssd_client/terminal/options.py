@@ -1,0 +1,201 @@
+"""Options that several commands share, each group as one decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from ssd_client.connection.endpoints import DEFAULT_ADDRESS
+from ssd_client.errors import BadInputError
+from ssd_client.generate.speculation import MODES, VERIFICATIONS
+from ssd_client.local.launcher import DEFAULT_DRAFTS, DEFAULT_MODEL, DEVICES, NO_DRAFT
+from ssd_client.local.mps import DRAFT_SHARE
+from ssd_client.terminal import params
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """Of --logit-bias."""
+    if len(dict(pairs)) != len(pairs):
+        raise BadInputError("--logit-bias: the same token twice")
+    return dict(pairs)
+
+
+def options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Several click options as one decorator, in the order in which --help shows them."""
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+prompt_options = options(
+    click.argument("prompt", required=False, type=params.Utf8()),
+    click.option("--prompt-file", type=click.Path(), help="Read the prompt here; - is stdin."),
+    click.option("--token-ids", type=params.TokenIds(), help='Prompt as token ids: "1,2,3".'),
+    click.option("--chat", is_flag=True, help="Send the prompt as a user's chat message."),
+    click.option("--system", type=params.Utf8(), help="System message, with --chat."),
+)
+
+chat_options = options(
+    click.option(
+        "--chat-template-kwargs",
+        type=params.JsonObject(),
+        help="Names for the chat template: '{\"enable_thinking\": false}'.",
+    ),
+)
+
+sampling_options = options(
+    click.option("--temperature", type=params.Number(), help="0 takes the most likely token."),
+    click.option("--top-k", type=params.Uint(), help="Keep the k most likely tokens; 0: all."),
+    click.option(
+        "--top-p", type=params.Number(), help="Keep tokens up to this share of probability."
+    ),
+    click.option(
+        "--min-p", type=params.Number(), help="Drop tokens below this share of the likeliest."
+    ),
+    click.option("--repetition-penalty", type=params.Number(), help="Above 1: repeat less."),
+    click.option(
+        "--presence-penalty", type=params.Number(), help="Taken once from tokens in the output."
+    ),
+    click.option(
+        "--frequency-penalty",
+        type=params.Number(),
+        help="Taken for each time that a token is there.",
+    ),
+    click.option(
+        "--logit-bias",
+        type=params.LogitBias(),
+        multiple=True,
+        help="Added to its logit; repeatable.",
+    ),
+    click.option("--seed", type=params.Uint(64), help="Same seed, same text. Drawn if not given."),
+)
+
+stop_options = options(
+    click.option("--max-tokens", type=params.Uint(), help="Output tokens at most."),
+    click.option(
+        "--stop",
+        type=params.TextLinesParam(),
+        multiple=True,
+        help="End the text before this; repeatable.",
+    ),
+    click.option(
+        "--stop-token-id",
+        type=params.Uint(),
+        multiple=True,
+        help="End with this token; repeatable.",
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Go on after the end of the sequence."),
+)
+
+speculation_options = options(
+    click.option(
+        "--mode",
+        type=click.Choice(list(MODES)),
+        help="ssd: drafts prepare while the target verifies; sync: draft and target take turns; "
+        "off: plain decoding. Where none is named, the target takes its own, which may be the one "
+        "that measures fastest.",
+    ),
+    click.option(
+        "--draft",
+        type=params.Address(),
+        multiple=True,
+        help="Speculation endpoint to use, among those that the target allows; repeatable.",
+    ),
+    click.option("--depth", type=params.Uint(least=1), help="Tokens of a speculation at most."),
+    click.option(
+        "--verification",
+        type=click.Choice(list(VERIFICATIONS)),
+        help="coupled: the text of plain decoding; rejection: the target's distribution.",
+    ),
+    click.option(
+        "--down-weight",
+        type=params.Number(),
+        help="Rejection: weight, 0 to 1, of the tokens that the draft prepares for.",
+    ),
+)
+
+output_options = options(
+    click.option("--logprobs", is_flag=True, help="Log probability of each token (--json)."),
+    click.option(
+        "--top-logprobs",
+        type=params.Uint(least=1),
+        help="And of the N most likely in its place (--json).",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object, do not stream."),
+)
+
+serving_options = options(
+    click.option(
+        "--target",
+        type=params.Target(),
+        multiple=True,
+        help="Where to send the request; repeat it to name where it goes on when one is lost. "
+        "dns:///NAME:PORT names all addresses behind a name, in random order.  "
+        f"[default: {DEFAULT_ADDRESS}]",
+    ),
+    click.option(
+        "--retries",
+        type=params.Uint(),
+        help="How often, in all, the request is sent again after an endpoint was lost; it goes on "
+        "after the tokens received.  [default: one less than there are targets]",
+    ),
+    click.option(
+        "--timeout", type=params.Seconds(), help="For the whole request, resumes included."
+    ),
+    click.option("--request-id", type=params.Utf8(), help="Shown in the server's log."),
+    click.option(
+        "--cache-salt",
+        type=params.Utf8(),
+        help="What is cached of the prompt is found by requests with the same one alone.",
+    ),
+)
+
+local_options = options(
+    click.option(
+        "--local", is_flag=True, help="Start a target and a draft here, stop them afterwards."
+    ),
+    click.option(
+        "--local-model",
+        type=params.Utf8(),
+        help=f"Model of --local: a shipped name or a folder.  [default: {DEFAULT_MODEL}]",
+    ),
+    click.option(
+        "--local-draft",
+        type=params.Utf8(),
+        help=f"Draft model of --local; {NO_DRAFT} starts no draft.  "
+        f"[default: {DEFAULT_DRAFTS[DEFAULT_MODEL]} for {DEFAULT_MODEL}, else {NO_DRAFT}]",
+    ),
+    click.option(
+        "--local-device",
+        type=click.Choice(DEVICES),
+        help="Where target and draft of --local run.  [default: auto]",
+    ),
+    click.option(
+        "--local-draft-device",
+        type=click.Choice(DEVICES),
+        help="Where the draft of --local runs; cpu needs no part of a GPU.  "
+        "[default: --local-device]",
+    ),
+    click.option(
+        "--local-mps",
+        is_flag=True,
+        help="Target and draft of --local use one GPU at the same time, not in turns: starts "
+        "NVIDIA's MPS daemon, or uses that of CUDA_MPS_PIPE_DIRECTORY.",
+    ),
+    click.option(
+        "--local-draft-share",
+        type=params.Percent(),
+        help="Percent of the GPU's multiprocessors that the draft may take under --local-mps; the "
+        "target may take the rest. 100: both may use all of them. Where it is not given, share and "
+        "--depth are what fits the sizes of the two models, and a draft for which there is no room "
+        f"drafts inside the target.  [default: by size, {DRAFT_SHARE} where that is not known]",
+    ),
+)

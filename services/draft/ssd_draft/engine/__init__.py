@@ -1,0 +1,1 @@
+"""The engine process: whose turn it is, and what is pushed."""

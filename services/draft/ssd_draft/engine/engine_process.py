@@ -1,0 +1,80 @@
+"""The engine's process: no gRPC, no tokenizer, no interpreter lock shared with I/O."""
+
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from ssd_draft.config import DraftEngineOptions
+from ssd_draft.engine.core import DraftCore, make_core
+from ssd_draft.records import (
+    AnnounceLeaving,
+    DraftOutput,
+    TargetFrames,
+    TargetLinkDown,
+    TargetLinkUp,
+    decode_to_engine,
+)
+from ssd_engine.parallel.ranked_runner import RankedRunner
+from ssd_engine.process.children import settle_memory
+from ssd_engine.tracing.events import TraceEvent
+from ssd_serving.engine.loop import PipeInbox, run_engine, serve_records, warm_up
+from ssd_serving.engine.records import Ready, encode
+
+SILENCE_SECONDS = 0.05  # of an engine that works
+
+
+def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
+    run_engine(pipe, "draft", options.log_level, lambda: _serve(pipe, options), options.log_format)
+
+
+def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
+    started = time.monotonic()
+    runner = _load(options)
+    core = make_core(options, runner)
+    num_blocks = 0 if runner is None else runner.num_blocks
+    settle_memory()
+    pipe.send_bytes(encode(Ready(num_blocks, time.monotonic() - started)))
+    check = core.check_integrity if options.check_integrity else None
+    serve_records(PipeInbox(pipe, decode_to_engine), Sparing(core), check)
+
+
+class Sparing:
+    """The engine's core, of which nobody hears as long as it has nothing to say: between two depths
+    of a tree every word takes time. Books and traces come with the next word, or soon."""
+
+    def __init__(self, core: DraftCore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._core, self._now = core, clock
+        self._said_at = clock()
+        self._trace: list[TraceEvent] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self._core.has_work
+
+    def handle(
+        self, record: TargetLinkUp | TargetFrames | TargetLinkDown | AnnounceLeaving
+    ) -> None:
+        self._core.handle(record)
+
+    def step(self) -> DraftOutput | None:
+        output, now = self._core.step(), self._now()
+        self._trace += output.trace
+        if not output.links and self.has_work and now - self._said_at < SILENCE_SECONDS:
+            return None
+        trace, self._trace, self._said_at = self._trace, [], now
+        return DraftOutput(output.links, output.load, output.stats, trace)
+
+
+def _load(options: DraftEngineOptions) -> RankedRunner | None:
+    if options.model is None or options.runner is None:
+        return None
+    runner = RankedRunner(
+        options.model,
+        options.runner,
+        options.tp,
+        role="draft",
+        log_level=options.log_level,
+        log_format=options.log_format,
+    )
+    warm_up(runner)
+    return runner

@@ -1,0 +1,1 @@
+"""The front process: links of targets, frames, and the engine's pipe."""

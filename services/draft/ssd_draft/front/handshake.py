@@ -1,0 +1,121 @@
+"""Do a target and this endpoint fit? Said once, when a link begins."""
+
+from dataclasses import dataclass
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd_draft.front.wire import FrameLimits
+from ssd_draft.records import PlaneTerms, TargetLinkUp
+from ssd_engine.errors import SSDError
+from ssd_engine.speculation.frames import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+
+MAX_NAME_BYTES = 256
+PLANES = frozenset(pb.TensorPlaneKind.values()) - {pb.TENSOR_PLANE_KIND_UNSPECIFIED}
+MAX_VOCABULARY = 2**24
+NO_DEPTH_BEYOND = 1024  # tokens of a target's speculation
+
+
+class HandshakeRefused(SSDError):
+    """Two peers that do not fit. ``reason`` is one of a few words, for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class DraftIdentity:
+    """What this endpoint is, and what a target must share with it."""
+
+    name: str
+    speculator: pb.SpeculatorKind
+    tokenizer_fingerprint: str | None  # None: any tokenizer will do
+    vocab_size: int | None
+    max_context: int
+    max_sequences: int  # of one link
+    depth: int
+    budget: int
+
+
+def check_hello(hello: pb.Hello, endpoint: DraftIdentity) -> FrameLimits:
+    """What frames of this link are held to; raises HandshakeRefused."""
+    _agree_on_version(hello)
+    _check_tokens(hello, endpoint)
+    if len(hello.target_name.encode()) > MAX_NAME_BYTES:
+        raise HandshakeRefused(
+            "name",
+            f"target_name: at most {MAX_NAME_BYTES} bytes, got {len(hello.target_name.encode())}: "
+            "give the target a shorter name",
+        )
+    if not 1 <= hello.max_depth <= NO_DEPTH_BEYOND:
+        raise HandshakeRefused(
+            "depth",
+            f"max_depth: must be in [1, {NO_DEPTH_BEYOND}], the target says {hello.max_depth}: "
+            "set the longest speculation that it verifies",
+        )
+    return FrameLimits(hello.vocab_size, endpoint.max_context, hello.max_depth)
+
+
+def _agree_on_version(hello: pb.Hello) -> int:
+    """The newest version that both sides speak."""
+    newest = min(hello.protocol_version, PROTOCOL_VERSION)
+    if newest < max(hello.oldest_protocol_version, OLDEST_PROTOCOL_VERSION):
+        older = "target" if hello.protocol_version < OLDEST_PROTOCOL_VERSION else "draft"
+        raise HandshakeRefused(
+            "protocol",
+            f"protocol_version: the target speaks {hello.oldest_protocol_version} to "
+            f"{hello.protocol_version}, this draft {OLDEST_PROTOCOL_VERSION} to "
+            f"{PROTOCOL_VERSION}: upgrade the {older}",
+        )
+    return newest
+
+
+def _check_tokens(hello: pb.Hello, endpoint: DraftIdentity) -> None:
+    if not 1 <= hello.vocab_size <= MAX_VOCABULARY:
+        raise HandshakeRefused(
+            "vocabulary",
+            f"vocab_size: must be in [1, {MAX_VOCABULARY}], the target says {hello.vocab_size}",
+        )
+    ours = endpoint.tokenizer_fingerprint
+    if ours is not None and hello.tokenizer_fingerprint != ours:
+        raise HandshakeRefused(
+            "tokenizer",
+            f"tokenizer_fingerprint: the target has {hello.tokenizer_fingerprint[:64]!r}, this "
+            f"draft {ours!r}: serve a draft model with the target's tokenizer, or "
+            "--speculator ngram",
+        )
+    if endpoint.vocab_size is not None and hello.vocab_size != endpoint.vocab_size:
+        raise HandshakeRefused(
+            "vocabulary",
+            f"vocab_size: the target has {hello.vocab_size}, this draft {endpoint.vocab_size}: "
+            "serve a draft model with the target's vocabulary, or --speculator ngram",
+        )
+
+
+def link_up(link: int, hello: pb.Hello, limits: FrameLimits, interface: str = "") -> TargetLinkUp:
+    """What the engine is told of the new link. ``interface``: our own address on it."""
+    offer = None
+    if hello.HasField("tensor_plane"):
+        kinds = [
+            pb.TensorPlaneKind.Name(kind) for kind in hello.tensor_plane.kinds if kind in PLANES
+        ]
+        offer = PlaneTerms(
+            [name.removeprefix("TENSOR_PLANE_KIND_").lower() for name in kinds],
+            hello.tensor_plane.host_id[:MAX_NAME_BYTES],
+            hello.tensor_plane.device_id[:MAX_NAME_BYTES],
+        )
+    return TargetLinkUp(
+        link, hello.target_name or "?", limits.max_depth, hello.epoch, offer, interface
+    )
+
+
+def make_welcome(hello: pb.Hello, endpoint: DraftIdentity) -> pb.Welcome:
+    return pb.Welcome(
+        protocol_version=_agree_on_version(hello),
+        epoch=hello.epoch,
+        draft_name=endpoint.name,
+        speculator=endpoint.speculator,
+        max_sequences=endpoint.max_sequences,
+        max_context=endpoint.max_context,
+        max_depth=endpoint.depth,
+        max_branches=endpoint.budget,
+    )

@@ -1,0 +1,104 @@
+"""Prometheus metrics of a draft, prefix ``ssd_draft_`` but for what a target has, too."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from ssd_draft.front.link import TargetLinkState
+from ssd_draft.records import DraftEngineStats
+from ssd_serving.observability.metrics import Reads, ServiceMetrics, histogram_family
+
+LIVE = (TargetLinkState.GREETING, TargetLinkState.UP, TargetLinkState.LEAVING)
+
+
+class DraftMetrics(ServiceMetrics):
+    def __init__(
+        self,
+        stats: Callable[[], DraftEngineStats | None],
+        num_blocks: Callable[[], int],
+        num_links: Callable[[TargetLinkState], int],
+    ) -> None:
+        super().__init__("draft", stats)
+        links = self.gauge("ssd_draft_links", "Links by state.", ["state"])
+        for state in LIVE:
+            links.labels(state.value).set_function(_reader(num_links, state))
+        self.handshake_failures = self.counter(
+            "ssd_draft_handshake_failures", "Links that did not come up, by reason.", ["reason"]
+        )
+        self.links_ended = self.counter(
+            "ssd_draft_links_ended", "Links that were up and ended, by how.", ["how"]
+        )
+        self.frames_received = self.counter("ssd_draft_frames_received", "Frames of targets.")
+        self.frames_sent = self.counter("ssd_draft_frames_sent", "Frames to targets.")
+        self.frames_dropped = self.counter(
+            "ssd_draft_frames_dropped",
+            "Frames that the front dropped: of another epoch, or to a slow reader.",
+            ["reason"],
+        )
+        self.frames_unknown = self.counter(
+            "ssd_draft_unknown_frames",
+            "Frames of newer targets that were passed over, or understood in part.",
+        )
+        self.engine_gauges(_gauges(num_blocks))
+        self.engine_counters(COUNTERS)
+        self.registry.register(BuildCollector(stats))
+
+
+class BuildCollector:
+    """How long trees take, as the engine counts it."""
+
+    def __init__(self, stats: Callable[[], DraftEngineStats | None]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        yield histogram_family(
+            "ssd_draft_build_seconds",
+            "From the launch of a round to its tree being complete, where it came to that.",
+            [] if stats is None else stats.builds,
+            0.0 if stats is None else stats.build_micros / 1e6,
+        )
+
+
+def _reader(
+    num_links: Callable[[TargetLinkState], int], state: TargetLinkState
+) -> Callable[[], float]:
+    return lambda: num_links(state)
+
+
+def _gauges(num_blocks: Callable[[], int]) -> Reads:
+    return {
+        "ssd_sequences_active": ("Sequences that are open.", lambda s: s.sequences),
+        "ssd_draft_kv_cache_usage_ratio": (
+            "KV blocks in use, of all.",
+            lambda s: s.used_blocks / max(1, num_blocks()),
+        ),
+        "ssd_draft_kv_cache_reserved_blocks": (
+            "KV blocks that open sequences may still take.",
+            lambda s: s.reserved_blocks,
+        ),
+        "ssd_draft_prefix_cache_blocks": (
+            "KV blocks in the prefix cache.",
+            lambda s: s.cached_blocks,
+        ),
+    }
+
+
+def _counter(name: str) -> Callable[[Any], float]:
+    return lambda stats: getattr(stats, name)
+
+
+COUNTERS: Reads = {
+    f"ssd_draft_{name}": (text, _counter(field))
+    for name, field, text in (
+        ("engine_steps", "steps", "Forwards of the engine."),
+        ("engine_rows", "rows", "Token rows computed."),
+        ("branches", "branches", "Branches begun."),
+        ("branch_tokens", "branch_tokens", "Tokens of branches that were pushed."),
+        ("rounds", "rounds", "Rounds launched by targets."),
+        ("evictions", "evictions", "Sequences that had to make room for others."),
+        ("refusals", "refusals", "Sequences that were not opened."),
+        ("engine_frames_dropped", "dropped_frames", "Frames that were stale or unknown."),
+    )
+}

@@ -1,0 +1,214 @@
+"""A draft's process: what the life of any service does not know of it."""
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd.v1 import trace_pb2
+from ssd_draft import __version__
+from ssd_draft.config import (
+    NGRAM_CONTEXT,
+    DraftConfig,
+    DraftEngineOptions,
+    check_config,
+    fan_outs,
+    plane_ports,
+    scratch_tokens,
+)
+from ssd_draft.front.engine_client import DraftEngine
+from ssd_draft.front.handshake import DraftIdentity
+from ssd_draft.front.metrics import DraftMetrics
+from ssd_draft.front.sequence_watch import TextOf, make_watch
+from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
+from ssd_draft.front.wire import largest_message
+from ssd_draft.planning.plan import RANKS
+from ssd_engine.speculation.frames import PROTOCOL_VERSION
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_engine.tracing.events import TraceRing
+from ssd_serving.calls.trace_service import TraceServicer
+from ssd_serving.config import StepSizes, max_message_bytes, parse_address
+from ssd_serving.engine.records import Ready
+from ssd_serving.observability.telemetry import make_spans
+from ssd_serving.plan import ModelPlan, plan_model
+from ssd_serving.rpc.status import NotServing
+from ssd_serving.server import ServiceServer
+from ssd_serving.server_security import check_security, make_access
+
+KINDS = {"model": pb.SPECULATOR_KIND_MODEL, "ngram": pb.SPECULATOR_KIND_NGRAM}
+MESSAGES_IN_FLIGHT = 2  # of the largest size, of one link, on their way to the engine
+
+
+def plan_draft(config: DraftConfig) -> ModelPlan | None:
+    """Raise SSDError for whatever can be known to be wrong without loading weights.
+
+    None: speculates without a model.
+    """
+    check_config(config)
+    check_security(config)
+    if config.model is None:
+        return None
+    # A row of a tree sees the chain that is verified, and the branches.
+    max_tail = config.depth + scratch_tokens(config)
+    sizes = StepSizes(
+        config.max_rows,
+        max_tail,
+        exact=False,
+        step_rows=config.depth + 1,
+        branches=config.budget,
+        ranks=RANKS + 1,
+        max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
+    )
+    return plan_model(config.model, config, sizes)
+
+
+class DraftServer(ServiceServer):
+    service = SERVICE
+    active = "links"
+
+    def __init__(
+        self, config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._tokenizer = tokenizer
+        self._num_blocks = 0
+        metrics = DraftMetrics(
+            stats=lambda: self._engine.stats,
+            num_blocks=lambda: self._num_blocks,
+            num_links=lambda state: self._engine.count()[state],
+        )
+        largest = max_message_bytes(config, largest_message(_max_context(config, plan)))
+        self._engine = DraftEngine(
+            _engine_options(config, plan),
+            max_frames=config.max_frames,
+            max_bytes=MESSAGES_IN_FLIGHT * largest,
+            on_drop=metrics.frames_dropped.labels("slow_reader").inc,
+            trace_events=config.trace_events,
+        )
+        access = make_access(config, metrics)
+        self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout, access)
+        self._spans = make_spans(config.otlp_endpoint, "ssd-draft", __version__)
+        links = config.max_links
+        super().__init__(
+            config, self._engine, self._servicer, metrics, access, links, largest, self._spans
+        )
+
+    def prepare(self) -> None:
+        """The tokenizer is all that a draft's front has a use for."""
+
+    def open(self, ready: Ready) -> list[str]:
+        self._num_blocks = ready.num_blocks
+        self._servicer.watch = make_watch(self._spans, self._text_of())
+        endpoint = _endpoint(self._config, self._plan, self._tokenizer)
+        self._servicer.serving = DraftServing(
+            engine=self._engine,
+            endpoint=endpoint,
+            info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),
+            max_links=self._config.max_links,
+            max_links_per_identity=self._config.max_links_per_identity or self._config.max_links,
+        )
+        if self._plan is None:
+            return [endpoint.name]
+        return [
+            *self._plan.describe(ready.num_blocks, self._config.tp),
+            f"branches of {endpoint.depth} tokens, {endpoint.budget} a round at most",
+        ]
+
+    def _text_of(self) -> TextOf | None:
+        """How prompts are logged; without a tokenizer, as the numbers that came."""
+        if not self._config.log_prompts:
+            return None
+        return str if self._tokenizer is None else self._tokenizer.text_of
+
+    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
+        name = self._plan.name if self._plan is not None else self._config.speculator
+        return TraceServicer(trace_pb2, "draft", name, ring)
+
+    def refuse_new(self) -> None:
+        self._servicer.draining = True
+        self._engine.drain()
+
+    def cut_off(self) -> None:
+        self._engine.end_all(NotServing("the endpoint stops; use another one"))
+
+    async def close(self) -> None:
+        """Targets have heard it: their streams have ended."""
+
+
+def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
+    if plan is not None:
+        return plan.runner.max_model_len
+    return config.max_model_len or NGRAM_CONTEXT
+
+
+def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineOptions:
+    fan_out_hit, fan_out_miss = fan_outs(config)
+    return DraftEngineOptions(
+        model=None if plan is None else plan.model,
+        runner=None if plan is None else plan.runner,
+        tp=config.tp,
+        prefill_chunk=config.prompt_rows,
+        depth=config.depth,
+        budget=config.budget,
+        fan_out_hit=fan_out_hit,
+        fan_out_miss=fan_out_miss,
+        max_rows=config.max_rows,
+        max_num_seqs=config.max_num_seqs,
+        max_seqs_per_link=config.max_seqs_per_link,
+        vocab_size=None if plan is None else plan.model.vocab_size,
+        max_context=_max_context(config, plan),
+        block_size=config.block_size,
+        listen_host=parse_address("--listen", config.listen)[0],
+        plane_ports=plane_ports(config),
+        log_level=config.log_level,
+        log_format=config.log_format,
+        check_integrity=config.check_integrity,
+        trace_events=config.trace_events,
+    )
+
+
+def _endpoint(
+    config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None
+) -> DraftIdentity:
+    per_link = config.max_seqs_per_link or config.max_num_seqs
+    return DraftIdentity(
+        name=plan.name if plan is not None else config.name or config.speculator,
+        speculator=KINDS[config.speculator],
+        tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
+        vocab_size=None if plan is None else plan.model.vocab_size,
+        max_context=_max_context(config, plan),
+        max_sequences=min(per_link, config.max_num_seqs),
+        depth=config.depth,
+        budget=config.budget,
+    )
+
+
+def _draft_info(
+    endpoint: DraftIdentity,
+    config: DraftConfig,
+    plan: ModelPlan | None,
+    tokenizer: Tokenizer | None,
+    ready: Ready,
+) -> pb.GetDraftInfoResponse:
+    info = pb.GetDraftInfoResponse(
+        name=endpoint.name,
+        speculator=endpoint.speculator,
+        max_context=endpoint.max_context,
+        max_sequences=config.max_num_seqs,
+        max_depth=endpoint.depth,
+        max_branches=endpoint.budget,
+        protocol_version=PROTOCOL_VERSION,
+        version=__version__,
+    )
+    if plan is None or tokenizer is None:
+        return info
+    about_model = pb.GetDraftInfoResponse(
+        fingerprint=plan.fingerprint(tokenizer),
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        architecture=plan.model.architecture,
+        num_parameters=plan.num_parameters,
+        vocab_size=plan.model.vocab_size,
+        dtype=plan.runner.dtype,
+        device=plan.runner.device,
+        num_kv_blocks=ready.num_blocks,
+        block_size=plan.runner.block_size,
+    )
+    info.MergeFrom(about_model)
+    return info

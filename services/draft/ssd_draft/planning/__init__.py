@@ -1,0 +1,1 @@
+"""Sequences of targets, and the trees that are planned for them."""

@@ -1,0 +1,124 @@
+"""How many outcomes of a round to prepare for: from rates that are measured on each link."""
+
+from dataclasses import dataclass, field
+from itertools import product
+
+from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
+from ssd_engine.speculation.fan_out import AcceptanceRate, MissLaw, MissRate, fan_out
+from ssd_engine.speculation.frames import Source, Verification
+from ssd_engine.speculation.latency_model import StepClock
+
+RANKS = 16  # candidates that are ranked, to learn how fast more of them help; none has more
+REJECTED, FULL = MissLaw(0.5, 1.0), MissLaw(0.3, 1.0)  # before anything is measured
+# What a tree may fill of the target's forward; the rest is for the way to and fro.
+FILL, LEAST_FILL = 0.85, 0.3
+# By which it changes when a branch was late, and when it was not: one of seven may be late, as
+# messages now and then take their time whatever the tree is like. Late ones in a row count more,
+# and so do, once they are many, those in time: what was slow when it began is soon made up for.
+LATE, IN_TIME = 0.024, 0.004
+MOST_IN_A_ROW = 4
+MANY, MOST_AFTER_MANY = 8, 8
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    fan_out: list[int]  # for each number of accepted tokens, how many tokens to prepare for
+    depth: int
+
+    def width(self, place: int) -> int:
+        """Outcomes that are prepared for at a place of the next speculation, about."""
+        return max(1, self.fan_out[min(place, len(self.fan_out) - 1)])
+
+    @property
+    def ranks(self) -> int:
+        """How many guesses to rank: one more, since the speculated token is no candidate."""
+        return max(max(self.fan_out), RANKS) + 1
+
+
+@dataclass(slots=True)
+class AcceptanceRates:
+    """Measured on one link, for speculations of one origin that are verified in one way."""
+
+    alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
+    rejected: MissRate = field(default_factory=lambda: MissRate(REJECTED, max_fan_out=RANKS))
+    full: MissRate = field(default_factory=lambda: MissRate(FULL, max_fan_out=RANKS))
+
+    def fan_out(self, length: int, budget: int) -> list[int]:
+        rejected, full = self.rejected.law, self.full.law
+        return fan_out(length, self.alpha.value, rejected, full, budget, most=RANKS)
+
+
+class Planner:
+    """One for each link: a target's text and sampling decide its rates."""
+
+    def __init__(
+        self,
+        depth: int,
+        budget: int,
+        hit_list: tuple[int, ...] | None = None,
+        miss_list: tuple[int, ...] | None = None,
+    ) -> None:
+        self.depth = depth
+        self._budget = budget
+        self._lists = {True: hit_list, False: miss_list}
+        kinds = product(Verification, (True, False))  # with whether it came from the cache
+        self._rates = {kind: AcceptanceRates() for kind in kinds}
+        # By what has been measured.
+        self._fan_outs: dict[tuple[Verification, bool, int, int], list[int]] = {}
+        self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
+        self._late = dict.fromkeys(Verification, 0)  # in a row
+        self._in_time = dict.fromkeys(Verification, 0)  # likewise
+
+    def observe_use(self, sequence: DraftSequence, late: bool) -> None:
+        """A branch that was prepared was called for: it was there, or too late."""
+        kind = sequence.verification
+        self._late[kind] = min(self._late[kind] + 1, MOST_IN_A_ROW) if late else 0
+        self._in_time[kind] = 0 if late else self._in_time[kind] + 1
+        more = IN_TIME * min(max(self._in_time[kind] - MANY, 1), MOST_AFTER_MANY)
+        fill = self._fill[kind] + (-LATE * self._late[kind] if late else more)
+        self._fill[kind] = min(max(fill, LEAST_FILL), 1.0)
+
+    def observe(
+        self, sequence: DraftSequence, accepted: int, rank: int | None, ranked: int
+    ) -> None:
+        """A round has ended: so many tokens were right, the next one had this rank."""
+        rates = self._rates[sequence.verification, sequence.source is Source.CACHE]
+        if sequence.speculation:
+            rates.alpha.observe(accepted, len(sequence.speculation))
+        if ranked:
+            whole = accepted == len(sequence.speculation)
+            (rates.full if whole else rates.rejected).observe(rank, ranked)
+        self._fan_outs.clear()
+
+    def plan(self, sequence: DraftSequence, clock: StepClock, others: int) -> RoundPlan:
+        """``others``: rows that further sequences will put into the same forwards."""
+        from_cache = sequence.source is Source.CACHE
+        depth = min(self.depth, sequence.depth)
+        length = len(sequence.speculation)
+        chosen = self._lists[from_cache]
+        if chosen is not None:
+            padded = (*chosen, *(chosen[-1:] * (length + 1)))
+            return RoundPlan(list(padded[: length + 1]), depth)
+        budget, depth = self._affordable(sequence, clock, depth, others)
+        case = (sequence.verification, from_cache, length, budget)
+        if case not in self._fan_outs:
+            self._fan_outs[case] = self._rates[case[:2]].fan_out(length, budget)
+        return RoundPlan(self._fan_outs[case], depth)
+
+    def _affordable(
+        self, sequence: DraftSequence, clock: StepClock, depth: int, others: int
+    ) -> tuple[int, int]:
+        """The deepest tree that is ready before the target's forward ends, as wide as that allows.
+
+        A decided path is waited for.
+        """
+        available = self._fill[sequence.verification] * sequence.verify_seconds
+        if not available or not clock.known or sequence.phase is not DraftRoundPhase.VERIFYING:
+            return self._budget, depth
+        first, budget = not sequence.foreseen, self._budget
+        least = min(self._budget, len(sequence.speculation) + 1)
+        while depth > 1 and (depth + first) * clock.seconds(others + least) > available:
+            depth -= 1
+        while budget > least and (depth + first) * clock.seconds(others + budget) > available:
+            budget -= 1
+        return budget, depth

@@ -1,0 +1,184 @@
+"""A sequence at the draft: the round that its target verifies, and what is offered for its end."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ssd_engine.sampling.history import History
+from ssd_engine.speculation.frames import (
+    Branch,
+    Launch,
+    Open,
+    Outcome,
+    Source,
+    TargetFrame,
+    Verification,
+)
+from ssd_engine.text.token_ids import unpack_tokens
+
+
+class DraftRoundPhase(Enum):
+    VERIFYING = "verifying"  # the round is being verified: prepare for its outcomes
+    DECIDED = "decided"  # its outcome is known, the next launch is not: extend that one path
+    CLOSED = "closed"  # holds nothing
+
+
+class DraftRoundEvent(Enum):
+    OUTCOME = "outcome"
+    LAUNCH = "launch"
+    CLOSE = "close"  # by the target, by eviction, or with the link
+
+
+TRANSITIONS = {
+    (DraftRoundPhase.VERIFYING, DraftRoundEvent.OUTCOME): DraftRoundPhase.DECIDED,
+    (DraftRoundPhase.VERIFYING, DraftRoundEvent.CLOSE): DraftRoundPhase.CLOSED,
+    (DraftRoundPhase.DECIDED, DraftRoundEvent.LAUNCH): DraftRoundPhase.VERIFYING,
+    (DraftRoundPhase.DECIDED, DraftRoundEvent.CLOSE): DraftRoundPhase.CLOSED,
+}
+
+
+def transition(phase: DraftRoundPhase, event: DraftRoundEvent) -> DraftRoundPhase | None:
+    """The phase after an event; None when it cannot happen in this phase."""
+    return TRANSITIONS.get((phase, event))
+
+
+@dataclass(slots=True)
+class PreparedBranch:
+    """A branch: the continuation if the round ends in (accepted, token)."""
+
+    accepted: int
+    token: int
+    tokens: list[int] = field(default_factory=list)
+    # Guesses of each token, best first, of a branch that was taken and whose guesses are ranked.
+    rankings: list[list[int]] = field(default_factory=list)
+    num_pushed: int = 0
+
+    @property
+    def depth(self) -> int:
+        return len(self.tokens)
+
+    def push(self, depth: int) -> Branch | None:
+        """What was not pushed yet, None where that is nothing; beyond ``depth`` it is of no use."""
+        start, end = self.num_pushed, min(len(self.tokens), depth)
+        if start >= end:
+            return None
+        self.num_pushed = end
+        return Branch(self.accepted, self.token, start, self.tokens[start:end])
+
+
+class DraftSequence:
+    def __init__(self, link: int, frame: Open, now: float, max_depth: int) -> None:
+        """``max_depth``: of the branches that this endpoint drafts."""
+        self.link = link
+        self.id = frame.sequence
+        self.round = self.opened_in = frame.round
+        self.phase = DraftRoundPhase.VERIFYING
+        self.prompt = unpack_tokens(frame.prompt)
+        self.output = unpack_tokens(frame.output)
+        self.speculation = frame.speculation
+        self.source = Source.NONE  # where this speculation came from; unknown after an open
+        self.sampling = frame.sampling
+        self.cache_scope = frame.cache_scope
+        self.history = History.of(self.sampling, self.prompt, self.output)
+        self.verification = Verification(frame.verification)
+        self.down_weight = frame.down_weight
+        self.max_tokens = frame.max_tokens
+        self._max_depth = max_depth
+        self.depth = min(frame.depth, max_depth)  # tokens of a branch that are of use
+        self.verify_seconds = frame.verify_micros / 1e6
+        self.offers: dict[tuple[int, int], PreparedBranch] = {}
+        self.decided: tuple[int, int] | None = None
+        self.prepared = False  # that outcome was, before it was known
+        self.foreseen = False  # the guesses after the speculation are known as the round begins
+        self.opened_at = self.changed_at = self.pushed_at = now
+        self.ready = False  # all offers are as long as they are of use
+        self.complete = False  # nothing is left to prepare in this phase
+        self.built = False  # the tree of this phase was complete once
+        self.answered = False  # something was pushed in this phase
+        self.plan: Any = None  # of this phase, once it is made
+        self.planned = 0  # depth of the last round's tree
+        self.state: Any = None  # the speculator's own
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def apply(self, frame: TargetFrame, now: float) -> bool:
+        """Follow the target; False for a frame that does not belong here and now."""
+        if isinstance(frame, Outcome):
+            return self._end_round(frame, now)
+        if isinstance(frame, Launch):
+            return self._begin_round(frame, now)
+        return False
+
+    def _end_round(self, frame: Outcome, now: float) -> bool:
+        after = transition(self.phase, DraftRoundEvent.OUTCOME)
+        if after is None or frame.round != self.round or frame.accepted > len(self.speculation):
+            return False
+        self.phase = after
+        self.output += (*self.speculation[: frame.accepted], frame.token)
+        self.decided = (frame.accepted, frame.token)
+        self.prepared = self.decided in self.offers
+        offer = self.offers.get(self.decided) or PreparedBranch(*self.decided)
+        self.offers = {self.decided: offer}
+        self._moved(now)
+        return True
+
+    def _begin_round(self, frame: Launch, now: float) -> bool:
+        after = transition(self.phase, DraftRoundEvent.LAUNCH)
+        if after is None or frame.round != self.round + 1:
+            return False
+        self.phase = after
+        self.round = frame.round
+        self.speculation, self.source = frame.speculation, Source(frame.source)
+        self.depth = min(frame.depth, self._max_depth)
+        self.verify_seconds = frame.verify_micros / 1e6
+        self.offers, self.decided = {}, None
+        self._moved(now)
+        return True
+
+    def is_late(self, frame: Launch) -> bool:
+        """Whether a branch that was prepared came too late to be taken in full."""
+        taken = len(frame.speculation) if frame.source == Source.CACHE else 0
+        # Towards the end less may be wanted.
+        return taken < min(self.depth, self.planned, frame.depth)
+
+    def _moved(self, now: float) -> None:
+        self.changed_at = self.pushed_at = now
+        self.ready = self.complete = self.built = self.answered = False
+        self.plan = None
+
+    def completes_tree(self) -> bool:
+        """Whether all that is of use after this round is there now, and was not before."""
+        ready = self.phase is DraftRoundPhase.VERIFYING and (self.ready or self.complete)
+        completes, self.built = ready and not self.built, ready
+        return completes
+
+    def close(self) -> None:
+        self.phase = transition(self.phase, DraftRoundEvent.CLOSE) or self.phase
+
+    def pushes(self, now: float) -> list[Branch]:
+        """Branches, or parts of them, that the target has not got."""
+        self.pushed_at, self.answered = now, True
+        depth = self.useful_depth
+        pushed = [offer.push(depth) for offer in self.offers.values()]
+        return [branch for branch in pushed if branch is not None]
+
+    @property
+    def push_is_due(self) -> bool:
+        depth = self.useful_depth
+        return any(min(len(o.tokens), depth) > o.num_pushed for o in self.offers.values())
+
+    @property
+    def useful_depth(self) -> int:
+        """How long branches are pushed. A tree goes beyond its plan only for the guesses after its
+        branches: without them the next round would begin a forward later."""
+        planned = self.phase is DraftRoundPhase.VERIFYING and self.plan is not None
+        return min(self.depth, self.plan.depth) if planned else self.depth
+
+    @property
+    def is_called_for(self) -> bool:
+        """Whether a branch of its tree is what the target asks for next, and the tree began with
+        its round: in the first one the prompt comes before it."""
+        named = self.phase is DraftRoundPhase.DECIDED and self.prepared and self.planned > 0
+        return named and self.round != self.opened_in

@@ -1,0 +1,1 @@
+"""Model directories on disk: configuration, weights in safetensors, expansion to larger shapes."""

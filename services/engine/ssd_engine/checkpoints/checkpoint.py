@@ -1,0 +1,306 @@
+"""Safetensors checkpoints, loaded strictly.
+
+The headers alone tell whether a checkpoint fits its config, so that is checked first, without
+torch and without reading weights. A missing, extra or misshaped weight is an error.
+"""
+
+import hashlib
+import math
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.checkpoints.model_files import (
+    LISTING_BYTES,
+    Fields,
+    is_integer,
+    is_there,
+    named,
+    open_file,
+    parse_object,
+    read_object,
+    reason_of,
+    shown,
+)
+from ssd_engine.errors import ModelError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes of an element
+HEADER_BYTES = 1 << 24  # the longest header
+FINGERPRINT_SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
+DIGEST_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # of the data in the file, in bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a directory: where each lies and what it is."""
+
+    entries: dict[str, WeightEntry]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(entry.shape) for entry in self.entries.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names, shapes and a sample of every tensor: tells fine-tunes apart, reads little."""
+        digest = hashlib.sha256()
+        for name in sorted(self.entries):
+            entry = self.entries[name]
+            digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
+            digest.update(next(_pieces(entry, FINGERPRINT_SAMPLE), b""))
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def digest(self) -> str:
+        """Names, shapes and every byte: tells a rotten disk. Pieces are checked by CRC-32, as fast
+        as they are read."""
+        digest = hashlib.sha256()
+        for name in sorted(self.entries):
+            entry = self.entries[name]
+            digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
+            digest.update(_sums(entry))
+        return digest.hexdigest()[:32]
+
+
+def _sums(entry: WeightEntry) -> bytes:
+    """The checksums of its pieces, 4 bytes each."""
+    return b"".join(zlib.crc32(piece).to_bytes(4) for piece in _pieces(entry))
+
+
+def _pieces(entry: WeightEntry, size: int = DIGEST_PIECE) -> Iterator[bytes]:
+    """The bytes of a weight, a piece at a time."""
+    try:
+        with open_file(entry.file) as file:
+            file.seek(entry.offset)
+            for begin in range(0, entry.size, size):
+                yield file.read(min(size, entry.size - begin))
+    except OSError as error:
+        raise ModelError(f"{entry.file} cannot be read: {error.strerror}") from None
+
+
+def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
+    """Read the headers and hold them against the config."""
+    entries = _read_headers(directory)
+    _drop_redundant(entries, config)
+    check_weights(directory, entries, expected_shapes(config))
+    return Checkpoint(entries)
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight that a checkpoint of this config holds."""
+    d, v = config.hidden_size, config.embedding_rows
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (v, d),
+        "model.norm.weight": (d,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (v, d)
+    for layer in range(config.num_layers):
+        for name, shape in _layer_shapes(config).items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * hd, config.num_kv_heads * hd
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (d,),
+        "post_attention_layernorm.weight": (d,),
+        "self_attn.q_proj.weight": (q, d),
+        "self_attn.k_proj.weight": (kv, d),
+        "self_attn.v_proj.weight": (kv, d),
+        "self_attn.o_proj.weight": (d, q),
+        "mlp.gate_proj.weight": (ff, d),
+        "mlp.up_proj.weight": (ff, d),
+        "mlp.down_proj.weight": (d, ff),
+    }
+    if config.qkv_bias:
+        shapes |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv))}
+    if config.o_bias:
+        shapes["self_attn.o_proj.bias"] = (d,)
+    if config.mlp_bias:
+        shapes |= {f"mlp.{p}_proj.bias": (n,) for p, n in (("gate", ff), ("up", ff), ("down", d))}
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (hd,), "self_attn.k_norm.weight": (hd,)}
+    return shapes
+
+
+def check_weights(
+    directory: Path, entries: dict[str, WeightEntry], expected: dict[str, tuple[int, ...]]
+) -> None:
+    missing = sorted(expected.keys() - entries.keys())
+    if missing:
+        raise ModelError(f"{directory}: weight {missing[0]} is missing{_and_more(missing)}")
+    extra = sorted(entries.keys() - expected.keys())
+    if extra:
+        raise ModelError(
+            f"{entries[extra[0]].file}: weight {named(extra[0])} is not part of this model"
+            f"{_and_more(extra)}"
+        )
+    for name, shape in expected.items():
+        entry = entries[name]
+        if entry.shape != shape:
+            raise ModelError(
+                f"{entry.file}: weight {name} has shape {list(entry.shape)}, "
+                f"config.json asks for {list(shape)}"
+            )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _drop_redundant(entries: dict[str, WeightEntry], config: ModelConfig) -> None:
+    """Old exporters store RoPE's frequencies and a copy of a tied head; neither is a weight."""
+    for name in [n for n in entries if n.endswith("rotary_emb.inv_freq")]:
+        del entries[name]
+    head, embedding = entries.get("lm_head.weight"), entries.get("model.embed_tokens.weight")
+    if config.tie_word_embeddings and head and embedding:
+        if head.size != embedding.size or any(
+            ours != theirs for ours, theirs in zip(_pieces(head), _pieces(embedding), strict=True)
+        ):
+            raise ModelError(
+                f"{head.file}: lm_head.weight differs from the embedding, "
+                "but config.json says tie_word_embeddings"
+            )
+        del entries["lm_head.weight"]
+
+
+def _read_headers(directory: Path) -> dict[str, WeightEntry]:
+    if is_there(directory / INDEX):
+        return _read_shards(directory)
+    if is_there(directory / SINGLE):
+        return _read_header(directory / SINGLE)
+    hint = ""
+    if any(directory.glob("*.bin")) or any(directory.glob("*.gguf")):
+        hint = "; only safetensors are read, convert the weights first"
+    raise ModelError(f"{directory}: neither {SINGLE} nor {INDEX} is there{hint}")
+
+
+def _read_shards(directory: Path) -> dict[str, WeightEntry]:
+    """The weights of all files that the index names, each where the index says."""
+    index = directory / INDEX
+    fields = Fields(index, read_object(index, LISTING_BYTES))
+    weight_map = fields.nested("weight_map")
+    if not weight_map.values:
+        raise fields.problem("weight_map", "the names of weights, and the file of each, are needed")
+    entries: dict[str, WeightEntry] = {}
+    for shard in sorted({_shard(weight_map, name) for name in weight_map.values}):
+        if not is_there(directory / shard):
+            raise ModelError(f"{index}: shard {named(shard)} is missing")
+        held = _read_header(directory / shard)
+        twice = entries.keys() & held.keys()
+        if twice:
+            raise ModelError(f"{directory / shard}: weight {named(min(twice))} is in another shard")
+        entries |= held
+    for name, shard in weight_map.values.items():
+        if name not in entries or entries[name].file.name != shard:
+            raise ModelError(f"{index}: {named(name)} is not in {named(shard)}")
+    return entries
+
+
+def _shard(weight_map: Fields, name: str) -> str:
+    """The file of a weight: one of this directory, and no way out of it."""
+    shard = weight_map.get(name)
+    if not isinstance(shard, str) or shard != os.path.basename(shard) or shard in ("", ".", ".."):
+        raise weight_map.problem(
+            named(name), f"the name of a file in this directory is needed, got {shown(shard)}"
+        )
+    return shard
+
+
+def _read_header(file: Path) -> dict[str, WeightEntry]:
+    """The safetensors layout: 8 bytes of length, a JSON header, then the data."""
+    try:
+        with open_file(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little")
+            if not 0 < length <= min(size - 8, HEADER_BYTES):
+                raise _incomplete(file, f"it has {size} bytes, its header should have {length}")
+            text = stream.read(length).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _incomplete(file, reason_of(error)) from None
+    header = parse_object(f"{file}: the header", text)
+    header.pop("__metadata__", None)
+    entries = {name: _entry(file, 8 + length, name, raw) for name, raw in header.items()}
+    _check_layout(file, entries, 8 + length, size)
+    _check_with_library(file)
+    return entries
+
+
+def _check_with_library(file: Path) -> None:
+    """Who reads the weights later has the last word, on metadata for one."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: {reason_of(error)}") from None
+
+
+def _incomplete(file: Path, reason: str) -> ModelError:
+    return ModelError(f"{file} is not a complete safetensors file: {reason}")
+
+
+def _entry(file: Path, base: int, name: str, raw: Any) -> WeightEntry:
+    """One weight of a header, whose bytes are as many as its shape needs."""
+    source = f"{file}: weight {named(name)}"
+    if not isinstance(raw, dict):
+        raise ModelError(f"{source}: dtype, shape and data_offsets are needed, got {shown(raw)}")
+    fields = Fields(source, raw)
+    dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        kinds = ", ".join(DTYPES)
+        raise ModelError(f"{source} has dtype {_bare(dtype)}, one of {kinds} is needed")
+    if not _are_sizes(shape):
+        raise fields.wrong("shape", "a list of sizes, which are integers from 0 on,")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise fields.wrong("data_offsets", "a list of two integers, begin and end in bytes,")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * DTYPES[dtype]:
+        needed = f"{shown(math.prod(shape) * DTYPES[dtype])} bytes for {dtype} of this shape"
+        raise fields.problem("data_offsets", f"{needed} are needed, got {shown(end - begin)}")
+    return WeightEntry(file, dtype, tuple(shape), base + begin, end - begin)
+
+
+def _bare(value: Any) -> str:
+    return named(value) if isinstance(value, str) else shown(value)
+
+
+def _are_sizes(value: Any) -> bool:
+    """Few, and none that could not be counted in bytes."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(is_integer(each) and 0 <= each < 1 << 48 for each in value)
+    )
+
+
+def _check_layout(file: Path, entries: dict[str, WeightEntry], base: int, size: int) -> None:
+    """One weight follows the other, from the end of the header to that of the file."""
+    end = base
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size)):
+        if entry.offset != end:
+            what = "overlaps the weight before it" if entry.offset < end else "leaves a hole"
+            raise ModelError(f"{file}: weight {named(name)}: data_offsets: begin {what}")
+        end += entry.size
+    if end != size:
+        raise _incomplete(file, f"it has {size} bytes, its weights end at {end}")

@@ -1,0 +1,1 @@
+"""A loaded model that runs: the runner, captured steps, graphs, and how memory is divided."""

@@ -1,0 +1,518 @@
+"""The graph runner: steps of few rows, each shape captured once and replayed.
+
+Between two replays the host fills a block of pinned memory and launches; what comes back is one
+small copy, whose arrival an event tells. A target's step begins with a short graph, which is
+launched in no time; the launch of the long one is over before the short one has been computed.
+While a step is computed, the block of the next one is filled for the case that all of this one is
+right. A draft's step is one graph: while it is launched, the device computes the one before it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_engine.execution.step import Step
+from ssd_engine.forward.batch import Chunk, Draw, Drawing, KVCopy, Part, TreeRows, drawing_of
+from ssd_engine.forward.result import (
+    ForwardResult,
+    PendingForward,
+    RejectionVerdict,
+    ReportedLogprobs,
+)
+from ssd_engine.forward.step_inputs import StepRun, StepShape
+from ssd_engine.kernels.sampling.rejecting import Rejector
+from ssd_engine.process.progress import tracked
+from ssd_engine.sampling.rejection import Speculation
+
+log = logging.getLogger(__name__)
+
+STARTS = 4  # events of a step: more than there are steps whose times are not read yet
+
+
+class _Captured(Protocol):
+    """One side of a step."""
+
+    @property
+    def num_turns(self) -> int: ...
+
+    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+        """The event in front of it. ``launched`` is called when the device has begun."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InParts:
+    """The beginning is there several times, each with an event in front."""
+
+    beginnings: list[tuple[torch.cuda.Event, torch.cuda.CUDAGraph]]
+    rest: torch.cuda.CUDAGraph
+    # How tokens are drawn from the logits, which only the first rank has.
+    ends: dict[Drawing, torch.cuda.CUDAGraph]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.beginnings)
+
+    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+        start, beginning = self.beginnings[turn]
+        beginning.replay()
+        launched()
+        self.rest.replay()
+        if self.ends:
+            self.ends[drawing].replay()
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOnce:
+    """A draft's step: while it is launched, the device computes the one before it."""
+
+    starts: list[torch.cuda.Event]
+    stream: torch.cuda.Stream
+    graphs: dict[Drawing, torch.cuda.CUDAGraph]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.starts)
+
+    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+        self.starts[turn].record(self.stream)
+        self.graphs[drawing].replay()
+        launched()
+        return self.starts[turn]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A step that will follow if all that is in flight is right: it is told all but its tokens."""
+
+    step: Step
+    side: int
+    parts: list[Chunk]
+    draws: list[Draw | None]
+    drawing: Drawing
+    begins: list[int]
+
+    def is_this(
+        self, step: Step, side: int, parts: Sequence[Part], draws: Sequence[Draw | None]
+    ) -> bool:
+        return (
+            step is self.step
+            and side == self.side
+            and len(parts) == len(self.parts)
+            and all(map(_same_place, parts, self.parts))
+            and list(draws) == self.draws
+        )
+
+
+class GraphRunner:
+    def __init__(
+        self, steps: Sequence[Step], eager: bool, rejector: Rejector | None = None
+    ) -> None:
+        """``steps`` in the order in which they are tried: the first that fits is taken.
+        ``rejector``: for a target whose device verifies by rejection."""
+        self._steps, self._rejector = steps, rejector
+        self._eager = eager
+        self._captured: dict[tuple[StepShape, int], _Captured] = {}
+        self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
+        self._launches = 0
+        self._stream = torch.cuda.current_stream()
+        self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
+        self._expected: _Expected | None = None
+        self._last: InFlight | None = None
+        self._last_end: torch.cuda.Event | None = None
+        self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
+
+    @property
+    def chains(self) -> bool:
+        """Whether a step may take its tokens from the step before it, which is in flight."""
+        return all(step.follows for step in self._steps)
+
+    def capture(self, dummy_slot: int) -> None:
+        memory = None
+        for step in tracked("capturing graphs", self._steps, len(self._steps), "step shapes"):
+            step.inputs.clear(dummy_slot)
+            for drawing in step.drawings:
+                step.run(drawing)  # what is compiled on first use is compiled now
+                if self._rejector is not None and step.logits is not None:
+                    self._rejector.warm_up(step.scores(step.logits, drawing))
+            torch.cuda.synchronize()
+            for side in range(0 if self._eager else step.num_sides):
+                step.use(side)
+                capture = self._capture_at_once if step.ranks > 1 else self._capture_parts
+                self._captured[step.shape, side], memory = capture(step, side, memory)
+        log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
+
+    def _capture_parts(self, step: Step, side: int, memory: Any) -> tuple[_InParts, Any]:
+        beginnings = []
+        for _ in range(side, STARTS, step.num_sides):  # sides take turns
+            start = torch.cuda.Event(enable_timing=True, external=True)
+            graph, memory = _capture(partial(_after, start, step.begin), memory)
+            beginnings.append((start, graph))
+        rest, memory = _capture(step.score, memory)
+        ends = {}
+        for drawing in step.drawings if step.logits is not None else ():
+            ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
+        return _InParts(beginnings, rest, ends), memory
+
+    def _capture_at_once(self, step: Step, side: int, memory: Any) -> tuple[_AtOnce, Any]:
+        turns = range(side, STARTS, step.num_sides)
+        starts = [torch.cuda.Event(enable_timing=True) for _ in turns]
+        graphs = {}
+        for drawing in step.drawings:
+            graphs[drawing], memory = _capture(partial(step.run, drawing), memory)
+        return _AtOnce(starts, self._stream, graphs), memory
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self._steps
+
+    def num_replays(self, step: Step, side: int) -> int:
+        """How often a step was captured on this side."""
+        captured = self._captured.get((step.shape, side))
+        return 1 if captured is None else captured.num_turns
+
+    def replay(
+        self, step: Step, side: int, turn: int = 0, drawing: Drawing = Drawing.PLAIN
+    ) -> None:
+        """Run what was captured of a step on this side; the step itself where nothing was."""
+        captured = self._captured.get((step.shape, side))
+        if captured is None:
+            step.run(drawing)
+            return
+        captured.replay(turn, drawing, _nothing)
+
+    def launch(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        dummy_slot: int,
+        launched: Callable[[], None] | None = None,
+    ) -> "InFlight | None":
+        """None when there is no step as large as this. ``launched`` is called when the device has
+        begun, which may be before it has all of the step."""
+        step = self.step_for(parts)
+        if step is None:
+            return None
+        side = self._launches % step.num_sides
+        expected, self._expected = self._expected, None
+        if expected is not None and expected.is_this(step, side, parts, draws):
+            begins, drawing = expected.begins, expected.drawing
+            step.use(side)
+            step.inputs.put_tokens([token for part in parts for token in part.tokens])
+        else:
+            runs, moves = step_runs(parts, draws, step.shape.block_size)
+            if (before := self._using.get((step.shape, side))) is not None:
+                before.synchronize()
+            step.use(side)
+            begins = step.inputs.fill(runs, dummy_slot, moves)
+            drawing = step.least(drawing_of(draws))
+        if drawing >= Drawing.ADJUSTED:
+            step.tell_histories(_logit_rows(parts, begins), draws)
+        look_ahead = partial(self._expect, parts, draws, dummy_slot)
+        rows = _logit_rows(parts, begins)
+        told = _Told(parts, rows, drawing, look_ahead)
+        return self._fly(step, side, told, launched or _nothing)
+
+    def deepen(
+        self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
+    ) -> "InFlight | None":
+        """See ModelRunner."""
+        if flight is not self._last or not isinstance(flight, InFlight):
+            return None
+        step, told = flight.step, flight.told
+        if step.num_sides == 1 or not all(map(_goes_deeper, told.parts)):
+            return None
+        side = self._launches % step.num_sides
+        if (before := self._using.get((step.shape, side))) is not None:
+            before.synchronize()
+        step.use(side)
+        if not step.deepen(flight.side, told.drawing, slots, widths):
+            return None
+        return self._fly(step, side, told, _nothing)
+
+    def _fly(
+        self, step: Step, side: int, told: "_Told", launched: Callable[[], None]
+    ) -> "InFlight":
+        """Launch a step whose inputs are filled."""
+        turn, drawing = self._launches % STARTS, told.drawing
+        self._launches += 1
+        self._expected = None
+        end = self._ends[turn]
+        if self._eager:
+            start = self._starts[turn]
+            start.record(self._stream)
+            with torch.inference_mode():
+                step.run(drawing)
+            launched()
+        else:
+            captured = self._captured[step.shape, side]
+            start = captured.replay(turn // step.num_sides, drawing, launched)
+        end.record(self._stream)
+        self._using[step.shape, side] = end
+        self._last = InFlight(self, step, side, told, start, end, self._rejector)
+        return self._last
+
+    def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
+        """``parts`` are in flight. Where the round after them has been launched, too, the side is
+        still theirs, and nothing is prepared."""
+        following = expected_parts(parts, self._steps[0].shape.block_size)
+        step = self.step_for(following) if following else None
+        if step is None or step.num_sides == 1 or step.ranks > 1:
+            return
+        if len(draws) != sum(part.num_logits for part in following):
+            return
+        side = self._launches % step.num_sides
+        if (before := self._using.get((step.shape, side))) is not None and not before.query():
+            return
+        later = expected_draws(parts, draws)
+        runs, moves = step_runs(following, later, step.shape.block_size)
+        step.use(side)
+        begins = step.inputs.fill(runs, dummy_slot, moves)
+        self._expected = _Expected(step, side, following, later, drawing_of(later), begins)
+
+    def step_for(self, parts: Sequence[Part]) -> Step | None:
+        """The smallest one that has room for them."""
+        rows = [len(part.tokens) for part in parts if not isinstance(part, KVCopy)]
+        moves = sum(len(part.sources) for part in parts if isinstance(part, KVCopy))
+        scratch = max((len(p.scratch) for p in parts if isinstance(p, TreeRows)), default=0)
+        for step in self._steps:
+            shape = step.shape
+            if (
+                sum(rows) <= shape.rows
+                and len(rows) <= shape.runs
+                and max(rows, default=0) <= shape.rows_per_run
+                and scratch <= shape.scratch
+                and moves <= shape.moves
+            ):
+                return step
+        return None
+
+    def ended(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds that the step took; also keeps how long the device had nothing to do before."""
+        if self._last_end is not None:
+            self.gap_seconds = self._last_end.elapsed_time(start) / 1000
+        self._last_end = end
+        return start.elapsed_time(end) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a step was launched with."""
+
+    parts: Sequence[Part]
+    rows: Sequence[int]  # of the step, those that ask for logits
+    drawing: Drawing
+    look_ahead: Callable[[], None]  # for a caller who asks whether it is done while it is not
+
+
+class InFlight:
+    def __init__(
+        self,
+        runner: GraphRunner,
+        step: Step,
+        side: int,
+        told: _Told,
+        start: torch.cuda.Event,
+        end: torch.cuda.Event,
+        rejector: Rejector | None = None,
+    ) -> None:
+        self.step, self.side, self.told = step, side, told
+        self.rows = told.rows
+        self._runner, self._rejector = runner, rejector
+        self._start, self._end = start, end
+        self._look_ahead: Callable[[], None] | None = told.look_ahead
+        self._done = False
+
+    def done(self) -> bool:
+        self._done = self._done or self._end.query()
+        if not self._done and self._look_ahead is not None:
+            self._look_ahead()
+            self._look_ahead = None
+        return self._done
+
+    def result(self) -> ForwardResult:
+        if not self._done:
+            self._end.synchronize()
+        rows = self.rows
+        if self.step.ranks > 1:
+            return self._guessed(rows)
+        tokens, broken = self._verdicts(self.step.drawn_on(self.side))
+        reported = None
+        if self.told.drawing >= Drawing.REPORTED:
+            reported = ReportedLogprobs(self.step.reported_on(self.side)[rows])
+        return ForwardResult(
+            lambda: self._logits(rows),
+            drawn=tokens,
+            broken=broken,
+            reported=reported,
+            reject=None if self._rejector is None else partial(self._reject, self._rejector),
+            clock=self._seconds,
+        )
+
+    def _guessed(self, rows: Sequence[int]) -> ForwardResult:
+        ranks, lines = self.step.ranks, self.step.guesses_on(self.side)[rows]
+        return ForwardResult(
+            lambda: self._logits(rows),
+            best=lines[:, :ranks],
+            following=lines[:, ranks],
+            sigma=self.step.sigma_of(lines),
+            clock=self._seconds,
+        )
+
+    def _reject(
+        self, rejector: Rejector, rounds: Sequence[tuple[int, Speculation]]
+    ) -> list[RejectionVerdict]:
+        """The outcomes of rounds whose first rows are these, of the rows that ask for logits."""
+        if self.step.logits is None:
+            raise RuntimeError("a step without logits verifies nothing")
+        scores = self.step.scores(self.step.logits, self.told.drawing)
+        return rejector.judge(scores, [(self.rows[first], about) for first, about in rounds])
+
+    def _seconds(self) -> float:
+        return self._runner.ended(self._start, self._end)
+
+    def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[list[int], list[int]]:
+        """Tokens, and where the logits were no logits. Lists: so few numbers are quicker so."""
+        width, flat = self.step.run_width, drawn.tolist()
+        tokens: list[int] = []
+        broken: list[int] = []
+        at = 1  # how many tokens are right stands before them
+        for part in self.told.parts:
+            if isinstance(part, KVCopy):
+                continue
+            count = len(part.tokens)
+            first = count - part.num_logits
+            tokens += flat[at + first : at + count]
+            broken += flat[at + width + first : at + width + count]
+            at += 1 + 2 * width
+        return tokens, broken
+
+    def _logits(self, rows: Sequence[int]) -> Tensor | None:
+        logits = self.step.logits
+        if logits is None or not rows:
+            return None
+        chosen = logits[torch.tensor(list(rows), device=logits.device), : self.step.head_rows]
+        return chosen.clone()
+
+
+def _goes_deeper(part: Part) -> bool:
+    """Whether every row of it may go on from its own token."""
+    return isinstance(part, TreeRows) or (isinstance(part, Chunk) and len(part.tokens) == 1)
+
+
+def _nothing() -> None:
+    """For a step of which nobody has to hear."""
+
+
+def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph, and the memory that it shares with others."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=memory):
+        run()
+    return graph, graph.pool()
+
+
+def _after(event: torch.cuda.Event, run: Callable[[], None]) -> None:
+    event.record()
+    run()
+
+
+def expected_parts(parts: Sequence[Part], block_size: int) -> list[Chunk]:
+    """Rounds that follow rounds of which all is right, as long as these; empty where something else
+    is among them, or a sequence has no room for it."""
+    following = []
+    for part in parts:
+        if not isinstance(part, Chunk) or part.num_logits != len(part.tokens):
+            return []
+        if part.end + len(part.tokens) > len(part.blocks) * block_size:
+            return []
+        following.append(Chunk(part.tokens, part.end, part.blocks, part.num_logits))
+    return following
+
+
+def expected_draws(parts: Sequence[Part], draws: Sequence[Draw | None]) -> list[Draw | None]:
+    """Of the rounds that follow."""
+    widths = [part.num_logits for part in parts for _ in range(part.num_logits)]
+    return [
+        None if draw is None else draw._replace(position=draw.position + width)
+        for draw, width in zip(draws, widths, strict=True)
+    ]
+
+
+def _same_place(part: Part, expected: Chunk) -> bool:
+    return (
+        isinstance(part, Chunk)
+        and part.blocks is expected.blocks
+        and part.start == expected.start
+        and part.num_logits == expected.num_logits
+        and len(part.tokens) == len(expected.tokens)
+    )
+
+
+def step_runs(
+    parts: Sequence[Part], draws: Sequence[Draw | None], block_size: int
+) -> tuple[list[StepRun], list[tuple[int, int]]]:
+    """Rows of the parts, and slots whose KV is moved first. ``draws``: of rows with logits."""
+    runs: list[StepRun] = []
+    moves: list[tuple[int, int]] = []
+    chunks: list[tuple[int, Chunk]] = []  # with the numbers of their runs
+    at = 0
+    for part in parts:
+        if isinstance(part, KVCopy):
+            moves += zip(part.sources, _slots(part, block_size), strict=True)
+            continue
+        silent = len(part.tokens) - part.num_logits
+        drawn = (*(None,) * silent, *draws[at : at + part.num_logits])
+        at += part.num_logits
+        if isinstance(part, TreeRows):
+            runs.append(
+                StepRun(
+                    part.tokens,
+                    part.positions,
+                    part.slots,
+                    part.limits,
+                    part.blocks,
+                    part.scratch,
+                    *_newest(part, len(runs), chunks),
+                    drawn,
+                )
+            )
+        else:
+            own, places = len(runs), range(part.start, part.end)
+            chunks.append((own, part))
+            slots = _slots(part, block_size)
+            runs.append(
+                StepRun(part.tokens, places, slots, places, part.blocks, (), part.start, own, drawn)
+            )
+    return runs, moves
+
+
+def _newest(tree: TreeRows, own: int, chunks: Sequence[tuple[int, Chunk]]) -> tuple[int, int]:
+    """Where the tokens of the tree's sequence begin that this step computes, and in which run: two
+    sequences may share blocks, but never all of them."""
+    for run, chunk in chunks:
+        if chunk.blocks == tree.blocks:
+            return chunk.start, run
+    return max(tree.limits) + 1, own
+
+
+def _slots(part: Chunk | KVCopy, size: int) -> list[int]:
+    return [part.blocks[p // size] * size + p % size for p in range(part.start, part.end)]
+
+
+def _logit_rows(parts: Sequence[Part], begins: Sequence[int]) -> list[int]:
+    rows: list[int] = []
+    computed = [part for part in parts if not isinstance(part, KVCopy)]
+    for part, begin in zip(computed, begins, strict=True):
+        end = begin + len(part.tokens)
+        rows += range(end - part.num_logits, end)
+    return rows

@@ -1,0 +1,1 @@
+"""What one forward is given, and what it gives back."""

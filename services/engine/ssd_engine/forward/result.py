@@ -1,0 +1,106 @@
+"""What a forward says after each of the rows that it was asked about."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_engine.sampling.params import Logprobs
+from ssd_engine.sampling.rejection import FewWeights, Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionVerdict:
+    """The outcome of a round that was verified by rejection where the logits are."""
+
+    accepted: int
+    token: int  # that follows; -1 where the logits there are no logits
+    logprobs: Sequence[float] = ()  # of all these, where rows were drawn with log probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """Rows in the order of the parts that asked for them."""
+
+    make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
+    best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
+    following: NDArray[np.int32] | None = None  # [rows]: the best, or what rejection draws
+    sigma: FewWeights | None = None  # that it was drawn from
+    drawn: list[int] | None = None  # [rows]: drawn where the logits are
+    broken: Sequence[int] = ()  # of rows that were drawn: not 0 where logits have NaN or infinity
+    reported: "ReportedLogprobs | None" = None  # where log probabilities are asked for
+    # Rejection where the logits are: of rounds, each with its first row and what it verifies.
+    reject: Callable[[Sequence[tuple[int, Speculation]]], list[RejectionVerdict]] | None = None
+    clock: Callable[[], float] = lambda: 0.0
+
+    @property
+    def seconds(self) -> float:
+        """That the device took; asked for once, and best when it has something to do again."""
+        return self.clock()
+
+    def logprobs(self, row: int, top_n: int) -> Logprobs:
+        """What is known of a row that was drawn with log probabilities."""
+        if self.reported is None:
+            raise RuntimeError("no log probabilities were asked for")
+        return self.reported.logprobs(row, top_n)
+
+    @property
+    def logits(self) -> Tensor:
+        """Only for those who need more than what was drawn: they take a while to look at."""
+        logits = self.make_logits()
+        if logits is None:
+            raise RuntimeError("no logits were asked for")
+        return logits
+
+
+class ReportedLogprobs:
+    """Log probabilities of rows, as a device tells them: of what was drawn; n tokens, the
+    likeliest, or -1; and theirs."""
+
+    def __init__(self, lines: NDArray[np.int32]) -> None:
+        """``lines`` [rows, 1 + 2 * n]: of all rows at once, as a round waits for it."""
+        middle = 1 + lines.shape[1] // 2
+        values = lines.view(np.float32)
+        self._chosen: list[float] = values[:, 0].tolist()
+        self._tokens: list[list[int]] = lines[:, 1:middle].tolist()
+        self._values: list[list[float]] = values[:, middle:].tolist()
+
+    def logprobs(self, row: int, top_n: int) -> Logprobs:
+        tokens, values = self._tokens[row][:top_n], self._values[row]
+        if -1 in tokens:
+            tokens = tokens[: tokens.index(-1)]
+        return Logprobs(self._chosen[row], tuple(zip(tokens, values, strict=False)))
+
+
+class PendingForward(Protocol):
+    """A forward that was launched."""
+
+    rows: Sequence[int]  # of the step, those that ask for logits; empty where nobody may name them
+
+    def done(self) -> bool: ...
+
+    def result(self) -> ForwardResult:
+        """Waits for it."""
+        ...
+
+
+class ImmediateForward:
+    """A device that works when it is asked to: it begins when the result is wanted."""
+
+    rows: Sequence[int] = ()
+
+    def __init__(self, forward: Callable[[], Tensor | None]) -> None:
+        self._forward = forward
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> ForwardResult:
+        begin = time.monotonic()
+        logits = self._forward()
+        seconds = time.monotonic() - begin
+        return ForwardResult(lambda: logits, clock=lambda: seconds)

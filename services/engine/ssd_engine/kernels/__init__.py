@@ -1,0 +1,1 @@
+"""CUDA, Triton and C kernels, and what compiles and launches them."""

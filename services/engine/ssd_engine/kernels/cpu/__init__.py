@@ -1,0 +1,1 @@
+"""Products of float32 rows with packed weights on a CPU."""

@@ -1,0 +1,1 @@
+"""Sampling options, drawing, guesses and rejection over logits on a GPU."""

@@ -1,0 +1,1 @@
+"""The paged KV cache: blocks, who owns them, and copies to the host's memory."""

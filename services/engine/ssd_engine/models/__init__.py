@@ -1,0 +1,1 @@
+"""Decoder models, their layers, and the loading of their weights."""

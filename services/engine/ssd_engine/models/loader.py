@@ -1,0 +1,155 @@
+"""From a checkpoint to the weights of one tensor-parallel rank."""
+
+from collections.abc import Iterator
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ssd_engine.checkpoints.checkpoint import Checkpoint
+from ssd_engine.checkpoints.expanded_weights import ExpandingReader, WeightReader
+from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.kernels.cpu.panels import PackedWeight, PanelKernel
+from ssd_engine.models.decoder import DecoderWeights, LayerWeights
+from ssd_engine.models.linear import Matrix
+from ssd_engine.models.tensor_parallel import TensorParallel
+from ssd_engine.process.progress import tracked
+
+
+class CheckpointReader:
+    """Reads slices of weights and puts them on the device in the wanted dtype."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        keeps_bfloat16: bool = False,
+    ) -> None:
+        """``keeps_bfloat16``: matrices of bfloat16 are left as they are."""
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._keeps_bfloat16 = keeps_bfloat16
+        self._device = device
+        self._files = {
+            file: safe_open(file, framework="pt")
+            for file in {entry.file for entry in checkpoint.entries.values()}
+        }
+
+    def read(
+        self, name: str, begin: int | None = None, end: int | None = None, dim: int = 0
+    ) -> Tensor:
+        """The weight, or its part from begin to end along dim."""
+        part = self._files[self._checkpoint.entries[name].file].get_slice(name)
+        tensor: Tensor = part[:, begin:end] if dim == 1 else part[begin:end]
+        if self._keeps_bfloat16 and tensor.dim() == 2 and tensor.dtype == torch.bfloat16:
+            return tensor.to(self._device)
+        return tensor.to(self._device, self._dtype)
+
+
+class _RankLoader:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: TensorParallel,
+        reader: WeightReader,
+        panels: PanelKernel | None = None,
+    ) -> None:
+        """``panels``: for which matrices are packed, each as soon as it is read."""
+        self.config = config
+        self.reader = reader
+        self.panels = panels
+        self.tp = tp
+        hd, ff = config.head_dim, config.intermediate_size
+        heads, kv_heads = config.num_heads // tp.size, config.kv_heads_per_rank(tp.size)
+        # With more ranks than KV heads, neighbouring ranks hold the same one.
+        first_kv = tp.rank * config.num_kv_heads // tp.size
+        self.q_rows = (tp.rank * heads * hd, (tp.rank + 1) * heads * hd)
+        self.kv_rows = (first_kv * hd, (first_kv + kv_heads) * hd)
+        self.ff_rows = (tp.rank * ff // tp.size, (tp.rank + 1) * ff // tp.size)
+        self.heads, self.kv_heads = heads, kv_heads
+
+    def load(self) -> DecoderWeights:
+        embedding = self.reader.read("model.embed_tokens.weight")
+        if self.config.tie_word_embeddings:
+            embedding = self._matrix([embedding])
+        return DecoderWeights(
+            embedding=embedding,
+            layers=[self._layer(f"model.layers.{i}.") for i in self._counted_layers()],
+            norm=self.reader.read("model.norm.weight"),
+            head=self._head(embedding),
+        )
+
+    def _counted_layers(self) -> Iterator[int]:
+        count = self.config.num_layers
+        return tracked("loading weights", range(count), count, "layers", quiet=self.tp.rank > 0)
+
+    def _head(self, embedding: Matrix) -> Matrix:
+        """Rows are dealt out evenly; the last rank pads with zeros, which are cut off later."""
+        per_rank = -(-self.config.embedding_rows // self.tp.size)
+        begin, end = self.tp.rank * per_rank, (self.tp.rank + 1) * per_rank
+        if isinstance(embedding, PackedWeight):
+            return embedding.part(begin, end)
+        if self.config.tie_word_embeddings:
+            head = embedding[begin:end]
+        else:
+            head = self.reader.read("lm_head.weight", begin, end)
+        padding = per_rank - head.shape[0]
+        parts = [head, head.new_zeros(padding, head.shape[1])] if padding else [head]
+        return self._matrix(parts)
+
+    def _matrix(self, parts: list[Tensor]) -> Matrix:
+        """Parts that follow each other, as one matrix."""
+        if self.panels is not None:
+            return PackedWeight.of(self.panels, parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _layer(self, prefix: str) -> LayerWeights:
+        config, read = self.config, self.reader.read
+        return LayerWeights(
+            input_norm=read(prefix + "input_layernorm.weight"),
+            qkv=self._matrix(self._qkv(prefix, "weight")),
+            qkv_bias=torch.cat(self._qkv(prefix, "bias")) if config.qkv_bias else None,
+            qk_norm=self._qk_norm(prefix) if config.qk_norm else None,
+            o=self._matrix([read(prefix + "self_attn.o_proj.weight", *self.q_rows, dim=1)]),
+            o_bias=read(prefix + "self_attn.o_proj.bias") if config.o_bias else None,
+            post_norm=read(prefix + "post_attention_layernorm.weight"),
+            gate_up=self._matrix(self._gate_up(prefix, "weight")),
+            gate_up_bias=torch.cat(self._gate_up(prefix, "bias")) if config.mlp_bias else None,
+            down=self._matrix([read(prefix + "mlp.down_proj.weight", *self.ff_rows, dim=1)]),
+            down_bias=read(prefix + "mlp.down_proj.bias") if config.mlp_bias else None,
+        )
+
+    def _qkv(self, prefix: str, kind: str) -> list[Tensor]:
+        rows = {"q": self.q_rows, "k": self.kv_rows, "v": self.kv_rows}
+        return [self.reader.read(f"{prefix}self_attn.{p}_proj.{kind}", *r) for p, r in rows.items()]
+
+    def _gate_up(self, prefix: str, kind: str) -> list[Tensor]:
+        both = (f"{prefix}mlp.{p}_proj.{kind}" for p in ("gate", "up"))
+        return [self.reader.read(name, *self.ff_rows) for name in both]
+
+    def _qk_norm(self, prefix: str) -> Tensor:
+        """[heads + kv_heads, head_dim]: each head's own norm weight, q heads first."""
+        q = self.reader.read(prefix + "self_attn.q_norm.weight").expand(self.heads, -1)
+        k = self.reader.read(prefix + "self_attn.k_norm.weight").expand(self.kv_heads, -1)
+        return torch.cat((q, k))
+
+
+def load_weights(
+    config: ModelConfig,
+    grown: ModelConfig,
+    checkpoint: Checkpoint,
+    tp: TensorParallel,
+    dtype: torch.dtype,
+    device: torch.device,
+    panels: PanelKernel | None = None,
+) -> DecoderWeights:
+    """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same.
+
+    A grown weight is scaled, and so in general no number of bfloat16.
+    """
+    keeps_bfloat16 = panels is not None and panels.keeps_bfloat16 and grown == config
+    reader: WeightReader = CheckpointReader(checkpoint, dtype, device, keeps_bfloat16)
+    if grown != config:
+        reader = ExpandingReader(reader, config, grown, tp.rank, dtype, device)
+    return _RankLoader(grown, tp, reader, panels).load()

@@ -1,0 +1,1 @@
+"""The processes of a tensor-parallel group, on one node or on several."""

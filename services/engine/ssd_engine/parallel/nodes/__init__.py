@@ -1,0 +1,1 @@
+"""The leader of a cluster, and the nodes that join it."""

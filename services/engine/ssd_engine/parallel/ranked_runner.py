@@ -1,0 +1,209 @@
+"""Tensor-parallel ranks: rank 0 lives in the engine process and decides; the others follow.
+
+A forward travels as raw integers: through shared memory on a node, on a connection to other nodes
+(``cluster/``). A rank that dies takes the whole engine down, with its reason in the log: a
+collective that misses one of its members would wait for ever.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Draw, Part, encode_parts
+from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.kvcache.swap import Swap
+from ssd_engine.models.tensor_parallel import RankGroup, SingleRank
+from ssd_engine.parallel.cluster.options import ClusterOptions
+from ssd_engine.parallel.nodes.leader import Leader
+from ssd_engine.parallel.ranks.failures import await_failure_report, watch_ranks
+from ssd_engine.parallel.ranks.group import (
+    check_devices,
+    configure_threads,
+    join_group,
+    loopback_store,
+)
+from ssd_engine.parallel.ranks.rank_main import ALLOCATE, FORWARD, STEP, SWAP
+from ssd_engine.parallel.ranks.rank_processes import start_ranks
+from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
+from ssd_engine.parallel.ranks.step_channel import StepChannel, step_capacity
+from ssd_engine.self_check.check import load_checked
+
+
+def _nothing() -> None:
+    pass
+
+
+class Channel(Protocol):
+    """To all other ranks."""
+
+    def send(self, values: NDArray[np.int32]) -> None: ...
+
+
+class NodesChannel:
+    """To the ranks of other nodes, which take longer to reach, and then to those of this one."""
+
+    def __init__(self, leader: Leader, here: StepChannel) -> None:
+        self._leader = leader
+        self._here = here
+
+    def send(self, values: NDArray[np.int32]) -> None:
+        self._leader.send_step(values)
+        self._here.send(values)
+
+
+class RankedRunner:
+    """Rank 0's runner, and the other ranks at its side."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: RunnerOptions,
+        tp_size: int,
+        role: str,
+        log_level: str,
+        log_format: str = "text",
+        cluster: ClusterOptions | None = None,
+    ) -> None:
+        """``cluster``: the nodes that share the ranks; None: all are on this one."""
+        here = tp_size if cluster is None else tp_size // cluster.nodes
+        check_devices(options, here)
+        configure_threads(options, here)
+        self._channel: Channel | None = None
+        if tp_size == 1:
+            self._runner = load_checked(config, options, SingleRank())
+            return
+        start = RankStart(
+            config, options, RankPlacement(tp_size, 0, here), role, log_level, log_format
+        )
+        begin = _on_one_node if cluster is None else _on_several_nodes(cluster)
+        with await_failure_report():
+            self._channel, group = begin(start)
+            self._runner = load_checked(config, options, group)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._runner.num_blocks
+
+    @property
+    def asynchronous(self) -> bool:
+        return self._runner.asynchronous
+
+    @property
+    def chains(self) -> bool:
+        return self._runner.chains
+
+    @property
+    def gap_seconds(self) -> float:
+        return self._runner.gap_seconds
+
+    def forward(
+        self, parts: Sequence[Part], launched: Callable[[], None] = _nothing
+    ) -> Tensor | None:
+        """Logits of the wanted rows, or None when none are wanted.
+
+        ``launched`` is called as soon as the device has its work, which on a CPU is at once.
+        """
+        if self._channel is None:
+            return self._runner.forward(parts, launched)
+        with await_failure_report():
+            self._tell_others(self._channel, FORWARD, parts)
+            return self._runner.forward(parts, launched)
+
+    def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> ForwardResult:
+        """Draws from the logits of a forward, which the first rank has."""
+        return self._runner.draw(logits, draws)
+
+    def step(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        launched: Callable[[], None] = _nothing,
+    ) -> PendingForward:
+        """A forward over few rows of each sequence, which may be computed meanwhile.
+
+        ``draws``: of every row that asks for logits; None where its token is not drawn there.
+        """
+        if self._channel is None:
+            return self._runner.step(parts, draws, launched)
+        with await_failure_report():
+            self._tell_others(self._channel, STEP, parts)
+            return PendingForwardOnRanks(self._runner.step(parts, draws, launched))
+
+    def deepen(
+        self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
+    ) -> PendingForward | None:
+        """The step after one over trees alone; None: it is to be said in full. See ModelRunner."""
+        return self._runner.deepen(flight, slots, widths) if self._channel is None else None
+
+    @property
+    def block_bytes(self) -> int:
+        """The memory of a KV block, that of all ranks on this node together."""
+        return self._runner.kv.spec.bytes_per_block * self._runner.tp.local_size
+
+    def allocate_host_blocks(self, number: int) -> None:
+        """Where KV is copied to by ``swap``, on every rank."""
+        if self._channel is None:
+            self._runner.host_copies.allocate(number)
+            return
+        with await_failure_report():
+            self._channel.send(np.array([ALLOCATE, number], dtype=np.int32))
+            self._runner.host_copies.allocate(number)
+
+    def seconds_of_a_swap(self) -> float:
+        """The time in which one block is copied out and in."""
+        return self._runner.host_copies.seconds_of_a_block()
+
+    def swap(self, swap: Swap) -> None:
+        """Copies KV between device and host, in the order of forwards."""
+        if self._channel is None:
+            self._runner.swap(swap)
+            return
+        with await_failure_report():
+            self._channel.send(np.array([SWAP, *swap.encode()], dtype=np.int32))
+            self._runner.swap(swap)
+
+    def _tell_others(self, channel: Channel, kind: int, parts: Sequence[Part]) -> None:
+        channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
+
+
+class PendingForwardOnRanks:
+    """A step of several ranks, any of which may die until its result is there."""
+
+    def __init__(self, pending: PendingForward) -> None:
+        self._pending = pending
+        self.rows = pending.rows
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def result(self) -> ForwardResult:
+        with await_failure_report():
+            return self._pending.result()
+
+
+def _on_one_node(start: RankStart) -> tuple[Channel, RankGroup]:
+    store = loopback_store()
+    others = start.place.size - 1
+    channel = StepChannel(step_capacity(start.options), others)
+    watch_ranks(start_ranks(start, channel.readers, [store.port] * others))
+    return channel, join_group(0, start.place, store, start.options)
+
+
+def _on_several_nodes(cluster: ClusterOptions) -> Callable[[RankStart], tuple[Channel, RankGroup]]:
+    def begin(start: RankStart) -> tuple[Channel, RankGroup]:
+        leader = Leader(cluster, start)
+        start = leader.gather()
+        others = start.place.here - 1
+        channel = StepChannel(step_capacity(start.options), others)
+        if others:
+            stores = [leader.store_link() for _ in range(others)]
+            watch_ranks(start_ranks(start, channel.readers, stores), leader.tell_failure)
+        group = join_group(0, start.place, leader.store, start.options)
+        return NodesChannel(leader, channel), group
+
+    return begin

@@ -1,0 +1,1 @@
+"""Logging, child processes, and other manners of a process."""

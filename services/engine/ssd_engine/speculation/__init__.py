@@ -1,0 +1,1 @@
+"""What the target and the draft both know about speculation."""

@@ -1,0 +1,1 @@
+"""Rows, records and states of the tensor plane."""

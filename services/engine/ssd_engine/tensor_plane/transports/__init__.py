@@ -1,0 +1,1 @@
+"""How rows travel: shared memory, process groups, TCP."""

@@ -1,0 +1,50 @@
+"""What every kind of plane does, once its two ends have met, to get rows across.
+
+Both halves run in the thread of their end. Anything they raise breaks the plane.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ssd_engine.tensor_plane.protocol.records import Announcement
+from ssd_engine.tensor_plane.protocol.rows import RowsFormat
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.staging import Staging
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """An admitted connection, and what a kind needs to start on it."""
+
+    connection: Connection
+    wake: Wake
+    format: RowsFormat
+    staging: Staging
+    name: str  # of this epoch's group
+    deadline: float  # for having started
+
+
+class RowsOut(Protocol):
+    def push(self, announcement: Announcement, rows: Tensor) -> None:
+        """Announce the rows and send them on their way; at most WINDOW sends are on theirs."""
+        ...
+
+    def release(self, serial: int) -> None:
+        """The peer has dealt with this send."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RowsIn(Protocol):
+    def take(self, announcement: Announcement) -> Tensor:
+        """[num_rows, vocab_size] on the engine's device. The count has been checked."""
+        ...
+
+    def skip(self, announcement: Announcement) -> None:
+        """Nobody wants these rows."""
+        ...
+
+    def close(self) -> None: ...

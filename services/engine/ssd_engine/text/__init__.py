@@ -1,0 +1,1 @@
+"""Tokens and text: tokenizers, stop strings, chat templates."""

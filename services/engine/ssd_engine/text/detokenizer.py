@@ -1,0 +1,47 @@
+"""From tokens to text, piece by piece: safe for UTF-8 and for stop strings. No torch here."""
+
+import codecs
+from collections.abc import Sequence
+
+from ssd_engine.text.stop_strings import StopMatcher
+
+
+class TextStream:
+    """Text of a growing list of tokens.
+
+    A token is a string of bytes; text is what their concatenation decodes to. Bytes are held
+    back while they may be the beginning of a stop string, or of a character that is not complete.
+    What has been released after n tokens depends on these tokens alone, so that a stream can be
+    resumed by pushing them again.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], stop_strings: Sequence[str] = ()) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        self.stopped_by: str | None = None
+        self._stops = StopMatcher([s.encode() for s in stop_strings])
+
+    def push(self, token: int) -> str:
+        """Text that this token decides. After a stop string there is no more."""
+        if self.stopped_by is not None:
+            return ""
+        new = self._token_bytes[token]
+        before = len(self._held)
+        self._held += new
+        match = self._stops.scan(new)
+        if match is not None:
+            end, stop = match
+            self.stopped_by = stop.decode()
+            self._held = self._held[: before + end - len(stop)]
+            return self.flush()
+        ready = len(self._held) - self._stops.pending
+        text = self._decoder.decode(self._held[:ready])
+        self._held = self._held[ready:]
+        return text
+
+    def flush(self) -> str:
+        """What is still held back, now that nothing follows."""
+        text = self._decoder.decode(self._held, final=True)
+        self._held = b""
+        return text

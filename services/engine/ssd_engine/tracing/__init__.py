@@ -1,0 +1,1 @@
+"""Events and durations that an engine records."""

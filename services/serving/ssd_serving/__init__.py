@@ -1,0 +1,1 @@
+"""The shell of a gRPC service around its engine: options, processes, security, observability."""

@@ -1,0 +1,1 @@
+"""What every gRPC call passes through, and the calls that every service answers."""

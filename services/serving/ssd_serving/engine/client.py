@@ -1,0 +1,175 @@
+"""The front's side of an engine process: start it, speak to it, notice its end."""
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import logging
+import multiprocessing
+import queue
+import termios
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDError
+from ssd_engine.process.children import terminal_signals_blocked
+from ssd_engine.tracing.events import TraceEvent, TraceRing
+from ssd_serving.engine.pipe_poll import PipePoll
+from ssd_serving.engine.records import Beat, Fatal, Ready, encode
+
+log = logging.getLogger(__name__)
+
+SAFE_BYTES = 32_768  # less than any socket's buffer
+
+
+class EngineGone(SSDError):
+    """The engine process ended; what was running there is lost."""
+
+
+class EngineProcess(ABC):
+    """Owns the engine process. Use from one event loop."""
+
+    def __init__(
+        self,
+        entry: Callable[[Connection, Any], None],
+        options: Any,
+        decode: Callable[[bytes], Any],
+        outbox: int = 0,
+        trace_events: int = 0,
+    ) -> None:
+        """``outbox`` bounds the records on their way to the engine; 0: others bound them.
+        ``trace_events``: so many are kept."""
+        self._entry = entry
+        self._options = options
+        self._decode = decode
+        self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
+        self._fatal: Fatal | None = None
+        self._heard_at = time.monotonic()
+        self.stalled: str | None = None  # why it serves nobody now
+        self.trace = TraceRing(trace_events) if trace_events else None
+
+    @abstractmethod
+    def dispatch(self, record: Any) -> None:
+        """A record of the engine that is neither Ready nor Fatal."""
+
+    @abstractmethod
+    def abandon(self, reason: str) -> None:
+        """Tell everybody who waits that nothing more will come."""
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.gone: asyncio.Future[str] = loop.create_future()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._has_data = PipePoll(self._pipe)
+        self._process = context.Process(
+            target=self._entry, args=(theirs, self._options), name="engine"
+        )
+        with terminal_signals_blocked():
+            self._process.start()
+        theirs.close()  # so that the engine's end is the only one, and its death an EOF
+        loop.add_reader(self._pipe.fileno(), self._read)
+        threading.Thread(target=_write, args=(self._outbox, self._pipe), daemon=True).start()
+
+    def keep(self, events: list[TraceEvent]) -> None:
+        """Of the engine's trace."""
+        if self.trace is not None:
+            self.trace.add(events)
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since its last sign of life."""
+        return time.monotonic() - self._heard_at
+
+    def raise_if_stalled(self) -> None:
+        """Or gone."""
+        if self.gone.done():
+            raise EngineGone(self.gone.result())
+        if self.stalled is not None:
+            raise EngineGone(self.stalled)
+
+    @property
+    def backlog(self) -> int:
+        """Records that have not begun their way to the engine."""
+        return self._outbox.qsize()
+
+    def send(self, record: Any) -> None:
+        """From the event loop alone, and in order.
+
+        What surely fits into the pipe is written at once: a thread would take its time to wake.
+        """
+        data = encode(record)
+        if self._outbox.unfinished_tasks == 0 and _fits(self._pipe, len(data)):
+            with contextlib.suppress(OSError):  # the engine is gone, as the reader will notice
+                self._pipe.send_bytes(data)
+        else:
+            self._outbox.put_nowait(data)
+
+    def raise_if_gone(self) -> None:
+        if not self.gone.done():
+            return
+        if self._fatal is not None and self._fatal.bad_config:
+            raise ConfigError(self._fatal.message)
+        raise EngineGone(f"the service ends: {self.gone.result()}")
+
+    async def stop(self) -> None:
+        """End the process; it holds nothing that is worth a farewell."""
+        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        self._process.kill()
+        await asyncio.to_thread(self._process.join)
+
+    def _read(self) -> None:
+        try:
+            while self._has_data(0):
+                self._heard_at = time.monotonic()
+                self._receive(self._decode(self._pipe.recv_bytes()))
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            self._on_exit()
+
+    def _receive(self, record: Any) -> None:
+        match record:
+            case Ready():
+                self.ready.set_result(record)
+            case Fatal():
+                self._fatal = record
+            case Beat():
+                pass
+            case _:
+                self.dispatch(record)
+
+    def _on_exit(self) -> None:
+        self._process.join(timeout=5)
+        code = self._process.exitcode
+        reason = f"the engine process ended with exit code {code}"
+        if self._fatal is not None:
+            reason = self._fatal.message
+        elif code == EXIT_RANK_DIED:
+            reason = "a tensor-parallel rank died"
+        elif code == EXIT_NODE_LOST:
+            reason = "a node was lost"
+        self.abandon(reason)
+        self.gone.set_result(reason)
+
+
+def _fits(pipe: Connection, size: int) -> bool:
+    """Whether the pipe takes so many bytes without making the writer wait."""
+    unread = array.array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.TIOCOUTQ, unread)
+    return unread[0] + size < SAFE_BYTES
+
+
+def _write(outbox: "queue.Queue[bytes]", pipe: Connection) -> None:
+    """A thread, because a pipe to a busy engine may block and the event loop may not."""
+    while True:
+        try:
+            pipe.send_bytes(outbox.get())
+        except OSError:
+            log.debug("the engine reads no more")
+            return
+        outbox.task_done()

@@ -1,0 +1,1 @@
+"""Messages, statuses and streams of gRPC."""

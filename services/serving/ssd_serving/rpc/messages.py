@@ -1,0 +1,73 @@
+"""From the wire to plain data: what the messages of every service have in common.
+
+Messages are taken as they come; the engine knows none of their types.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ssd_engine.errors import InputError
+from ssd_engine.sampling.params import SamplingParams, check_bias_size
+from ssd_serving.rpc.utf8 import LENGTH, find_invalid_utf8
+
+OPTION_NAMES = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+Kind = TypeVar("Kind", bound=Message)
+
+
+def decode_message(kind: type[Kind], data: bytes) -> Kind:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        field = find_invalid_utf8(kind.DESCRIPTOR, data)
+        if field is not None:
+            raise InputError(field, "is not valid UTF-8") from None
+        raise InputError("request", f"is not a {kind.DESCRIPTOR.name} message") from None
+
+
+def is_newer(message: Message) -> bool:
+    """Of a message whose oneof is not set: it says something that only a newer version knows."""
+    fields: Any = UnknownFieldSet(message)
+    return any(field.wire_type == LENGTH for field in fields)
+
+
+def parse_sampling(options: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    """SamplingOptions. What is absent takes the default, neutral where there is none; no seed: 64
+    bits from the system."""
+    check_bias_size(len(options.logit_bias))
+    given = dict(defaults or {})
+    given |= {name: getattr(options, name) for name in OPTION_NAMES if options.HasField(name)}
+    return SamplingParams(
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        logit_bias=tuple(sorted(options.logit_bias.items())),
+        **given,
+    )
+
+
+def check_tokens(field: str, data: bytes, max_tokens: int, vocab_size: int) -> int:
+    """Token ids, 4 bytes little-endian each; returns how many."""
+    if len(data) % 4:
+        raise InputError(field, f"{len(data)} bytes are not a multiple of 4 (little-endian uint32)")
+    if len(data) // 4 > max_tokens:
+        raise InputError(field, f"{len(data) // 4} tokens are beyond the context of {max_tokens}")
+    tokens = np.frombuffer(data, dtype="<u4")
+    outside = np.flatnonzero(tokens >= vocab_size)
+    if len(outside):
+        raise not_in_vocabulary(f"{field}[{outside[0]}]", int(tokens[outside[0]]), vocab_size)
+    return len(tokens)
+
+
+def not_in_vocabulary(field: str, token: int, vocab_size: int) -> InputError:
+    return InputError(field, f"token {token} is not in the vocabulary [0, {vocab_size})")

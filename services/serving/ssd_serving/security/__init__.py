@@ -1,0 +1,1 @@
+"""Who may call: certificates, tokens and allowances."""

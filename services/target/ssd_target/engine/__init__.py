@@ -1,0 +1,1 @@
+"""The engine process: its loop over scheduler, model and speculation."""

@@ -1,0 +1,193 @@
+"""The engine's process: no gRPC, no tokenizer, no interpreter lock shared with I/O."""
+
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+
+import torch
+
+from ssd_engine.parallel.ranked_runner import RankedRunner
+from ssd_engine.process.children import settle_memory
+from ssd_engine.speculation.frames import TargetFrame
+from ssd_engine.tensor_plane.plane import local_offer
+from ssd_engine.tracing.events import make_trace
+from ssd_serving.engine.loop import run_engine, serve_records, warm_up
+from ssd_serving.engine.pipe_poll import PipePoll
+from ssd_serving.engine.records import Ready, encode
+from ssd_target.config import EngineOptions
+from ssd_target.engine.core import EngineCore
+from ssd_target.records.engine_records import (
+    Cancel,
+    GiveBackWaiting,
+    LinkRecord,
+    LinkSend,
+    LinkStalled,
+    PlaneAbility,
+    Submit,
+    Vocabulary,
+    decode_to_engine,
+)
+from ssd_target.scheduling.kept_kv import KeptOptions
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.planes import PlaneReceiverOpener
+from ssd_target.speculation.sync_drafter import SyncDrafter
+from ssd_target.speculation.synthetic import SyntheticAcceptance
+
+READ_AT_ONCE = 1024  # records: whoever sends without end holds up no step
+
+
+def engine_main(pipe: Connection, options: EngineOptions) -> None:
+    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options), options.log_format)
+
+
+def _serve(pipe: Connection, options: EngineOptions) -> None:
+    started = time.monotonic()
+    drafter = _load_drafter(options)  # first: the target takes what memory is left
+    runner = RankedRunner(
+        options.model,
+        options.runner,
+        options.tp,
+        role="target",
+        log_level=options.log_level,
+        log_format=options.log_format,
+        cluster=options.cluster,
+    )
+    warm_up(runner)
+    vocabulary = decode_to_engine(pipe.recv_bytes())
+    if not isinstance(vocabulary, Vocabulary):
+        raise RuntimeError(f"the vocabulary comes first, got {type(vocabulary).__name__}")
+    inbox, trace = EngineInbox(pipe), make_trace(options.trace_events > 0)
+    core = EngineCore(
+        runner,
+        vocabulary.token_bytes,
+        options.runner.block_size,
+        options.runner.max_num_seqs,
+        options.prefill_chunk,
+        SpeculationCoordinator(
+            options.speculation,
+            options.model.vocab_size,
+            send=inbox.send_frames,
+            receive=inbox.receive_frames,
+            stalled=inbox.send_stalled,
+            drafter=drafter,
+            open_plane=PlaneReceiverOpener(options),
+            trace=trace,
+        ),
+        replay_rows=_replay_rows(runner, options),
+        trace=trace,
+        synthetic=_synthetic(options),
+        kept=_kept(runner, options),
+    )
+    inbox.core = core
+    settle_memory()
+    ability = local_offer(torch.device(options.runner.device))
+    kinds = [kind.value for kind in ability.kinds]
+    pipe.send_bytes(encode(PlaneAbility(kinds, ability.host_id, ability.device_id)))
+    pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
+    serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
+
+
+def _synthetic(options: EngineOptions) -> SyntheticAcceptance | None:
+    rate = options.synthetic_acceptance
+    return None if rate is None else SyntheticAcceptance(rate)
+
+
+def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:
+    blocks = int(options.swap_gib * 2**30) // runner.block_bytes
+    if not blocks:
+        return None
+    runner.allocate_host_blocks(blocks)
+    return KeptOptions(blocks, runner.seconds_of_a_swap())
+
+
+def _replay_rows(runner: RankedRunner, options: EngineOptions) -> int:
+    """Where the bits of a row depend on the shape of its forward, shapes are kept apart."""
+    return options.runner.step_rows if runner.asynchronous and options.runner.exact else 0
+
+
+def _load_drafter(options: EngineOptions) -> SyncDrafter | None:
+    draft, how = options.draft_model, options.draft_runner
+    if draft is None or how is None:
+        return None
+    runner = RankedRunner(draft, how, 1, role="target", log_level=options.log_level)
+    warm_up(runner)
+    return SyncDrafter(
+        runner, how.block_size, how.max_model_len, options.speculation.depth, options.prefill_chunk
+    )
+
+
+class EngineInbox:
+    """The engine's end of the pipe.
+
+    What has come is read at once, so that a cancel overtakes what it cancels: nothing is done for a
+    request that had not begun. What links say comes before all else; while a forward is held back
+    for branches it is heard at once, and all other records wait for the end of the step.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._has_data = PipePoll(pipe)
+        self._links: deque[LinkRecord] = deque()
+        self._requests: deque[Submit | Cancel | GiveBackWaiting] = deque()
+        self._waiting: set[int] = set()  # sequences whose submits are among these
+        self._in_vain: set[int] = set()  # of these, those that were cancelled since
+        self.core: EngineCore | None = None
+
+    def poll(self, seconds: float | None) -> bool:
+        self._read_all()
+        if not self._links and not self._requests and seconds != 0 and self._has_data(seconds):
+            self._read_all()
+        return bool(self._links or self._requests)
+
+    def receive(self) -> Submit | Cancel | GiveBackWaiting | LinkRecord:
+        return self._links.popleft() if self._links else self._next_request()
+
+    def send(self, data: bytes) -> None:
+        self._pipe.send_bytes(data)
+
+    def receive_frames(self, seconds: float) -> bool:
+        """Handle one record of a link if one comes in time."""
+        end = time.monotonic() + seconds
+        while not self._links and self._has_data(max(0.0, end - time.monotonic())):
+            self._read()
+        if not self._links or self.core is None:
+            return False
+        self.core.handle_link(self._links.popleft())
+        return True
+
+    def send_frames(self, link: int, epoch: int, frames: list[TargetFrame]) -> None:
+        self._pipe.send_bytes(encode(LinkSend(link, epoch, frames)))
+
+    def send_stalled(self, link: int, epoch: int, reason: str) -> None:
+        self._pipe.send_bytes(encode(LinkStalled(link, epoch, reason)))
+
+    def _read_all(self) -> None:
+        for _ in range(READ_AT_ONCE):
+            if not self._has_data(0):
+                return
+            self._read()
+
+    def _read(self) -> None:
+        record = decode_to_engine(self._pipe.recv_bytes())
+        match record:
+            case Vocabulary():
+                raise RuntimeError("the vocabulary comes once")
+            case Submit():
+                self._waiting.add(record.sequence)
+                self._requests.append(record)
+            case Cancel():
+                if record.sequence in self._waiting:
+                    self._in_vain.add(record.sequence)
+                self._requests.append(record)
+            case GiveBackWaiting():
+                self._requests.append(record)
+            case _:
+                self._links.append(record)
+
+    def _next_request(self) -> Submit | Cancel | GiveBackWaiting:
+        while isinstance(record := self._requests.popleft(), Submit):
+            self._waiting.discard(record.sequence)
+            if record.sequence not in self._in_vain:
+                break
+            self._in_vain.discard(record.sequence)  # its cancel follows
+        return record

@@ -1,0 +1,1 @@
+"""The front process: gRPC calls, text, and the engine's pipe."""

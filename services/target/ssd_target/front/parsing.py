@@ -1,0 +1,111 @@
+"""Where requests are read: small texts at once, others and chats on a few threads, one for each
+identity.
+
+A tokenizer cannot be stopped. So a request whose client is gone before its turn costs nothing; one
+whose text is being read keeps its place, and that of its identity, until it has been. What waits
+for its turn is in memory: the bytes of an identity have a bound, and those of all.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_serving.heap import GIVE_BACK_SECONDS, LONG_BYTES, give_back
+from ssd_serving.rpc.status import ServerFull
+from ssd_serving.security.allowances import IdentityAccount
+from ssd_target.front.requests import ParsedRequest, RequestLimits, parse_message, parse_request
+
+INLINE_BYTES = 16_384  # requests above this are read on a thread, away from the event loop
+THREADS = 2
+MAX_HELD = 128 << 20  # bytes that wait, or are read
+MAX_HELD_OF_ONE = 32 << 20  # of these, of one identity
+RETRY_SECONDS = 1.0
+
+
+class Parser:
+    """Use from one event loop."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "parsing")
+        self._threads = asyncio.Semaphore(THREADS)
+        self._gives_back = False  # memory, soon
+        self._held: Counter[str] = Counter()  # bytes, by identity
+
+    async def parse(
+        self, data: bytes, tokenizer: Tokenizer, limits: RequestLimits, account: IdentityAccount
+    ) -> ParsedRequest:
+        most = account.allowance.prompt_tokens
+
+        def work() -> ParsedRequest:
+            return parse_request(parse_message(data), tokenizer, limits, most)
+
+        if len(data) <= INLINE_BYTES:
+            message = parse_message(data)
+            if message.WhichOneof("prompt") != "chat":  # another process renders those
+                return parse_request(message, tokenizer, limits, most)
+        reading = _Reading()
+        task = asyncio.ensure_future(self._in_turn(account, len(data), work, reading))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not reading.begun:
+                task.cancel()
+            task.add_done_callback(_forget)
+            raise
+
+    async def _in_turn(
+        self,
+        account: IdentityAccount,
+        size: int,
+        work: Callable[[], ParsedRequest],
+        reading: "_Reading",
+    ) -> ParsedRequest:
+        account.running += 1
+        try:
+            with self._holding(account.identity.name, size):
+                async with account.turn, self._threads:
+                    reading.begun = True
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._pool, work)
+        finally:
+            account.running -= 1
+            if size >= LONG_BYTES and not self._gives_back:
+                self._gives_back = True
+                asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back)
+
+    def _give_back(self) -> None:
+        """On a thread, as it takes some milliseconds."""
+        self._gives_back = False
+        with suppress(RuntimeError):  # it is shut down
+            self._pool.submit(give_back)
+
+    @contextmanager
+    def _holding(self, name: str, size: int) -> Iterator[None]:
+        """One text may be longer than the bound: so does nobody wait for ever."""
+        for held, most in ((self._held[name], MAX_HELD_OF_ONE), (self._held.total(), MAX_HELD)):
+            if held and held + size > most:
+                raise ServerFull(
+                    f"{held} bytes of texts wait to be read, at most {most} may", RETRY_SECONDS
+                )
+        self._held[name] += size
+        try:
+            yield
+        finally:
+            self._held[name] -= size
+            if not self._held[name]:
+                del self._held[name]
+
+
+@dataclass
+class _Reading:
+    begun: bool = False
+
+
+def _forget(task: "asyncio.Task[ParsedRequest]") -> None:
+    """Nobody waits for it any more, nor for what was wrong with it."""
+    with suppress(asyncio.CancelledError):
+        task.exception()

@@ -1,0 +1,271 @@
+"""From the wire to the engine: every field of a request is checked here, once."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
+from ssd_engine.errors import InputError
+from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, check_sampling
+from ssd_engine.text.completion import Completion, StopRules
+from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_serving.rpc.messages import check_tokens, decode_message, parse_sampling
+from ssd_target.records.engine_records import Submit
+from ssd_target.records.speculation_options import SpeculationRequest
+
+BYTES_OF_TOKEN = 16  # on average, at most: of texts that are worth a tokenizer's time
+SPARE_BYTES = 1024  # beyond that: short texts may be of the longest tokens
+MAX_REQUEST_ID_BYTES = 256
+MAX_CACHE_SALT_BYTES = 256
+MAX_STOP_STRINGS = 128
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_BYTES = 8192  # of all stop strings together
+MAX_ROLE_BYTES = 64
+MAX_STOP_TOKEN_IDS = 1024
+MAX_CHAT_MESSAGES = 4096
+MAX_TEMPLATE_KWARGS_BYTES = 16384
+MAX_OPTIONS_BYTES = 1 << 20  # of all but texts and tokens: roles, stops, biases, names
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    vocab_size: int
+    max_model_len: int
+    kv_tokens: int  # room for one sequence
+    eos_token_ids: tuple[int, ...]
+    synthetic: bool = False  # acceptance is made up
+    sampling: SamplingDefaults = NEUTRAL
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A request that can be served as it is."""
+
+    request_id: str
+    prompt: list[int]
+    generated: list[int]
+    sampling: SamplingParams
+    rules: StopRules
+    num_logprobs: int | None
+    completion: Completion  # of the generated tokens
+    speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
+    cache_salt: str = ""
+
+    def submit(
+        self, sequence: int, speculation: SpeculationRequest, owner: str, shared: bool = False
+    ) -> Submit:
+        """``shared``: identities find what is cached of each other's prompts."""
+        return Submit(
+            sequence,
+            pack_tokens(self.prompt),
+            pack_tokens(self.generated),
+            self.sampling,
+            self.rules,
+            self.num_logprobs,
+            speculation,
+            owner,
+            f"{'' if shared else owner}\0{self.cache_salt}",
+        )
+
+
+def largest_request(max_model_len: int) -> int:
+    """Bytes of the longest message that can be served."""
+    text, resumed = BYTES_OF_TOKEN * max_model_len + SPARE_BYTES, 4 * max_model_len
+    return text + resumed + MAX_OPTIONS_BYTES
+
+
+def parse_message(data: bytes) -> pb.GenerateRequest:
+    return decode_message(pb.GenerateRequest, data)
+
+
+def parse_request(
+    message: pb.GenerateRequest,
+    tokenizer: Tokenizer,
+    limits: RequestLimits,
+    most: int | None = None,
+) -> ParsedRequest:
+    """``most``: prompt tokens that the caller may send; None: as many as fit."""
+    if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise InputError("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+    if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InputError("cache_salt", f"at most {MAX_CACHE_SALT_BYTES} bytes")
+    sampling = parse_sampling(message.sampling, limits.sampling.options())
+    check_sampling(sampling, limits.vocab_size)
+    prompt = parse_prompt(message, tokenizer, limits, most)
+    generated = _token_list("generated_token_ids", message.generated_token_ids, limits)
+    rules = parse_rules(message.stop, len(prompt), limits)
+    completion = _resume(generated, rules, tokenizer.token_bytes)
+    return ParsedRequest(
+        request_id=message.request_id or secrets.token_hex(8),
+        prompt=prompt,
+        generated=generated,
+        sampling=sampling,
+        rules=rules,
+        num_logprobs=parse_logprobs(message.logprobs, limits.synthetic),
+        completion=completion,
+        speculation=message.speculation,
+        cache_salt=message.cache_salt,
+    )
+
+
+def parse_prompt(
+    message: pb.GenerateRequest,
+    tokenizer: Tokenizer,
+    limits: RequestLimits,
+    most: int | None = None,
+) -> list[int]:
+    kind = message.WhichOneof("prompt")
+    if kind == "text":
+        _check_not_hopeless("text", len(message.text.encode()), tokenizer, limits, most)
+        prompt = tokenizer.encode(message.text) if message.text else []
+    elif kind == "chat":
+        prompt = _chat_prompt(message.chat, tokenizer, limits, most)
+    elif kind == "token_ids":
+        prompt = _token_list("token_ids", message.token_ids, limits)
+    else:
+        raise InputError("prompt", "is missing: set text, chat or token_ids")
+    if not prompt:
+        raise InputError(kind, "is empty: a prompt needs at least one token")
+    if len(prompt) >= limits.max_model_len:
+        raise InputError(
+            kind,
+            f"{len(prompt)} tokens leave no room in the context of {limits.max_model_len}; "
+            f"at most {limits.max_model_len - 1} are possible",
+        )
+    return prompt
+
+
+def _chat_prompt(
+    chat: pb.ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, most: int | None
+) -> list[int]:
+    messages = chat.messages
+    if not messages:
+        raise InputError("chat.messages", "is empty: at least one message is needed")
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise InputError("chat.messages", f"at most {MAX_CHAT_MESSAGES}, got {len(messages)}")
+    for i, message in enumerate(messages):
+        if not 1 <= len(message.role.encode()) <= MAX_ROLE_BYTES:
+            raise InputError(
+                f"chat.messages[{i}].role",
+                f"must have 1 to {MAX_ROLE_BYTES} bytes: system, user or assistant",
+            )
+    size = sum(len(message.content.encode()) for message in messages)
+    _check_not_hopeless("chat.messages", size, tokenizer, limits, most)
+    kwargs = _template_kwargs(chat.template_kwargs)
+    return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages], kwargs)
+
+
+def _template_kwargs(given: struct_pb2.Struct) -> dict[str, Any]:
+    if given.ByteSize() > MAX_TEMPLATE_KWARGS_BYTES:
+        raise InputError("chat.template_kwargs", f"at most {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+    return {name: _plain(value) for name, value in given.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> Any:
+    """Whole numbers come as such: JSON tells them from others, the message does not."""
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return {name: _plain(each) for name, each in value.struct_value.fields.items()}
+        case "list_value":
+            return [_plain(each) for each in value.list_value.values]
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+    return None
+
+
+def _check_not_hopeless(
+    field: str, size: int, tokenizer: Tokenizer, limits: RequestLimits, most: int | None
+) -> None:
+    """Refuse without tokenising what cannot fit even in the longest tokens, or is far longer than
+    texts of so many tokens are: a tokenizer takes a second, and much memory, for each megabyte."""
+    least = tokenizer.fewest_tokens(size)
+    if least >= limits.max_model_len:
+        raise InputError(
+            field,
+            f"{size} bytes are at least {least} tokens, beyond the context of "
+            f"{limits.max_model_len}",
+        )
+    allowed = min(limits.max_model_len - 1, limits.max_model_len if most is None else most)
+    if size > BYTES_OF_TOKEN * allowed + SPARE_BYTES:
+        raise InputError(
+            field,
+            f"{size} bytes, and {allowed} tokens are allowed: of text at most "
+            f"{BYTES_OF_TOKEN} bytes for each of these; longer tokens can be sent as token_ids",
+        )
+
+
+def _token_list(field: str, data: bytes, limits: RequestLimits) -> list[int]:
+    check_tokens(field, data, limits.max_model_len, limits.vocab_size)
+    return unpack_tokens(data)
+
+
+def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: RequestLimits) -> StopRules:
+    room = min(limits.max_model_len, limits.kv_tokens) - prompt_tokens
+    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else room
+    if not 1 <= max_tokens <= room:
+        raise InputError(
+            "stop.max_tokens",
+            f"must be in [1, {room}] (context of {limits.max_model_len} less {prompt_tokens} "
+            f"prompt tokens), got {max_tokens}",
+        )
+    if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InputError(
+            "stop.token_ids", f"at most {MAX_STOP_TOKEN_IDS}, got {len(stop.token_ids)}"
+        )
+    token_ids = set(stop.token_ids)
+    if token_ids and max(token_ids) >= limits.vocab_size:
+        raise InputError(
+            "stop.token_ids",
+            f"token {max(token_ids)} is not in the vocabulary [0, {limits.vocab_size})",
+        )
+    if not stop.ignore_eos:
+        token_ids |= set(limits.eos_token_ids)
+    return StopRules(max_tokens, frozenset(token_ids), _stop_strings(stop.strings))
+
+
+def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InputError("stop.strings", f"at most {MAX_STOP_STRINGS}, got {len(strings)}")
+    for i, string in enumerate(strings):
+        if not 1 <= len(string.encode()) <= MAX_STOP_STRING_BYTES:
+            raise InputError(
+                f"stop.strings[{i}]",
+                f"must have 1 to {MAX_STOP_STRING_BYTES} bytes, has {len(string.encode())}",
+            )
+    total = sum(len(string.encode()) for string in strings)
+    if total > MAX_STOP_BYTES:
+        raise InputError("stop.strings", f"at most {MAX_STOP_BYTES} bytes in all, got {total}")
+    return tuple(strings)
+
+
+def parse_logprobs(options: pb.LogprobOptions, synthetic: bool = False) -> int | None:
+    if options.top_n > MAX_TOP_LOGPROBS:
+        raise InputError("logprobs.top_n", f"at most {MAX_TOP_LOGPROBS}, got {options.top_n}")
+    if not options.chosen and not options.top_n:
+        return None
+    if synthetic:
+        raise InputError("logprobs", "are not there: this server makes acceptance up")
+    return options.top_n
+
+
+def _resume(generated: list[int], rules: StopRules, token_bytes: Sequence[bytes]) -> Completion:
+    """Only what this request could have emitted can be resumed."""
+    completion = Completion(rules, token_bytes)
+    for i, token in enumerate(generated):
+        if completion.finish is not None:
+            raise InputError(
+                "generated_token_ids",
+                f"goes on after token {i - 1}, where the request had ended",
+            )
+        completion.push(token)
+    return completion

@@ -1,0 +1,365 @@
+"""TargetService: the gRPC edge. Translates, follows a sequence, never computes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import grpc
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.errors import SSDError
+from ssd_engine.sampling.params import Logprobs
+from ssd_engine.text.completion import Completion, FinishReason
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_serving.engine.client import EngineGone
+from ssd_serving.observability.telemetry import Spans
+from ssd_serving.rpc.status import (
+    HandedOver,
+    NotServing,
+    ReaderBehind,
+    ReaderStalled,
+    RequestFailed,
+    ServerFull,
+    abort,
+)
+from ssd_serving.rpc.streams import write_in_time
+from ssd_serving.security.access import Access
+from ssd_serving.security.allowances import Accounts, IdentityAccount
+from ssd_target.front.backlog import Backlog, size_of
+from ssd_target.front.engine_client import EngineClient
+from ssd_target.front.metrics import TargetMetrics
+from ssd_target.front.parsing import Parser
+from ssd_target.front.request_watch import RequestWatch, make_watches
+from ssd_target.front.requests import ParsedRequest, RequestLimits
+from ssd_target.front.speculation_requests import (
+    SpeculationTerms,
+    speculation_message,
+    speculation_stats,
+    unknown_values,
+)
+from ssd_target.links.links import Links
+from ssd_target.records.engine_records import Delta, TargetEngineStats
+from ssd_target.records.speculation_options import SpeculationRequest
+from ssd_target.records.speculation_stats import SpeculationStats
+
+SERVICE = "ssd.v1.TargetService"
+MAX_GATHERED = 16_384  # bytes of deltas, about, in one message: a slow reader takes it in time
+RETRY_BOUNDS = (0.1, 30.0)
+LOADING_SECONDS = 2.0  # after which it is worth asking again
+FAILURES = (EngineGone, RequestFailed, ReaderStalled, ReaderBehind)
+REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass
+class TargetServing:
+    """All that a request needs, there once the model is loaded."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    limits: RequestLimits
+    info: pb.GetModelInfoResponse
+    max_live: int
+    max_num_seqs: int
+    terms: SpeculationTerms
+    links: Links
+    share_prefixes: bool = False
+
+
+class TargetServicer:
+    def __init__(
+        self,
+        metrics: TargetMetrics,
+        write_timeout: float,
+        access: Access,
+        accounts: Accounts,
+        spans: Spans | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        self._metrics = metrics
+        self._watches = make_watches(metrics, spans, log_prompts)
+        self._access = access
+        self._accounts = accounts
+        self._write_timeout = write_timeout
+        self._mean_seconds = 1.0
+        self._parser = Parser()
+        self.serving: TargetServing | None = None
+        self._active: set[grpc.aio.ServicerContext] = set()
+        self.draining = False
+
+    @property
+    def num_active(self) -> int:
+        """Calls of Generate that have not ended."""
+        return len(self._active)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Generate takes raw bytes: a message that does not parse deserves a clear status."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Generate": grpc.unary_stream_rpc_method_handler(
+                    self.generate,
+                    response_serializer=pb.GenerateResponse.SerializeToString,
+                ),
+                "GetModelInfo": grpc.unary_unary_rpc_method_handler(
+                    self.get_model_info,
+                    request_deserializer=pb.GetModelInfoRequest.FromString,
+                    response_serializer=pb.GetModelInfoResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def get_model_info(
+        self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetModelInfoResponse:
+        try:
+            return _with_endpoints(self._ready())
+        except SSDError as error:
+            await abort(context, error)
+
+    async def generate(self, data: bytes, context: grpc.aio.ServicerContext) -> None:
+        watch, outcome, problem = self._watches.begin(context), "cancelled", None
+        self._enter(context)
+        try:
+            serving = self._admit()
+            identity = self._access.identity(context)
+            watch.known_as(identity=identity.name)
+            with self._accounts.request(identity) as account:
+                request = await self._parse(serving, data, account, watch)
+                data = b""  # it may be large, and the request may take long
+                response = await self._serve(serving, request, account, watch, context)
+            outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
+        except SSDError as error:
+            problem = error
+            watch.refused(data)
+            outcome = _outcome(error)
+            if isinstance(error, ReaderStalled | ReaderBehind):
+                self._cut(context, error)
+            await abort(context, error)
+        finally:
+            elapsed = watch.end(outcome, problem)
+            if outcome in ("stop", "length"):
+                self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
+
+    async def _parse(
+        self, serving: TargetServing, data: bytes, account: IdentityAccount, watch: RequestWatch
+    ) -> ParsedRequest:
+        tokenizer, limits = serving.tokenizer, serving.limits
+        request = await self._parser.parse(data, tokenizer, limits, account)
+        watch.known_as(request_id=request.request_id)
+        self._refuse_while_draining()  # which may have begun meanwhile
+        return request
+
+    async def _serve(
+        self,
+        serving: TargetServing,
+        request: ParsedRequest,
+        account: IdentityAccount,
+        watch: RequestWatch,
+        context: grpc.aio.ServicerContext,
+    ) -> pb.GenerateResponse:
+        """Returns the last response."""
+        speculation = serving.terms.settle(request.speculation, watch.trace_context)
+        self._accounts.check_prompt(account, "prompt", len(request.prompt))
+        self._accounts.spend(account, len(request.prompt) + len(request.generated))
+        for field in unknown_values(request.speculation):
+            self._metrics.unknown_values.labels(field).inc()
+        stream = self._stream(serving, request, speculation, account, watch, context)
+        async with aclosing(stream) as responses:
+            async for response in responses:
+                self._accounts.spend(account, len(response.tokens.token_ids))
+                await self._write(context, response)
+        return response
+
+    async def _write(
+        self, context: grpc.aio.ServicerContext, response: pb.GenerateResponse
+    ) -> None:
+        await write_in_time(context, response, self._write_timeout, "--write-timeout")
+
+    def _enter(self, context: grpc.aio.ServicerContext) -> None:
+        """Count the call for as long as it lasts, however it ends."""
+        self._active.add(context)
+        context.add_done_callback(lambda _: self._active.discard(context))
+
+    def _cut(self, context: grpc.aio.ServicerContext, error: SSDError) -> None:
+        """To gRPC the call lasts until its client has read all of it; to us it is over."""
+        self._active.discard(context)
+        bound = "write_timeout" if isinstance(error, ReaderStalled) else "backlog"
+        self._metrics.streams_cut.labels(bound).inc()
+
+    def _ready(self) -> TargetServing:
+        if self.serving is None:
+            raise NotServing(
+                "the model is loading; readiness says when it can be used", LOADING_SECONDS
+            )
+        return self.serving
+
+    def _admit(self) -> TargetServing:
+        serving = self._ready()
+        self._refuse_while_draining()
+        if self.num_active + serving.engine.num_leaving > serving.max_live:
+            wait = self._mean_seconds * serving.max_live / serving.max_num_seqs / 2
+            wait = min(max(wait, RETRY_BOUNDS[0]), RETRY_BOUNDS[1])
+            raise ServerFull(
+                f"the server is full ({serving.max_live} requests running or waiting); "
+                f"try again in {wait:.1f} s",
+                wait,
+            )
+        return serving
+
+    def _refuse_while_draining(self) -> None:
+        if self.draining:
+            raise NotServing("the server is draining; use another endpoint")
+
+    async def _stream(
+        self,
+        serving: TargetServing,
+        request: ParsedRequest,
+        speculation: SpeculationRequest,
+        account: IdentityAccount,
+        watch: RequestWatch,
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        completion, cached, stats = request.completion, 0, SpeculationStats()
+        sequence, deltas = serving.engine.open()
+
+        def close(_: object = None) -> None:
+            serving.engine.close(sequence, completion.finish is not None)
+
+        # However the call ends, also in the middle of a write, the sequence ends with it.
+        context.add_done_callback(close)
+        try:
+            if completion.finish is None:
+                shared = serving.share_prefixes
+                record = request.submit(sequence, speculation, account.identity.name, shared)
+                serving.engine.submit(record, account)
+            watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
+            yield _started(request, serving)
+            while completion.finish is None:
+                batch = await _next(deltas)
+                watch.deltas(batch)
+                cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
+                response = _tokens(batch, completion)
+                watch.text(response.tokens.text)
+                yield response
+        finally:
+            close()
+        said = speculation_stats(speculation, stats)
+        said.synthetic_acceptance = serving.info.synthetic_acceptance
+        yield _finish(request, completion, cached, said)
+
+
+def _outcome(error: SSDError) -> str:
+    """Of a request that was not finished, for metrics."""
+    if isinstance(error, HandedOver):
+        return "handed_over"
+    return "error" if isinstance(error, FAILURES) else "refused"
+
+
+async def _next(deltas: Backlog) -> list[Delta]:
+    """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
+    batch: list[Delta] = []
+    size = 0
+    while not batch or not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
+        delta = await deltas.get()
+        size += size_of(delta)
+        if isinstance(delta, SSDError):
+            if not batch:
+                raise delta
+            deltas.put_nowait(delta)  # after what was committed before it
+            return batch
+        if delta.error is not None:
+            raise RequestFailed(delta.error)
+        if delta.returned:
+            raise HandedOver("the server is draining, and had not begun; use another endpoint")
+        batch.append(delta)
+    return batch
+
+
+def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
+    """What is served, and the endpoints as they stand now."""
+    info = pb.GetModelInfoResponse()
+    info.CopyFrom(serving.info)
+    stats = serving.engine.stats
+    known = {e.link: e for e in stats.endpoints} if stats is not None else {}
+    for link in serving.links.links.values():
+        endpoint = info.speculation_endpoints.add(
+            address=link.address,
+            state=link.state.value,
+            draft_name=link.draft_name,
+            reason=link.reason,
+            source=link.source,
+        )
+        if (held := known.get(link.number)) is not None:
+            endpoint.open_sequences, endpoint.payoff = held.sequences, held.payoff
+            endpoint.acceptance = held.acceptance
+    if stats is not None:
+        info.load.CopyFrom(_load(stats))
+    return info
+
+
+def _load(stats: TargetEngineStats) -> pb.TargetLoad:
+    return pb.TargetLoad(
+        running=stats.running,
+        waiting=stats.waiting,
+        used_kv_blocks=stats.used_blocks,
+        speculation=speculation_message(stats.speculation),
+        prompt_tokens=stats.prompt_tokens,
+        forwards=stats.forwards,
+        forward_micros=int(1e6 * stats.forward_seconds),
+    )
+
+
+def _started(request: ParsedRequest, serving: TargetServing) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        started=pb.GenerateStarted(
+            request_id=request.request_id,
+            seed=request.sampling.seed,
+            prompt_tokens=len(request.prompt),
+            model_fingerprint=serving.info.fingerprint,
+            model_digest=serving.info.digest,
+        )
+    )
+
+
+def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
+    message = pb.GenerateTokens()
+    for delta in batch:
+        message.token_ids.extend(delta.tokens)
+        pieces = [completion.push(token) for token in delta.tokens]
+        message.text += "".join(pieces)
+        message.text_lengths.extend(len(piece.encode()) for piece in pieces)
+        message.logprobs.extend(map(_logprobs, delta.logprobs or ()))
+        message.origins.extend([delta.source] * delta.accepted)  # type: ignore[list-item]
+        message.origins.extend([pb.TOKEN_ORIGIN_TARGET] * (len(delta.tokens) - delta.accepted))
+    return pb.GenerateResponse(tokens=message)
+
+
+def _logprobs(value: Logprobs) -> pb.TokenLogprobs:
+    top = [pb.TokenLogprob(token_id=token, logprob=logprob) for token, logprob in value.top]
+    return pb.TokenLogprobs(chosen=value.chosen, top=top)
+
+
+def _finish(
+    request: ParsedRequest, completion: Completion, cached: int, speculation: pb.SpeculationStats
+) -> pb.GenerateResponse:
+    finish = completion.finish
+    if finish is None:
+        raise RuntimeError("not finished")
+    message = pb.GenerateFinish(
+        reason=REASONS[finish.reason],
+        usage=pb.Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=completion.num_tokens,
+            cached_prompt_tokens=min(cached, len(request.prompt)),
+        ),
+        seed=request.sampling.seed,
+        speculation=speculation,
+    )
+    if finish.stop_string is not None:
+        message.stop_string = finish.stop_string
+    if finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id
+    return pb.GenerateResponse(finish=message)

@@ -1,0 +1,1 @@
+"""What front and engine tell each other."""

@@ -1,0 +1,161 @@
+"""What the front process and the engine process say to each other: small binary records."""
+
+import msgspec
+
+from ssd_engine.sampling.params import Logprobs, SamplingParams
+from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
+from ssd_engine.text.completion import StopRules
+from ssd_engine.tracing.events import TraceEvent
+from ssd_serving.engine.records import Beat, Fatal, Ready, Record
+from ssd_target.records.speculation_options import SpeculationRequest
+from ssd_target.records.speculation_stats import SpeculationStats
+
+
+class Vocabulary(Record, frozen=True):
+    """First of all: the bytes of each token id, for stop strings."""
+
+    token_bytes: list[bytes]
+
+
+class Submit(Record, frozen=True):
+    sequence: int
+    prompt: bytes  # token ids, 4 bytes little-endian each
+    generated: bytes
+    sampling: SamplingParams
+    rules: StopRules
+    num_logprobs: int | None
+    speculation: SpeculationRequest
+    owner: str = ""  # the identity whose request it is
+    scope: str = ""  # what is cached of one is never found from another
+
+
+class Cancel(Record, frozen=True):
+    sequence: int
+
+
+class GiveBackWaiting(Record, frozen=True):
+    """Give back what has not begun: it holds nothing, and may begin elsewhere at once."""
+
+
+class DraftLinkUp(Record, frozen=True):
+    """A speculation endpoint has shaken hands. Epochs of a link only ever grow."""
+
+    link: int
+    epoch: int
+    named: bool  # only for requests that name it
+    max_sequences: int
+    max_context: int
+    max_depth: int
+    host: str = ""  # of the endpoint, for its tensor plane
+    trusted: bool = False  # with rejection verification
+
+
+class DraftLinkDown(Record, frozen=True):
+    link: int
+    epoch: int
+
+
+class LinkGone(Record, frozen=True):
+    """Nobody will hear of this link again."""
+
+    link: int
+
+
+class DraftFrames(Record, frozen=True):
+    """What an endpoint says."""
+
+    link: int
+    epoch: int
+    frames: list[DraftFrame]
+    load: Load | None
+
+
+class LinkSend(Record, frozen=True):
+    """What an endpoint is to be told."""
+
+    link: int
+    epoch: int
+    frames: list[TargetFrame]
+
+
+class LinkStalled(Record, frozen=True):
+    """The endpoint is of no use: this epoch is over."""
+
+    link: int
+    epoch: int
+    reason: str
+
+
+class Delta(Record, frozen=True):
+    """Tokens that a sequence committed in a step; the last ones when it is finished."""
+
+    sequence: int
+    tokens: list[int]
+    logprobs: list[Logprobs] | None
+    cached_tokens: int
+    finished: bool
+    error: str | None = None
+    speculation: SpeculationStats | None = None  # with the last tokens
+    source: int = 0  # of the speculated tokens among them, a Source; 0: there are none
+    accepted: int = 0  # so many, the first ones
+    returned: bool = False  # it was not begun
+    begun_at: float | None = None  # the first alone: when its prefill began, by the host's clock
+
+
+class PlaneAbility(Record, frozen=True):
+    """How the engine can receive tensors."""
+
+    kinds: list[str]
+    host_id: str
+    device_id: str
+
+
+class EndpointStats(Record, frozen=True):
+    link: int
+    sequences: int
+    payoff: str  # "on", "plain" or "off"
+    acceptance: float
+
+
+class TargetEngineStats(Record, frozen=True):
+    running: int
+    waiting: int
+    used_blocks: int
+    reserved_blocks: int
+    cached_blocks: int
+    prompt_tokens: int  # since start, as the following
+    hit_tokens: int
+    set_aside: int  # sequences, for want of blocks
+    replayed_tokens: int  # computed again after it
+    swapped_out: int  # of these sequences, those whose KV went to the host's memory
+    swapped_blocks: int  # that are there now
+    steps: int
+    forwards: int  # rounds' forwards, all sequences together
+    forward_seconds: float
+    gap_seconds: float  # that the device had nothing to do before them
+    speculation: SpeculationStats
+    dropped_frames: int  # of endpoints: stale, unknown or out of bounds
+    endpoints: list[EndpointStats]
+
+
+class StepOutput(Record, frozen=True):
+    deltas: list[Delta]
+    stats: TargetEngineStats
+    trace: list[TraceEvent]
+    cancelled: list[int]  # sequences that hold nothing here any more, since they were
+
+
+LinkRecord = DraftLinkUp | DraftLinkDown | LinkGone | DraftFrames
+ToEngine = Vocabulary | Submit | Cancel | GiveBackWaiting | LinkRecord
+ToFront = Ready | Beat | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
+
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    return _to_engine.decode(data)
+
+
+def decode_to_front(data: bytes) -> ToFront:
+    return _to_front.decode(data)

@@ -1,0 +1,50 @@
+"""How a target speculates. Plain data, no torch."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ssd_engine.speculation.verification import Verification
+
+
+class Mode(IntEnum):
+    """The numbers are those of the wire."""
+
+    AUTO = 0  # of those below, the one that measures fastest at the time
+    OFF = 1  # plain decoding
+    SYNC = 2  # draft and target take turns, the draft model inside the target's engine
+    SSD = 3  # endpoints prepare while the target verifies
+
+
+class Backup(IntEnum):
+    """What a row does that missed."""
+
+    NONE = 0  # goes on without a speculation
+    JUST_IN_TIME = 1  # waits for its branch, where every other row would have to wait as well
+    NGRAM = 2  # looks its last tokens up in its own text
+    AUTO = 3  # waits where that is measured to pay, else looks up
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """An operator's."""
+
+    mode: Mode = Mode.OFF  # of requests that do not name one
+    endpoints: bool = True  # the operator has named some, or allows requests to
+    depth: int = 5  # longest speculation
+    adapt_depth: bool = True  # shorter where measured acceptance and times say so
+    backup: Backup = Backup.AUTO
+    wait_seconds: float | None = None  # for a branch at most; None: as long as it pays
+    auto_off: bool = True  # an endpoint that does not pay is left, and tried again later
+    link_timeout: float = 2.0  # seconds without an answer after which a link counts as stalled
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationRequest:
+    """A request's."""
+
+    mode: Mode = Mode.OFF
+    verification: Verification = Verification.COUPLED
+    depth: int = 5
+    links: list[int] | None = None  # endpoints that it may use; None: the operator's
+    down_weight: float = 1.0
+    trace_context: str = ""  # of a request that is traced: endpoints are told

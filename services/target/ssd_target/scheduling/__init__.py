@@ -1,0 +1,1 @@
+"""Sequences, when they run, and how their rounds are verified."""

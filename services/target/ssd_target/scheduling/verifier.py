@@ -1,0 +1,241 @@
+"""The outcome of a round: what the target itself says after each token of a speculation."""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice
+
+import torch
+from torch import Tensor
+
+from ssd_engine.forward.batch import Draw
+from ssd_engine.forward.result import ForwardResult, RejectionVerdict
+from ssd_engine.sampling.params import Logprobs
+from ssd_engine.sampling.rejection import Speculation, verify_rejection
+from ssd_engine.sampling.sampler import SampleRow, logprobs, sample, target_distribution
+from ssd_target.scheduling.scheduler import Work
+from ssd_target.scheduling.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """The first ``accepted`` speculated tokens were right; ``tokens``: these and the target's."""
+
+    accepted: int
+    tokens: list[int]
+    logprobs: list[Logprobs] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteLogits:
+    """In place of an outcome: the model gave NaN or infinity: nothing can be drawn from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDistributions:
+    """The round is verified by rejection: its tokens were drawn from these distributions.
+
+    ``wire`` [m, vocab] as they were shipped; None: the tokens were not drawn, but looked up.
+    """
+
+    wire: Tensor | None
+
+
+def speculation(work: Work) -> Rows[int]:
+    """The tokens that a round verifies: those after the last committed one."""
+    return () if work.sequence.state is SequenceState.PREFILL else work.chunk.tokens[1:]
+
+
+def sample_rows(work: Work) -> list[SampleRow]:
+    """Row i of a verification is drawn with the history committed + s1..si."""
+    sequence, speculated = work.sequence, list(speculation(work))
+    return [
+        SampleRow(
+            sequence.sampling,
+            sequence.prompt,
+            sequence.output + speculated[:i] if i else sequence.output,
+        )
+        for i in range(work.chunk.num_logits)
+    ]
+
+
+def draws(work: Work) -> list[Draw]:
+    """How a round's tokens are drawn where the logits are."""
+    sequence, count = work.sequence, work.chunk.num_logits
+    first, wanted = work.chunk.end - count + 1, sequence.num_logprobs
+    likeliest = -1 if wanted is None else wanted
+    unknown = work.chunk.tokens[0] < 0  # to all but the device: it is in no history yet
+    return [
+        Draw.of(sequence.sampling, first + i, sequence.history, i + unknown, (), likeliest)
+        for i in range(count)
+    ]
+
+
+def verify(
+    works: Rows[Work], scored: ForwardResult, drawn: Rows[DraftDistributions | None] | None = None
+) -> list[RoundOutcome | NonFiniteLogits]:
+    """Outcomes of rounds whose rows [sum of num_logits] were scored, round after round.
+
+    Coupled: the target draws its own token in every row; a speculated one is right when it is
+    that token. Rounds that are Drawn are verified by rejection.
+    """
+    ends = list(accumulate(work.chunk.num_logits for work in works))
+    spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
+    drawn = drawn or [None] * len(works)
+    outcomes: dict[int, RoundOutcome | NonFiniteLogits] = {}
+    if scored.drawn is not None:
+        outcomes = {
+            i: _drawn_by_device(work, scored, scored.drawn, spans[i])
+            for i, work in enumerate(works)
+            if drawn[i] is None
+        }
+    outcomes |= _rejecting_by_device(works, scored, spans, drawn)
+    others = [i for i in range(len(works)) if i not in outcomes]
+    if others:
+        logits = _rows_of(scored.logits, spans, others)
+        verdicts = _verify_logits([works[i] for i in others], logits, [drawn[i] for i in others])
+        outcomes |= zip(others, verdicts, strict=True)
+    return [outcomes[i] for i in range(len(works))]
+
+
+def _drawn_by_device(
+    work: Work, scored: ForwardResult, drawn: list[int], span: slice
+) -> RoundOutcome | NonFiniteLogits:
+    own, wanted = drawn[span], work.sequence.num_logprobs
+    accepted = count_accepted(speculation(work), own)
+    tokens = own[: accepted + 1]
+    if any(scored.broken[span][: len(tokens)]):
+        return NonFiniteLogits()
+    if wanted is None:
+        return RoundOutcome(accepted, tokens, None)
+    values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
+    return RoundOutcome(accepted, tokens, values)
+
+
+def _rejecting_by_device(
+    works: Rows[Work],
+    scored: ForwardResult,
+    spans: Rows[slice],
+    drawn: Rows[DraftDistributions | None],
+) -> dict[int, RoundOutcome | NonFiniteLogits]:
+    """The outcomes of rounds that are Drawn, where the device can tell."""
+    rounds = {
+        i: (spans[i].start, _drawn_speculation(works[i], each.wire))
+        for i, each in enumerate(drawn)
+        if each is not None
+    }
+    if scored.reject is None or not rounds:
+        return {}
+    verdicts = scored.reject(list(rounds.values()))
+    return {
+        i: _rejected_outcome(works[i], scored, verdict, spans[i])
+        for i, verdict in zip(rounds, verdicts, strict=True)
+    }
+
+
+def _rejected_outcome(
+    work: Work, scored: ForwardResult, verdict: RejectionVerdict, span: slice
+) -> RoundOutcome | NonFiniteLogits:
+    accepted, wanted = verdict.accepted, work.sequence.num_logprobs
+    tokens = [*speculation(work)[:accepted], verdict.token]
+    if verdict.token < 0 or any(scored.broken[span][: len(tokens)]):
+        return NonFiniteLogits()
+    if wanted is None:
+        return RoundOutcome(accepted, tokens, None)
+    # The likeliest tokens are the row's; the device has reported them with what it drew itself.
+    values = [
+        replace(scored.logprobs(span.start + i, wanted), chosen=chosen)
+        for i, chosen in enumerate(verdict.logprobs)
+    ]
+    return RoundOutcome(accepted, tokens, values)
+
+
+def _verify_logits(
+    works: Rows[Work], logits: Tensor, drawn: Rows[DraftDistributions | None]
+) -> list[RoundOutcome | NonFiniteLogits]:
+    """From logits [sum of num_logits, vocab]."""
+    # A row that holds NaN or +inf has a maximum that is not finite.
+    finite: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+    ends = list(accumulate(work.chunk.num_logits for work in works))
+    spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
+    verdicts = _verdicts(works, logits, spans, drawn)
+    return [
+        _outcome(work, *verdict, logits[span], finite[span])
+        for work, verdict, span in zip(works, verdicts, spans, strict=True)
+    ]
+
+
+def _verdicts(
+    works: Rows[Work], logits: Tensor, spans: Rows[slice], drawn: Rows[DraftDistributions | None]
+) -> list[tuple[int, list[int]]]:
+    """Of each round: how many tokens were right, and what is emitted."""
+    coupled = [i for i, each in enumerate(drawn) if each is None]
+    rejecting = [i for i, each in enumerate(drawn) if each is not None]
+    verdicts: dict[int, tuple[int, list[int]]] = {}
+    if coupled:
+        verdicts |= _coupled(works, _rows_of(logits, spans, coupled), coupled)
+    if rejecting:
+        verdicts |= _rejecting(works, _rows_of(logits, spans, rejecting), rejecting, drawn)
+    return [verdicts[i] for i in range(len(works))]
+
+
+def _rows_of(logits: Tensor, spans: Rows[slice], chosen: Rows[int]) -> Tensor:
+    if len(chosen) == len(spans):
+        return logits
+    return torch.cat([logits[spans[i]] for i in chosen])
+
+
+def _coupled(
+    works: Rows[Work], logits: Tensor, chosen: Rows[int]
+) -> dict[int, tuple[int, list[int]]]:
+    drawn = iter(sample(logits, [row for i in chosen for row in sample_rows(works[i])]))
+    verdicts = {}
+    for i in chosen:
+        own = list(islice(drawn, works[i].chunk.num_logits))
+        accepted = count_accepted(speculation(works[i]), own)
+        verdicts[i] = (accepted, own[: accepted + 1])
+    return verdicts
+
+
+def _rejecting(
+    works: Rows[Work], logits: Tensor, chosen: Rows[int], drawn: Rows[DraftDistributions | None]
+) -> dict[int, tuple[int, list[int]]]:
+    rows = [row for i in chosen for row in sample_rows(works[i])]
+    wires = {i: each.wire for i in chosen if (each := drawn[i]) is not None}
+    # Target and draft may be grown to different vocabularies. No token beyond the smallest of them
+    # has a probability.
+    width = min([logits.shape[1], *(wire.shape[1] for wire in wires.values() if wire is not None)])
+    p = target_distribution(logits, rows)[:, :width]
+    rounds = [
+        _drawn_speculation(works[i], None if wire is None else wire[:, :width])
+        for i, wire in wires.items()
+    ]
+    verdicts = {}
+    for i, s, (accepted, token) in zip(chosen, rounds, verify_rejection(p, rounds), strict=True):
+        verdicts[i] = (accepted, [*s.tokens[:accepted], token])
+    return verdicts
+
+
+def _drawn_speculation(work: Work, wire: Tensor | None) -> Speculation:
+    sequence, tokens = work.sequence, list(speculation(work))
+    return Speculation(sequence.sampling.seed, sequence.num_committed, tokens, wire)
+
+
+def _outcome(
+    work: Work, accepted: int, tokens: list[int], logits: Tensor, finite: list[bool]
+) -> RoundOutcome | NonFiniteLogits:
+    # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
+    if not all(finite[: accepted + 1]):
+        return NonFiniteLogits()
+    wanted = work.sequence.num_logprobs
+    if wanted is None:
+        return RoundOutcome(accepted, tokens, None)
+    values = logprobs(logits[: len(tokens)], tokens, [wanted] * len(tokens))
+    return RoundOutcome(accepted, tokens, values)
+
+
+def count_accepted(speculated: Rows[int], drawn: Rows[int]) -> int:
+    """How many tokens, from the first, are what the target drew in their place."""
+    for i, token in enumerate(speculated):
+        if token != drawn[i]:
+            return i
+    return len(speculated)
