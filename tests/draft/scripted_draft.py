@@ -94,9 +94,7 @@ class ScriptedEngine(DraftEngine):
 
     def output(self, link: int, *said: DraftFrame, consumed: int = 0) -> None:
         stats = DraftEngineStats(1, 2, *[0] * 11, [], 0)
-        self.dispatch(
-            DraftOutput([LinkOutput(link, list(said), consumed)], Load(1, 2, 3), stats, [])
-        )
+        self.dispatch(DraftOutput([LinkOutput(link, list(said), consumed)], Load(3), stats, []))
 
     def die(self) -> None:
         self.abandon("the engine died")

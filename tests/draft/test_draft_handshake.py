@@ -45,7 +45,6 @@ def test_a_fitting_target_is_welcomed() -> None:
                 max_sequences=5,
                 max_context=64,
                 max_depth=8,
-                max_branches=16,
             )
             (up,) = draft.engine.said
             assert isinstance(up, TargetLinkUp)

@@ -16,7 +16,6 @@ from ssd_draft.engine.fair_scheduler import (
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_draft.speculators.base import Need
 from ssd_engine.kvcache.cached_path import NoRoom
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Close, Launch, Open, Outcome, Source, Verification
@@ -32,7 +31,6 @@ MAX_ROWS, MAX_SEQUENCES, MEMORY = 256, 128, 128_000
 class Engine:
     """A draft without a model: trees of ``WIDTH`` rows and ``DEPTH`` forwards, and a clock."""
 
-    needs: frozenset[Need] = frozenset()
     is_typical = True
 
     def __init__(self, per_row: float = PER_ROW) -> None:
@@ -54,7 +52,7 @@ class Engine:
     def memory_share(self, sequence: DraftSequence) -> float:
         return sequence.max_tokens / MEMORY
 
-    def moved(self, sequence: DraftSequence) -> None:
+    def on_round_changed(self, sequence: DraftSequence) -> None:
         sequence.state = [0, 0]
         sequence.complete = sequence.phase is DraftRoundPhase.DECIDED
 

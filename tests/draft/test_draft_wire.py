@@ -274,13 +274,11 @@ def test_what_the_draft_says_arrives() -> None:
             Branches(4, 2, [Branch(1, 30, 0, [7, 8]), Branch(0, 31, 2, [])]),
             Notice(5, 0, NoticeKind.LEAVING, "drains"),
         ],
-        Load(step_micros=2**40, just_in_time_micros=3, open_sequences=4),
+        Load(open_sequences=4),
     )
     heard = pb.SpeculateResponse.FromString(said.SerializeToString()).frames
     assert heard.epoch == 9
-    assert heard.load == pb.DraftLoad(
-        step_micros=2**32 - 1, just_in_time_micros=3, open_sequences=4
-    )
+    assert heard.load == pb.DraftLoad(open_sequences=4)
     first, second = heard.frames
     assert (first.sequence, first.round) == (4, 2)
     assert list(first.branches.branches) == [

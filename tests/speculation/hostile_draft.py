@@ -46,7 +46,6 @@ class Visit:
             "max_sequences": 64,
             "max_context": 4096,
             "max_depth": 8,
-            "max_branches": 16,
         }
         return pb.SpeculateResponse(welcome=pb.Welcome(**{**fields, **changes}))
 

@@ -26,7 +26,6 @@ from ssd_draft.records import AnnounceLeaving
 from ssd_draft.records import TargetFrames as DraftLinkFrames
 from ssd_draft.records import TargetLinkDown as DraftLinkDown
 from ssd_draft.records import TargetLinkUp as DraftLinkUp
-from ssd_draft.speculators.base import Need
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Branches, DraftFrame, Load, TargetFrame
@@ -107,7 +106,6 @@ def plain(prompt: Text, count: int) -> Text:
 class ToySpeculator:
     """One depth of all branches with every step."""
 
-    needs: frozenset[Need] = frozenset()
     is_typical = True
 
     def __init__(self) -> None:
@@ -122,7 +120,7 @@ class ToySpeculator:
     def memory_share(self, sequence: DraftSequence) -> float:
         return 0.0
 
-    def moved(self, sequence: DraftSequence) -> None:
+    def on_round_changed(self, sequence: DraftSequence) -> None:
         pass
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
@@ -133,7 +131,7 @@ class ToySpeculator:
     ) -> int:
         for sequence, plan in zip(sequences, plans, strict=True):
             if sequence.phase is DraftRoundPhase.VERIFYING and not sequence.offers:
-                self._plant(sequence, plan)
+                self._start_branches(sequence, plan)
             for offer in sequence.offers.values():
                 if len(offer.tokens) < plan.depth:
                     text = _text_before(sequence, offer)
@@ -142,7 +140,7 @@ class ToySpeculator:
             sequence.complete = min(depths, default=plan.depth) >= plan.depth
         return len(sequences)
 
-    def _plant(self, sequence: DraftSequence, plan: RoundPlan) -> None:
+    def _start_branches(self, sequence: DraftSequence, plan: RoundPlan) -> None:
         chain = sequence.speculation
         for accepted, width in enumerate(plan.fan_out):
             text = (*sequence.prompt, *sequence.output, *chain[:accepted])

@@ -20,7 +20,7 @@ def connected(max_sequences: int) -> DraftEndpoint:
 def test_sequences_of_other_targets_take_room() -> None:
     endpoint = connected(16)
     endpoint.sequences = {1, 2}
-    endpoint.heard(Load(0, 0, open_sequences=8), now=10.0)
+    endpoint.heard(Load(open_sequences=8), now=10.0)
     assert endpoint.occupancy(10.0) == 8 / 16
     endpoint.sequences = {1, 2, 3}
     assert endpoint.occupancy(10.1) == 9 / 16
@@ -29,7 +29,7 @@ def test_sequences_of_other_targets_take_room() -> None:
 def test_an_endpoint_that_was_busy_once_is_not_avoided_for_ever() -> None:
     """Nobody asks it anything, so it says nothing."""
     endpoint = connected(16)
-    endpoint.heard(Load(0, 0, open_sequences=8), now=10.0)
+    endpoint.heard(Load(open_sequences=8), now=10.0)
     assert endpoint.occupancy(10.0 + LOAD_SECONDS) == 0.0
 
 

@@ -42,7 +42,7 @@ from ssd_engine.speculation.frames import (
     TargetFrame,
     Verification,
 )
-from ssd_engine.speculation.latency_model import Average, StepClock
+from ssd_engine.speculation.latency_model import StepClock
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind, make_trace
@@ -113,7 +113,6 @@ class DraftCore:
         self._step_clock = StepClock()
         self._tree_clock = StepClock()  # of steps that are typical for trees
         self._shares = FairScheduler(max_rows, self._step_clock)
-        self._just_in_time = Average()
         self.counters = Counters()
 
     @property
@@ -250,7 +249,7 @@ class DraftCore:
         """Follow a frame; raises NoRoom where that takes more memory than can be had."""
         while True:
             try:
-                return self._speculator.moved(sequence)
+                return self._speculator.on_round_changed(sequence)
             except NoRoom:
                 if not self._evict_to_grow(link, sequence):
                     raise
@@ -396,7 +395,6 @@ class DraftCore:
     def _speculate(self, chosen: list[DraftSequence], rows_of: list[int], chunk: int) -> None:
         total = sum(rows_of)
         plans = [self._plan(s, total - rows) for s, rows in zip(chosen, rows_of, strict=True)]
-        awaited = [s for s in chosen if s.phase is DraftRoundPhase.DECIDED and not _has_tokens(s)]
         begin = self._now()
         rows = self._speculator.step(chosen, chunk, plans)
         now = self._now()
@@ -406,9 +404,6 @@ class DraftCore:
         self._trace_step(chosen, begin, now, rows)
         self.counters.steps += 1
         self.counters.rows += rows
-        for sequence in awaited:
-            if _has_tokens(sequence):
-                self._just_in_time.observe(now - sequence.changed_at)
         for sequence in chosen:
             if sequence.completes_tree():
                 self.counters.built(now - sequence.changed_at)
@@ -482,8 +477,6 @@ class DraftCore:
 
     def load(self) -> Load:
         return Load(
-            step_micros=int(self._step_clock.seconds(1) * 1e6),
-            just_in_time_micros=int(self._just_in_time.value() * 1e6),
             open_sequences=self._num_sequences,
         )
 
@@ -549,7 +542,3 @@ def _by_urgency(link: LinkSequences) -> list[DraftSequence]:
     """Sequences with something to do."""
     waiting = [s for s in link.sequences.values() if not s.complete]
     return sorted(waiting, key=lambda s: (s.phase is not DraftRoundPhase.DECIDED, s.changed_at))
-
-
-def _has_tokens(sequence: DraftSequence) -> bool:
-    return any(offer.tokens for offer in sequence.offers.values())

@@ -41,7 +41,7 @@ class DraftEngine(EngineProcess):
         self._links: dict[int, TargetLink] = {}
         self._next_id = 0
         self.stats: DraftEngineStats | None = None
-        self.load = Load(0, 0, 0)
+        self.load = Load(0)
 
     def count(self) -> Counter[TargetLinkState]:
         return Counter(link.state for link in list(self._links.values()))  # asked on any thread

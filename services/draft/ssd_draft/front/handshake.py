@@ -117,5 +117,4 @@ def make_welcome(hello: pb.Hello, endpoint: DraftIdentity) -> pb.Welcome:
         max_sequences=endpoint.max_sequences,
         max_context=endpoint.max_context,
         max_depth=endpoint.depth,
-        max_branches=endpoint.budget,
     )

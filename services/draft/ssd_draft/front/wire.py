@@ -208,11 +208,7 @@ def encode_draft_frames(
     response = pb.SpeculateResponse(
         frames=pb.DraftFrames(
             epoch=epoch,
-            load=pb.DraftLoad(
-                step_micros=min(load.step_micros, MAX_UINT32),
-                just_in_time_micros=min(load.just_in_time_micros, MAX_UINT32),
-                open_sequences=load.open_sequences,
-            ),
+            load=pb.DraftLoad(open_sequences=load.open_sequences),
         )
     )
     for frame in frames:

@@ -6,7 +6,6 @@ looked at between two steps, so a step should be short: one depth, not one tree.
 """
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Protocol
 
 from ssd_draft.planning.plan import RoundPlan
@@ -14,19 +13,11 @@ from ssd_draft.planning.sequence import DraftSequence
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 
-class Need(Enum):
-    """What a speculator must be given beyond the frames; a target that cannot is not served."""
-
-    ACTIVATIONS = "activations"  # hidden states of the target, over the tensor plane
-
-
 class CannotSpeculate(Exception):
     """This sequence cannot be served at all; says why."""
 
 
 class Speculator(Protocol):
-    needs: frozenset[Need]
-
     @property
     def is_typical(self) -> bool:
         """Whether the last step took as long as those of a tree do."""
@@ -37,16 +28,16 @@ class Speculator(Protocol):
         ...
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
-        """Raises NoRoom when it does not fit now, Cannot when it never will."""
+        """Raises NoRoom when it does not fit now, CannotSpeculate when it never will."""
         ...
 
     def memory_share(self, sequence: DraftSequence) -> float:
         """What part of all memory for sequences it takes, or would take if it were open."""
         ...
 
-    def moved(self, sequence: DraftSequence) -> None:
-        """The sequence followed an outcome or a launch. Raises Cannot, and NoRoom where it has
-        grown beyond the room that there is: once there is more, this can be called again."""
+    def on_round_changed(self, sequence: DraftSequence) -> None:
+        """The sequence followed an outcome or a launch. Raises CannotSpeculate, and NoRoom where it
+        has grown beyond the room that there is: once there is more, this can be called again."""
         ...
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:

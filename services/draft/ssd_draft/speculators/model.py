@@ -23,7 +23,7 @@ from torch import Tensor
 from ssd_draft.planning.plan import RANKS, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
 from ssd_draft.planning.tree import Ranked, Tree
-from ssd_draft.speculators.base import CannotSpeculate, Need
+from ssd_draft.speculators.base import CannotSpeculate
 from ssd_engine.forward.batch import Chunk, Draw, Part, Rows, TreeRows
 from ssd_engine.forward.result import ForwardResult, PendingForward
 from ssd_engine.kvcache.block_pool import BlockLease, BlockPool
@@ -124,8 +124,6 @@ class _Flight:
 
 
 class ModelSpeculator:
-    needs: frozenset[Need] = frozenset()
-
     def __init__(
         self,
         runner: DraftRunner,
@@ -186,7 +184,7 @@ class ModelSpeculator:
     def _max_tokens(self, sequence: DraftSequence) -> int:
         return min(sequence.max_tokens + self._depth, self._max_context)
 
-    def moved(self, sequence: DraftSequence) -> None:
+    def on_round_changed(self, sequence: DraftSequence) -> None:
         state: _State = sequence.state
         state.path.reserve(sequence.num_committed)
         new = sequence.num_committed - len(state.path.committed)
@@ -383,7 +381,7 @@ class ModelSpeculator:
         written = state.path.next_chunk(chain, 0, limit)
         if written.tokens:
             parts.append(written)
-        self._plant(sequence, plan, state.foreseen)
+        self._start_branches(sequence, plan, state.foreseen)
         if state.tree is None:
             self._judge_complete(sequence, plan)
             return parts
@@ -413,7 +411,7 @@ class ModelSpeculator:
             return
         guesses = iter(_ranked(scored, chains, coupled))
         for w in chains:
-            self._plant(w.sequence, w.plan, list(islice(guesses, w.part.num_logits)))
+            self._start_branches(w.sequence, w.plan, list(islice(guesses, w.part.num_logits)))
             self._judge_complete(w.sequence, w.plan)
 
     def _guess(self, others: list[_Wanted], scored: ForwardResult) -> None:
@@ -470,7 +468,9 @@ class ModelSpeculator:
             w.sequence.state.tree.extend(tokens, ranked)
         self._judge_complete(w.sequence, w.plan)
 
-    def _plant(self, sequence: DraftSequence, plan: RoundPlan, guesses: list[list[int]]) -> None:
+    def _start_branches(
+        self, sequence: DraftSequence, plan: RoundPlan, guesses: list[list[int]]
+    ) -> None:
         """Begin a branch for each likely outcome."""
         state: _State = sequence.state
         chain = sequence.speculation

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
-from ssd_draft.speculators.base import CannotSpeculate, Need
+from ssd_draft.speculators.base import CannotSpeculate
 from ssd_engine.kvcache.cached_path import NoRoom
 from ssd_engine.speculation.ngram import NgramIndex
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
@@ -17,7 +17,6 @@ class NgramSpeculator:
     """A text is indexed piece by piece, a step for each, as a model reads its prompt: whoever opens
     long sequences holds up nobody else's."""
 
-    needs: frozenset[Need] = frozenset()
     is_typical = True
 
     def __init__(self, max_tokens: int = MOST_TOKENS) -> None:
@@ -39,7 +38,7 @@ class NgramSpeculator:
     def memory_share(self, sequence: DraftSequence) -> float:
         return sequence.num_committed / self._max_tokens
 
-    def moved(self, sequence: DraftSequence) -> None:
+    def on_round_changed(self, sequence: DraftSequence) -> None:
         state: _State = sequence.state
         more = sequence.num_committed - state.held
         if self._held + more > self._max_tokens:

@@ -25,13 +25,13 @@ def use_kernel_cache(directory: Path | None) -> None:
     if directory is None:
         return
     if os.environ.get(SEED):
-        _plant(Path(os.environ[SEED]), directory)
+        _copy_seed(Path(os.environ[SEED]), directory)
     for variable, folder in VARIABLES.items():
         os.environ.setdefault(variable, str(directory / folder))
     os.environ[OWN] = str(directory)
 
 
-def _plant(seed: Path, directory: Path) -> None:
+def _copy_seed(seed: Path, directory: Path) -> None:
     """What the cache lacks of it; each file at once, as other starts may be reading."""
     try:
         for file in (each for each in seed.rglob("*") if each.is_file()):

@@ -104,10 +104,8 @@ class Plane(Frame, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """The draft's own clock."""
+    """How busy the draft is."""
 
-    step_micros: int  # one forward
-    just_in_time_micros: int  # from an outcome to the first token of the branch that it named
     open_sequences: int
 
 

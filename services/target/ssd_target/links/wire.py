@@ -162,4 +162,4 @@ def _plane(answer: pb.TensorPlaneAnswer) -> Plane | None:
 
 
 def _load(load: pb.DraftLoad) -> Load:
-    return Load(load.step_micros, load.just_in_time_micros, load.open_sequences)
+    return Load(load.open_sequences)

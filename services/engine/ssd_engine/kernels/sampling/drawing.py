@@ -10,7 +10,6 @@ import triton.language as tl
 from ssd_engine.kernels.sampling.filtering import survives
 
 LEAF = 128  # tokens that are ranked together
-MOST_RANKS = 32
 
 
 @triton.jit
