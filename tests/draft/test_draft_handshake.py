@@ -112,7 +112,7 @@ def test_versions_meet_at_the_newest_that_both_speak() -> None:
         (
             hello(target_name="MARK").SerializeToString().replace(b"MARK", b"M\xffRK"),
             Code.INVALID_ARGUMENT,
-            "hello.target_name: is not valid UTF-8",
+            "a string in it is not UTF-8",
         ),
     ],
 )

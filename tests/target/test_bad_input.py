@@ -148,18 +148,19 @@ def field_bytes(number: int, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "field"),
+    "data",
     [
-        (field_bytes(2, b"caf\xe9"), "text"),
-        (field_bytes(1, b"\xff\xfe") + field_bytes(2, b"ok"), "request_id"),
-        (field_bytes(2, b"ok") + field_bytes(7, field_bytes(2, b"\xc3")), "stop.strings"),
-        (field_bytes(3, field_bytes(1, field_bytes(2, b"\x80"))), "chat.messages.content"),
+        field_bytes(2, b"caf\xe9"),
+        field_bytes(1, b"\xff\xfe") + field_bytes(2, b"ok"),
+        field_bytes(2, b"ok") + field_bytes(7, field_bytes(2, b"\xc3")),
+        field_bytes(3, field_bytes(1, field_bytes(2, b"\x80"))),
     ],
+    ids=["text", "request_id", "stop.strings", "chat.messages.content"],
 )
-def test_invalid_utf8_is_refused_by_field(server: TargetProcess, data: bytes, field: str) -> None:
+def test_a_string_that_is_not_utf8_is_refused(server: TargetProcess, data: bytes) -> None:
     status = refusal(server, data)
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]  # type: ignore[attr-defined]
-    assert status.message == f"{field}: is not valid UTF-8"  # type: ignore[attr-defined]
+    assert "a string in it is not UTF-8" in status.message  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\xff", b"\x12", bytes(range(256))])

@@ -1,4 +1,4 @@
-"""A request with a string that is not UTF-8 is refused by the name of the field."""
+"""A request with a string that is not UTF-8 is refused, and so is what is no message."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
-from ssd_serving.rpc.utf8 import find_invalid_utf8
 from ssd_target.front.requests import parse_message
 from tests.scale import share
 
@@ -58,25 +57,17 @@ FIELDS = ["request_id", "text", "chat.messages.role", "chat.messages.content", "
 
 @pytest.mark.parametrize("bad", NOT_UTF8.values(), ids=NOT_UTF8)
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_string_that_is_not_utf8_is_refused_by_name(field: str, bad: bytes) -> None:
+def test_a_string_that_is_not_utf8_is_refused(field: str, bad: bytes) -> None:
     data = marked(field).SerializeToString()
     assert data.count(MARK.encode()) == 1
     assert parse_message(data) == marked(field)
-    with pytest.raises(InputError, match="is not valid UTF-8") as error:
+    with pytest.raises(InputError, match="a string in it is not UTF-8"):
         parse_message(data.replace(MARK.encode(), bad))
-    assert error.value.field == field
 
 
 def test_bytes_fields_may_hold_anything() -> None:
     message = pb.GenerateRequest(token_ids=b"\xff\xfe\x80\xc0", generated_token_ids=b"\xff" * 8)
     assert parse_message(message.SerializeToString()) == message
-
-
-def test_of_several_bad_strings_the_first_is_named() -> None:
-    data = marked("request_id").SerializeToString() + marked("stop.strings").SerializeToString()
-    with pytest.raises(InputError) as error:
-        parse_message(data.replace(MARK.encode(), b"M\xffRK"))
-    assert error.value.field == "request_id"
 
 
 def test_fields_that_a_later_version_added_are_passed_over() -> None:
@@ -85,7 +76,7 @@ def test_fields_that_a_later_version_added_are_passed_over() -> None:
         b"\xf9\x07" + b"\xff" * 8 + b"\xfd\x07" + b"\xff" * 4 + b"\xfa\x07\x02\xff\xff"
     )
     assert parse_message(unknown + b"\x12\x01x").text == "x"
-    with pytest.raises(InputError, match="text: is not valid UTF-8"):
+    with pytest.raises(InputError, match="a string in it is not UTF-8"):
         parse_message(unknown + b"\x12\x01\xff")
 
 
@@ -112,14 +103,17 @@ def test_a_damaged_request_is_parsed_or_refused(data: st.DataObject) -> None:
 
 
 def check(data: bytes) -> None:
-    """No other error than the one for users; nothing wrong is found in what can be parsed."""
+    """No other error than the one for users."""
     try:
-        pb.GenerateRequest.FromString(data)
+        message = pb.GenerateRequest.FromString(data)
     except DecodeError:
         with pytest.raises(InputError):
             parse_message(data)
     else:
-        assert find_invalid_utf8(pb.GenerateRequest.DESCRIPTOR, data) is None
+        parsed = parse_message(data)  # floats may be NaN, which equals nothing
+        assert parsed.SerializeToString(deterministic=True) == message.SerializeToString(
+            deterministic=True
+        )
 
 
 def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:

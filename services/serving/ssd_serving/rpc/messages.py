@@ -13,7 +13,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ssd_engine.errors import InputError
 from ssd_engine.sampling.params import SamplingParams, check_bias_size
-from ssd_serving.rpc.utf8 import LENGTH, find_invalid_utf8
 
 OPTION_NAMES = (
     "temperature",
@@ -24,6 +23,7 @@ OPTION_NAMES = (
     "presence_penalty",
     "frequency_penalty",
 )
+LENGTH_DELIMITED = 2  # the wire type of strings, bytes and messages
 Kind = TypeVar("Kind", bound=Message)
 
 
@@ -31,16 +31,14 @@ def decode_message(kind: type[Kind], data: bytes) -> Kind:
     try:
         return kind.FromString(data)
     except DecodeError:
-        field = find_invalid_utf8(kind.DESCRIPTOR, data)
-        if field is not None:
-            raise InputError(field, "is not valid UTF-8") from None
-        raise InputError("request", f"is not a {kind.DESCRIPTOR.name} message") from None
+        reason = f"is not a {kind.DESCRIPTOR.name} message, or a string in it is not UTF-8"
+        raise InputError("request", reason) from None
 
 
 def is_newer(message: Message) -> bool:
     """Of a message whose oneof is not set: it says something that only a newer version knows."""
     fields: Any = UnknownFieldSet(message)
-    return any(field.wire_type == LENGTH for field in fields)
+    return any(field.wire_type == LENGTH_DELIMITED for field in fields)
 
 
 def parse_sampling(options: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
