@@ -14,9 +14,7 @@ from torch import Tensor
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
 from ssd_draft.records import PlaneTerms as PlaneOffer
-from ssd_draft.records import TargetFrames as DraftLinkFrames
-from ssd_draft.records import TargetLinkDown as DraftLinkDown
-from ssd_draft.records import TargetLinkUp as DraftLinkUp
+from ssd_draft.records import TargetFrames, TargetLinkDown, TargetLinkUp
 from ssd_draft.speculators.model import ModelSpeculator
 from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.execution.runner import ModelRunner
@@ -24,7 +22,7 @@ from ssd_engine.forward.batch import Part
 from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
 from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
 from ssd_target.engine.core import EngineCore
-from ssd_target.records.engine_records import TargetFrames, TargetLinkDown, TargetLinkUp
+from ssd_target.records.engine_records import DraftFrames, DraftLinkDown, DraftLinkUp
 from ssd_target.records.speculation_options import SpeculationOptions
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.scheduling.sequence import Sequence
@@ -61,7 +59,7 @@ class SimulatedDraft:
     frozen: int = 0  # steps
     down_for: int = 0  # steps of the target
     to_draft: deque[list[object]] = field(default_factory=deque)
-    to_target: deque[TargetFrames] = field(default_factory=deque)
+    to_target: deque[DraftFrames] = field(default_factory=deque)
     seen: set[int] = field(default_factory=set)  # sequences
 
 
@@ -250,13 +248,13 @@ class Simulation:
             draft.frozen -= 1
             return
         while draft.to_draft:
-            draft.core.handle(DraftLinkFrames(draft.epoch, draft.to_draft.popleft()))  # type: ignore[arg-type]
+            draft.core.handle(TargetFrames(draft.epoch, draft.to_draft.popleft()))  # type: ignore[arg-type]
         output = draft.core.step()
         draft.core.check_integrity()
         for link in output.links:
             if draft.up and link.link == draft.epoch and link.frames:
                 draft.to_target.append(
-                    TargetFrames(draft.link, draft.epoch, link.frames, output.load)
+                    DraftFrames(draft.link, draft.epoch, link.frames, output.load)
                 )
 
     def _deliver(self) -> bool:
@@ -274,14 +272,14 @@ class Simulation:
     def _connect(self, draft: SimulatedDraft) -> None:
         draft.up = True
         offer = PlaneOffer(["simulated"], "", "") if self.trusted else None
-        draft.core.handle(DraftLinkUp(draft.epoch, "target", DRAFT_DEPTH, draft.epoch, offer))
-        up = TargetLinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
+        draft.core.handle(TargetLinkUp(draft.epoch, "target", DRAFT_DEPTH, draft.epoch, offer))
+        up = DraftLinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
         self.core.handle_link(up)
         if self.trusted:  # what is opened before the plane is known is opened coupled
             self._step(draft)
             self._deliver()
 
-    def _open_plane(self, up: DraftLinkUp) -> tuple[SimulatedPlane, Plane]:
+    def _open_plane(self, up: TargetLinkUp) -> tuple[SimulatedPlane, Plane]:
         self.planes.append(SimulatedPlane(lambda: self._happens(self.faults.lose_rows)))
         return self.planes[-1], Plane(0, 0, "simulated", str(len(self.planes) - 1), b"")
 
@@ -292,8 +290,8 @@ class Simulation:
         draft.down_for = self.rng.randint(0, 3)
         draft.to_draft.clear()
         draft.to_target.clear()
-        draft.core.handle(DraftLinkDown(draft.epoch))
-        self.core.handle_link(TargetLinkDown(draft.link, draft.epoch))
+        draft.core.handle(TargetLinkDown(draft.epoch))
+        self.core.handle_link(DraftLinkDown(draft.link, draft.epoch))
 
     # Faults
 
@@ -326,7 +324,7 @@ class Simulation:
 
     def _inject(self, draft: SimulatedDraft, frame: DraftFrame) -> None:
         epoch = draft.epoch - self.rng.randint(0, 1)
-        self.core.handle_link(TargetFrames(draft.link, epoch, [frame], None))
+        self.core.handle_link(DraftFrames(draft.link, epoch, [frame], None))
 
     def _hostile_frame(self, draft: SimulatedDraft) -> DraftFrame:
         rng = self.rng

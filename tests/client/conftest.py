@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_mps import FakeMps
-from scripted_target import Running, Script, serve
+
+from tests.client.local.fake_mps import FakeMps
+from tests.client.scripted_target import Running, Script, serve
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_target import Running
-from terminal import CLIENT, terminal
 
 from ssd.v1 import target_pb2
+from tests.client.scripted_target import Running
+from tests.client.terminal import CLIENT, terminal
 from tests.processes import TracedPair, target
 from tests.waiting import HANG_SECONDS
 

@@ -11,12 +11,12 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from scripted_draft import frames, hello, opening
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.text.tokenizer import Tokenizer
+from tests.draft.scripted_draft import frames, hello, opening
 from tests.process_tree import spawned
 from tests.processes import DraftProcess, draft
 from tests.scale import full_only

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engine.interpreted import hasten
+from tests.engine.kernels.interpreted import hasten
 
 
 @pytest.fixture(scope="session")

@@ -22,10 +22,7 @@ import msgspec
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
-from ssd_draft.records import AnnounceLeaving
-from ssd_draft.records import TargetFrames as DraftLinkFrames
-from ssd_draft.records import TargetLinkDown as DraftLinkDown
-from ssd_draft.records import TargetLinkUp as DraftLinkUp
+from ssd_draft.records import AnnounceLeaving, TargetFrames, TargetLinkDown, TargetLinkUp
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Branches, DraftFrame, Load, TargetFrame
@@ -36,10 +33,10 @@ from ssd_target.engine.core import EngineCore
 from ssd_target.links import link_state
 from ssd_target.records.engine_records import (
     Cancel,
+    DraftFrames,
+    DraftLinkDown,
+    DraftLinkUp,
     Submit,
-    TargetFrames,
-    TargetLinkDown,
-    TargetLinkUp,
 )
 from ssd_target.records.speculation_options import (
     Backup,
@@ -539,7 +536,7 @@ class World:
             pipe = self._find(link, epoch)
             for _ in range(count):
                 frames = pipe.down[sequence].pop(0)
-                draft.handle(DraftLinkFrames(pipe.number, frames))
+                draft.handle(TargetFrames(pipe.number, frames))
         self._step_draft(draft)
 
     def _step_draft(self, draft: DraftCore) -> None:
@@ -560,7 +557,7 @@ class World:
     def _up(self, link: int, epoch: int, sequence: int) -> None:
         pipe = self._find(link, epoch)
         frame, load = pipe.up[sequence].pop(0)
-        record = TargetFrames(link, epoch, [frame], load)
+        record = DraftFrames(link, epoch, [frame], load)
         self.target_of(pipe).core.handle_link(record)
         self._check_branches(self.target_of(pipe))
         self._tidy()
@@ -599,12 +596,12 @@ class World:
         state = link_state.transition(self.link_states[link], link_state.DraftLinkEvent.FAIL)
         self.link_states[link] = state
         if tell:
-            self.target_of(pipe).core.handle_link(TargetLinkDown(link, epoch))
+            self.target_of(pipe).core.handle_link(DraftLinkDown(link, epoch))
 
     def _close_draft_end(self, pipe: Pipe) -> None:
         pipe.draft_up = False
         pipe.down.clear()
-        self.draft_of(pipe).handle(DraftLinkDown(pipe.number))
+        self.draft_of(pipe).handle(TargetLinkDown(pipe.number))
 
     def _connect(self, link: int) -> None:
         state = self.link_states[link]
@@ -615,8 +612,8 @@ class World:
         pipe = Pipe(link, self.epochs[link])
         self.pipes.append(pipe)
         depth = self.setting.depth
-        self.draft_of(pipe).handle(DraftLinkUp(pipe.number, "target", depth))
-        up = TargetLinkUp(link, pipe.epoch, False, self.setting.draft_room, 1000, depth)
+        self.draft_of(pipe).handle(TargetLinkUp(pipe.number, "target", depth))
+        up = DraftLinkUp(link, pipe.epoch, False, self.setting.draft_room, 1000, depth)
         self.target_of(pipe).core.handle_link(up)
 
     def _crash_draft(self, number: int) -> None:

@@ -17,10 +17,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ssd_engine.checkpoints.checkpoint import expected_shapes, open_checkpoint
+from ssd_engine.checkpoints.checkpoint import open_checkpoint
 from ssd_engine.checkpoints.model_config import ModelConfig, load_model_config, parse_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.checkpoints.tokenizer_files import count_tokens
+from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from tools.gpu.checkpoint_files import write_weights
 from tools.gpu.shapes import SHAPES
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ssd_engine.checkpoints.checkpoint import expected_shapes
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_expansion import grow_config, parse_shape
 from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Chunk, Draw, Part, TreeRows

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from ssd_engine.checkpoints.checkpoint import expected_shapes, open_checkpoint
+from ssd_engine.checkpoints.checkpoint import open_checkpoint
 from ssd_engine.checkpoints.expanded_weights import ExpandingReader
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_expansion import grow_config, parse_shape
 from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from ssd_engine.models.loader import CheckpointReader
 from tools.gpu.checkpoint_files import write_weights
 

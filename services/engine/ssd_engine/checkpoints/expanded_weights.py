@@ -19,8 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssd_engine.checkpoints.checkpoint import expected_shapes
 from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.checkpoints.weight_shapes import expected_shapes
 
 SEED = 0
 # That of freshly initialised models: activations stay near 1, far from the end of any dtype.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ssd_engine.checkpoints.checkpoint import expected_shapes
 from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from ssd_engine.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ import math
 
 import torch
 
-from ssd_engine.checkpoints.checkpoint import expected_shapes
 from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 

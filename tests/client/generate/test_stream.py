@@ -8,17 +8,6 @@ from concurrent import futures
 
 import grpc
 import pytest
-from scripted_target import (
-    DRAWN_SEED,
-    Script,
-    full,
-    full_text,
-    full_tokens,
-    invalid,
-    serve,
-    status,
-    token,
-)
 
 from ssd.v1 import target_pb2
 from ssd_client.connection.endpoints import connect
@@ -42,6 +31,17 @@ from ssd_client.generate.request import (
 )
 from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream import generate
+from tests.client.scripted_target import (
+    DRAWN_SEED,
+    Script,
+    full,
+    full_text,
+    full_tokens,
+    invalid,
+    serve,
+    status,
+    token,
+)
 from tests.waiting import HANG_SECONDS
 
 QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)

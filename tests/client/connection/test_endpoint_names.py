@@ -7,7 +7,6 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from scripted_target import DRAWN_SEED, Script, full_tokens, leaving, serve
 
 from ssd_client.cli import cli
 from ssd_client.connection import endpoints as endpoints_module
@@ -19,6 +18,7 @@ from ssd_client.generate.request import GenerateOptions, TextPrompt, build_reque
 from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream import generate
 from ssd_client.terminal.render import endpoint_text
+from tests.client.scripted_target import DRAWN_SEED, Script, full_tokens, leaving, serve
 
 REQUEST = build_request(TextPrompt("Once"), GenerateOptions())
 QUICK = RetryPolicy(lost_wait_s=0.05)

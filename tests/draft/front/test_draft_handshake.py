@@ -7,7 +7,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status.rpc_status import from_call
-from scripted_draft import (
+
+from ssd.v1 import speculation_pb2 as pb
+from ssd_draft.front import service
+from ssd_draft.records import TargetLinkUp
+from tests.draft.scripted_draft import (
     EPOCH,
     Draft,
     frames,
@@ -18,10 +22,6 @@ from scripted_draft import (
     status,
     try_write,
 )
-
-from ssd.v1 import speculation_pb2 as pb
-from ssd_draft.front import service
-from ssd_draft.records import TargetLinkUp
 from tests.waiting import wait_until_async
 
 Code = grpc.StatusCode

@@ -12,12 +12,12 @@ import sys
 import grpc
 import pytest
 from click.testing import CliRunner
-from scripted_target import DRAWN_SEED, full_text, full_tokens, invalid, status
 
 from ssd.v1 import target_pb2
 from ssd_client.cli import cli
 from ssd_client.generate import stream
 from ssd_client.generate.events import Tokens
+from tests.client.scripted_target import DRAWN_SEED, full_text, full_tokens, invalid, status
 from tests.waiting import HANG_SECONDS
 
 LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")

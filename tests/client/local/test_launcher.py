@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2
-from scripted_target import full_text
 
 from ssd.v1 import target_pb2
 from ssd_client.connection.endpoints import check_address
 from ssd_client.errors import BadInputError
 from ssd_client.local.launcher import LocalFlags, LocalPlan, plan_local
 from ssd_client.terminal.prompt import LOCAL_DEFAULT
+from tests.client.scripted_target import full_text
 from tests.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -66,7 +66,7 @@ if "fails" in behaviour and not behaviour.get("listens_first"):
     fail()
 
 from grpc_health.v1 import health
-from scripted_target import Script, serve
+from tests.client.scripted_target import Script, serve
 
 class Asked(health.HealthServicer):  # notes its answers
     def Check(self, request, context):
@@ -104,7 +104,7 @@ class Sandbox:
     def start(
         self, *arguments: str, target: dict | None = None, draft: dict | None = None, **settings
     ) -> subprocess.Popen:
-        paths = [str(self.folder), str(Path(__file__).parent)]
+        paths = [str(self.folder), str(Path(__file__).parents[3])]
         inherited = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(":") if p]
         environment = {
             **os.environ,

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from ssd_engine.kernels.products.product_shape import ProductShape
 from ssd_engine.kernels.products.products import Product, _Balanced, _Resident, _Split
-from tests.engine.product_oracle import EPS, product_of
+from tests.engine.kernels.products.product_oracle import EPS, product_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -30,8 +30,8 @@ from ssd_engine.kernels.products.products import (
     _Split,
 )
 from ssd_engine.kvcache.cache import LayerCache
-from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
-from tests.engine.product_oracle import EPS, product_of
+from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
+from tests.engine.kernels.products.product_oracle import EPS, product_of
 from tests.scale import full_only
 from tests.tools import needs_tool
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import click.testing
 import grpc
 import pytest
-from scripted_target import Running
-from terminal import CLIENT
 
 from ssd_client.cli import cli
+from tests.client.scripted_target import Running
+from tests.client.terminal import CLIENT
 from tests.waiting import HANG_SECONDS
 
 

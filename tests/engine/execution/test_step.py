@@ -30,7 +30,7 @@ from ssd_engine.sampling.guesses import ranked_guesses
 from ssd_engine.sampling.history import History
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
-from tests.engine.test_tree_rows import Case
+from tests.engine.execution.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 from tests.scale import FULL, full_only
@@ -558,7 +558,7 @@ def test_seeds_of_64_bits_arrive_whole() -> None:
 def test_every_kernel_compiles_for_a_gpu() -> None:
     """Without one: the compiler needs none."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("compile_kernels.py")
+    script = Path(__file__).parents[1] / "kernels" / "compile_kernels.py"
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
     )

@@ -10,7 +10,7 @@ from ssd_engine.kernels.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.kernels.products.product_shape import ProductShape
 from ssd_engine.kernels.products.products import make_product
 from ssd_engine.kernels.products.triton_kernels import multiply, parts_of, triton_linear
-from tests.engine.product_oracle import EPS, product_of
+from tests.engine.kernels.products.product_oracle import EPS, product_of
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

@@ -29,8 +29,8 @@ from ssd_engine.kernels.products.streamed_products import (
     streamed_kernel,
     waves_of,
 )
-from tests.engine.emulated import EmulatedKernel, Emulator, emulated_map
-from tests.engine.product_oracle import EPS, product_of
+from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
+from tests.engine.kernels.products.product_oracle import EPS, product_of
 from tests.harness import make_runner
 from tests.random_models import make_model
 from tests.scale import full_only

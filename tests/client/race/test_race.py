@@ -8,7 +8,6 @@ import re
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from scripted_target import full_text, full_tokens
 
 from ssd.v1 import target_pb2
 from ssd_client.cli import cli
@@ -20,6 +19,7 @@ from ssd_client.race.command import _local_heats
 from ssd_client.race.lanes import Lane, Run, differing, verdict
 from ssd_client.race.screen import Columns
 from ssd_client.terminal.local_pair import plan_pair
+from tests.client.scripted_target import full_text, full_tokens
 
 LOCAL = {
     "local_model": None,

@@ -4,11 +4,11 @@ import asyncio
 
 import grpc
 import pytest
-from scripted_draft import Draft, frames, opening, run, scripted, status
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.records import TargetFrames, TargetLinkUp
 from ssd_engine.speculation.frames import Branch, Branches, Notice, NoticeKind
+from tests.draft.scripted_draft import Draft, frames, opening, run, scripted, status
 from tests.waiting import wait_until_async
 
 Code = grpc.StatusCode

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from scripted_target import full_text, full_tokens
 
 import ssd_client
 from ssd_client import (
@@ -33,9 +32,10 @@ from ssd_client.generate.request import (
     build_request,
 )
 from ssd_client.generate.request_options import RequestOptions
+from tests.client.scripted_target import full_text, full_tokens
 from tests.waiting import HANG_SECONDS
 
-GUIDE = Path(__file__).parents[2] / "docs/python.md"
+GUIDE = Path(__file__).parents[3] / "docs/python.md"
 LOST = (5, grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 

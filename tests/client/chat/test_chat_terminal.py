@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripted_target import Running, Script, full_text, serve
-from terminal import terminal
-
+from tests.client.scripted_target import Running, Script, full_text, serve
+from tests.client.terminal import terminal
 from tests.waiting import HANG_SECONDS, wait_until
 
 

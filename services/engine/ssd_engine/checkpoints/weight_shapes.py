@@ -1,0 +1,43 @@
+"""The names and shapes of the weights of a model. No torch here."""
+
+from ssd_engine.checkpoints.model_config import ModelConfig
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight that a checkpoint of this config holds."""
+    d, v = config.hidden_size, config.embedding_rows
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (v, d),
+        "model.norm.weight": (d,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (v, d)
+    for layer in range(config.num_layers):
+        for name, shape in _layer_shapes(config).items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * hd, config.num_kv_heads * hd
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (d,),
+        "post_attention_layernorm.weight": (d,),
+        "self_attn.q_proj.weight": (q, d),
+        "self_attn.k_proj.weight": (kv, d),
+        "self_attn.v_proj.weight": (kv, d),
+        "self_attn.o_proj.weight": (d, q),
+        "mlp.gate_proj.weight": (ff, d),
+        "mlp.up_proj.weight": (ff, d),
+        "mlp.down_proj.weight": (d, ff),
+    }
+    if config.qkv_bias:
+        shapes |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv))}
+    if config.o_bias:
+        shapes["self_attn.o_proj.bias"] = (d,)
+    if config.mlp_bias:
+        shapes |= {f"mlp.{p}_proj.bias": (n,) for p, n in (("gate", ff), ("up", ff), ("down", d))}
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (hd,), "self_attn.k_norm.weight": (hd,)}
+    return shapes
