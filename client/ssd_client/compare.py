@@ -44,7 +44,7 @@ class FirstDifference:
     """Where two texts differ first."""
 
     prompt: int
-    position: int  # of the token, or of the character where there are no tokens
+    position: int  # index of the token, or of the character where there are no tokens
     first: str
     second: str
     # How much more likely each side finds its own token than the other's, in logits; None where

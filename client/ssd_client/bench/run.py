@@ -117,7 +117,7 @@ class Bench:
     def _keep_timeline(
         self, key: RunKey, first: MeasuredRequest, events: Sequence[TraceEvent]
     ) -> None:
-        """Of the first request of each mode."""
+        """Keep the events of the first request of each mode."""
         timelines: dict[str, Any] = self.results.more.setdefault("timelines", {})
         if not events or key.mode in timelines or key.load != self._settings.loads[0]:
             return

@@ -30,8 +30,8 @@ from ssd_client.errors import BadInputError, EndpointLostError, failure_of
 DEFAULT_ADDRESS = "127.0.0.1:7410"
 DNS = "dns:///"
 MAX_ADDRESSES = 64  # behind a name
-_KEPT_CHANNELS = 8  # of an endpoint, with the calls that run on them
-_MAX_ENDPOINTS = 256  # of a command, however often its names are looked up
+_KEPT_CHANNELS = 8  # channels that an endpoint keeps for the calls that run on them
+_MAX_ENDPOINTS = 256  # endpoints of a command, however often its names are looked up
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = [
@@ -61,7 +61,7 @@ class Endpoint:
         self.server_name = server_name
         self._channels: list[grpc.Channel] = []
         self._lock = threading.Lock()
-        self.generation = 0  # of its connection
+        self.generation = 0  # counts its connections
         self._connect()
 
     def _connect(self) -> None:
@@ -110,7 +110,8 @@ Resolve = Callable[[str, int], list[str]]  # host and port to addresses
 
 
 class Endpoints(Sequence[Endpoint]):
-    """Of addresses and names that a user gave, in their order. They only ever become more."""
+    """The endpoints behind the addresses and names that a user gave, in their order. The list only
+    grows."""
 
     def __init__(
         self,

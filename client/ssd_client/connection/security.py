@@ -11,7 +11,7 @@ import grpc
 
 from ssd_client.errors import BadInputError
 
-Options = Sequence[tuple[str, Any]]  # of a channel
+Options = Sequence[tuple[str, Any]]  # options of a gRPC channel
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])")
 
 

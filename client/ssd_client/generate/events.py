@@ -31,7 +31,7 @@ class Started:
     seed: int
     prompt_tokens: int
     model_fingerprint: str
-    model_digest: str = ""  # of every byte; of older targets there is none
+    model_digest: str = ""  # covers every byte; older targets send none
 
     def is_like(self, other: Started) -> bool:
         """Whether the model is the same, as far as both tell."""

@@ -39,7 +39,7 @@ class GenerationResult:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)  # of tokens, where the server says it
+    origins: list[str] = field(default_factory=list)  # one for each token, if the server says it
     started: Started | None = None
     finished: Finished | None = None
     endpoints: list[str] = field(default_factory=list)  # that accepted the request, in order

@@ -35,7 +35,7 @@ def check_otlp_endpoint(url: str) -> None:
 
 
 class RootSpan:
-    """Of one generation."""
+    """The root span of one generation."""
 
     def __init__(self, url: str) -> None:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -16,8 +16,8 @@ SHORTEST_STEP = 0.8e-3  # seconds of a draft's step, however small the model: it
 SLOWER = 80 / 30  # times as long as on the whole GPU a draft's step takes on DRAFT_SHARE of it
 
 DEPTHS = (7, 6, 5, 4, 3)  # a shorter tree is worth no part of a GPU
-MOST_READ = 0.25  # of the target's own bytes, that a draft may read during a forward
-_BYTES = 2  # of a weight, in bf16
+MOST_READ = 0.25  # share of the target's own bytes that a draft may read during a forward
+_BYTES = 2  # bytes of a weight, in bf16
 
 
 class Fit(NamedTuple):

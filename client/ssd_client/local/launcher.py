@@ -18,7 +18,7 @@ from ssd_client.local.service import NEEDS_SERVE, LocalService, wait_until_ready
 DEFAULT_MODEL = "stories-target"
 DEFAULT_DRAFTS = {DEFAULT_MODEL: "stories-draft"}  # by target
 NO_DRAFT = "none"
-DEVICES = ("auto", "cpu", "cuda")  # of the services' --device
+DEVICES = ("auto", "cpu", "cuda")  # values of the services' --device
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DRAFT_SHARE = 30
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_LIMIT_S = 10.0  # of a call of the program
+_LIMIT_S = 10.0  # for one call of the program
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from ssd_client.connection.endpoints import Endpoint
 from ssd_client.errors import ClientError, failure_of
 from ssd_client.generate.speculation import origin_name
 
-_EXCHANGES = 16  # of clocks; the quickest one counts
+_EXCHANGES = 16  # readings of a service's clock; the quickest one counts
 _AT_ONCE = 5_000  # events of one answer
 _LATEST = 2**63 - 1
 _TIMEOUT_S = 10.0

@@ -18,7 +18,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Of --logit-bias."""
+    """The biases of --logit-bias, by token; raises BadInputError where one is given twice."""
     if len(dict(pairs)) != len(pairs):
         raise BadInputError("--logit-bias: the same token twice")
     return dict(pairs)

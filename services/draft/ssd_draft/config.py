@@ -51,18 +51,18 @@ class DraftEngineOptions:
     runner: RunnerOptions | None
     tp: int
     prefill_chunk: int
-    depth: int  # of the longest branch
+    depth: int  # tokens of the longest branch
     budget: int  # branches of a round
     fan_out_hit: tuple[int, ...] | None  # None: from measured rates
     fan_out_miss: tuple[int, ...] | None
-    max_rows: int  # of a forward
+    max_rows: int  # rows of a forward, at most
     max_num_seqs: int
     max_seqs_per_link: int | None
     vocab_size: int | None  # None: each target has its own
     max_context: int
     block_size: int
     listen_host: str  # where a tensor plane is offered, too
-    plane_ports: range | None  # of tensor planes; None: any
+    plane_ports: range | None  # ports for tensor planes; None: any
     log_level: str
     log_format: str
     check_integrity: bool

@@ -20,9 +20,9 @@ class TargetLinkUp(Record, frozen=True):
 
     link: int
     name: str
-    max_depth: int  # of the speculations that the target verifies
+    max_depth: int  # tokens of the longest speculation that the target verifies
     epoch: int = 0
-    plane: PlaneTerms | None = None  # of a tensor plane
+    plane: PlaneTerms | None = None  # for a tensor plane
     interface: str = ""  # own address that the target is reached from; "": not known
 
 

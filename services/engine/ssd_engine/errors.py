@@ -1,6 +1,6 @@
 """Errors that a user can cause. Edges map them once: to a gRPC status or to an exit code."""
 
-EXIT_RANK_DIED = 70  # of an engine process that lost a tensor-parallel rank
+EXIT_RANK_DIED = 70  # an engine process lost a tensor-parallel rank
 EXIT_NODE_LOST = 71  # likewise, another node
 
 

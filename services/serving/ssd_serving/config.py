@@ -177,7 +177,7 @@ def _check_port_file(path: Path | None) -> None:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Of forwards that are not prefills; the names are those of RunnerOptions."""
+    """The sizes of forwards that are not prefills; the names are those of RunnerOptions."""
 
     max_rows: int
     max_tail: int = 0

@@ -12,7 +12,7 @@ from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.text.tokenizer import ChatTemplate, Tokenizer
 from ssd_serving.config import ServiceConfig, StepSizes, runner_options
 
-DIGEST_VERSION = 2  # of what is digested, and how
+DIGEST_VERSION = 2  # changes with what is digested, and how
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ModelPlan:
     model: ModelConfig  # the checkpoint's own shape
     checkpoint: Checkpoint
     runner: RunnerOptions
-    sampling: SamplingDefaults = NEUTRAL  # of a target
+    sampling: SamplingDefaults = NEUTRAL  # a target's
     chat_template: ChatTemplate | None = None  # likewise; None: the model's own
     allow_control_tokens: bool = False  # in messages of chats; likewise
 

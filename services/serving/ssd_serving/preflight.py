@@ -11,7 +11,7 @@ from ssd_serving.config import ServiceConfig, parse_address
 from ssd_serving.plan import ModelPlan
 
 GIB = 1 << 30
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of a weight
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 LISTENING = ("listen", "health_listen", "metrics_listen")
 
 

@@ -130,7 +130,7 @@ class ServiceServer(ABC):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        _remove_port(self._service_config.port_file)  # of an earlier run
+        _remove_port(self._service_config.port_file)  # left by an earlier run
         server = self._make_server()
         port = self._bind(server)
         health_server = self._make_health_server()

@@ -38,8 +38,8 @@ BOUNDS = {
     "cluster_timeout": (1, 3600),
 }
 
-# Of a draft model inside: a drafted token that was right is not in its cache yet when the next one
-# is drafted.
+# Rows of a sequence in a step of the draft model inside the target: a drafted token that was right
+# is not in its cache yet when the next one is drafted.
 DRAFT_STEP_ROWS = 2
 
 
@@ -87,7 +87,7 @@ class TargetConfig(ServiceConfig):
 
 @dataclass(frozen=True)
 class JoinConfig:
-    """Of ``ssd-target join``: a node that computes for a leader."""
+    """The options of ``ssd-target join``, which runs a node that computes for a leader."""
 
     leader: str | None = None
     node: int | None = None
@@ -118,7 +118,7 @@ class EngineOptions:
     synthetic_acceptance: float | None
     swap_gib: float
     speculation: SpeculationOptions
-    draft_model: ModelConfig | None  # of synchronous speculation
+    draft_model: ModelConfig | None  # for synchronous speculation
     draft_runner: RunnerOptions | None
     cluster: ClusterOptions | None  # None: all ranks are on one node
 

@@ -14,7 +14,7 @@ class Difference:
     prompt: int
     run: RunKey
     other: RunKey  # whose text is taken for right
-    position: int  # of the first token that differs
+    position: int  # index of the first token that differs
     token: int | None  # None: the text has ended
     expected: int | None
 

@@ -15,7 +15,7 @@ from ssd_client.generate.speculation import SpeculationStats
 
 Metrics = dict[str, float | int | list[float] | None]
 FEW = 6  # values, of which a bootstrap says no more than their range
-_DRAWS = 2000  # of the bootstrap
+_DRAWS = 2000  # draws of the bootstrap
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Interval:
 
 
 def metrics_of(done: Sequence[MeasuredRequest], seconds: float, devices: int | None) -> Metrics:
-    """Of one run, which took so long and had so many devices at work, where that is known."""
+    """The metrics of one run that took `seconds` on `devices`; None: their number is not known."""
     good = [each for each in done if each.error is None]
     tokens_in, tokens_out = (
         sum(each.prompt_tokens for each in good),

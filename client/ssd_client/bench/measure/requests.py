@@ -34,7 +34,7 @@ class MeasuredRequest:
     prompt_tokens: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     error: str | None = None
-    cached_tokens: int = 0  # of the prompt
+    cached_tokens: int = 0  # tokens of the prompt that were cached
 
     @property
     def ttft_s(self) -> float | None:

@@ -85,7 +85,7 @@ class Subject:
 
 
 class Traces:
-    """Of all services that keep one; `missing` says of which there is none, and why."""
+    """The traces of all services that keep one; `missing` says why the others have none."""
 
     def __init__(self, subject: Subject) -> None:
         self._readers: list[TraceReader] = []

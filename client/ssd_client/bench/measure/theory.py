@@ -14,7 +14,7 @@ from ssd_client.status.traces import TraceEvent
 
 @dataclass(frozen=True)
 class SpeculationRates:
-    """Of speculation, on other prompts than those that are timed."""
+    """Rates of speculation, measured on other prompts than those that are timed."""
 
     e_sync: float  # tokens of a round in turns
     p: float  # rounds whose speculation came from the cache
@@ -28,7 +28,7 @@ class Times:
 
     plain_round: float  # one token
     verify: float  # a verification, and what lies between two of them
-    draft_turn: float  # of sync
+    draft_turn: float  # the draft's turn in mode sync
     draft: DraftTimes
 
 
@@ -41,7 +41,7 @@ class Prediction:
     off: float
     sync: float
     ssd: float
-    ceiling: float  # of ssd over sync: everything hits, and drafting is free
+    ceiling: float  # the most that ssd can gain over sync: everything hits, and drafting is free
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -26,7 +26,7 @@ LOOK_UPS = {
     "miss_token": "#c8442e",  # red is a miss, and nothing else
     "miss_length": "#e39a8d",
 }
-MOST_ROUNDS = 14  # of the fastest mode, that a timeline shows
+MOST_ROUNDS = 14  # rounds of the fastest mode that a timeline shows
 _SPANS = {
     ("target", "forward"): (1, TARGET),
     ("target", "prefill"): (1, PREFILL),

@@ -33,7 +33,7 @@ code { overflow-wrap: anywhere; }
 .bad { background: #fff3cd; border-left: 4px solid #8a6d1a; padding: .4em .8em; font-weight: bold; }
 svg { max-width: 100%; height: auto; }
 """
-FITS = 0.15  # of what is predicted, that a run may differ from it
+FITS = 0.15  # share of a prediction by which a run may differ from it
 _COLUMNS = {
     "tokens/s": "decode_tokens_per_s",
     "range": "interval",

@@ -15,7 +15,7 @@ from ssd_client.bench.measure.settings import RunKey, Settings
 from ssd_client.errors import BadInputError, ClientError
 
 _FORMAT = 1
-_KEPT = ("theory", "timelines", "delay_curve")  # of an earlier part of the same benchmark
+_KEPT = ("theory", "timelines", "delay_curve")  # kept from an earlier part of the same benchmark
 _NEEDED = ("complete", "command", "client", "target", "drafts", "prompts", "settings", "summary",
            "runs")  # fmt: skip
 
@@ -52,7 +52,7 @@ class Results:
         return set(self.settings.runs()) <= set(self.runs)
 
     def metrics(self, load: float, kind: str) -> list[Metrics]:
-        """Of all repeats so far."""
+        """The metrics of all repeats so far."""
         return [
             run["metrics"]
             for key, run in sorted(self.runs.items())

@@ -15,7 +15,7 @@ from ssd_client.bench.report.results import Results
 from ssd_client.printable import printable
 from ssd_client.terminal.render import note
 
-_WIDE = 160  # of a table in a pipe
+_WIDE = 160  # columns of a table in a pipe
 _COLUMNS = {
     "tokens/s": "decode_tokens_per_s",
     "output tok/s": "output_throughput",

@@ -50,12 +50,12 @@ from ssd_engine.tracing.histogram import count_seconds, new_counts
 
 SHIPPED = (Source.CACHE, Source.JUST_IN_TIME)  # speculations that were drawn here
 OpenPlane = Callable[[TargetLinkUp], tuple[Sender, Plane] | None]
-FRAMES_PER_STEP = 64  # of one link, between two forwards
+FRAMES_PER_STEP = 64  # frames of one link that are looked at between two forwards
 ROUNDING = 1e-9
 FRAME_SECONDS = 0.001  # for these, at most
 IDLE_SECONDS = 30.0  # a sequence that was not heard of for so long may be evicted
 ALIVE_SECONDS = 0.25  # without a push, after which an empty one says that work goes on
-HOLD_BACK = 0.8  # of the target's forward: before that nothing is pushed but what is ready
+HOLD_BACK = 0.8  # share of the target's forward: before that only what is ready is pushed
 PUSH_SHARE = 0.1  # likewise: pieces are gathered for so long
 
 
@@ -65,7 +65,7 @@ class LinkSequences:
         self.planner = planner
         self.scopes: Scopes[int] = Scopes(new_scope)
         self.sequences: dict[int, DraftSequence] = {}
-        self.sender: Sender | None = None  # of the tensor plane
+        self.sender: Sender | None = None  # the draft's end of the tensor plane
         self.inbox: deque[TargetFrame] = deque()
         self.account = LinkAccount()
         self.outbox: list[DraftFrame] = []
@@ -111,7 +111,7 @@ class DraftCore:
         self._links: dict[int, LinkSequences] = {}
         self._draining = False
         self._step_clock = StepClock()
-        self._tree_clock = StepClock()  # of steps that are typical for trees
+        self._tree_clock = StepClock()  # only steps that are typical for trees
         self._shares = FairScheduler(max_rows, self._step_clock)
         self.counters = Counters()
 

@@ -20,7 +20,7 @@ from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.loop import PipeInbox, run_engine, serve_records, warm_up
 from ssd_serving.engine.records import Ready, encode
 
-SILENCE_SECONDS = 0.05  # of an engine that works
+SILENCE_SECONDS = 0.05  # an engine that works says something at least so often
 
 
 def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:

@@ -20,7 +20,7 @@ JOIN = 1.25  # times as long may a forward be with greedy links than without
 
 
 class LinkAccount:
-    """Of one link."""
+    """The account of one link."""
 
     def __init__(self) -> None:
         self.served = 0.0  # rows, recent ones counting more
@@ -29,7 +29,7 @@ class LinkAccount:
 
 @dataclass(frozen=True)
 class Turn:
-    """Of the next forward: who shares it, who may join it, and how many rows it has at most."""
+    """The next forward: who shares it, who may join it, and how many rows it has at most."""
 
     sharing: list[LinkAccount]
     joining: list[LinkAccount]

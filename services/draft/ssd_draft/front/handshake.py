@@ -31,7 +31,7 @@ class DraftIdentity:
     tokenizer_fingerprint: str | None  # None: any tokenizer will do
     vocab_size: int | None
     max_context: int
-    max_sequences: int  # of one link
+    max_sequences: int  # sequences of one link
     depth: int
     budget: int
 

@@ -7,7 +7,7 @@ from enum import Enum
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import Branches, DraftFrame
 
-MAX_MESSAGE_COST = 65_536  # of one message, in numbers that it carries
+MAX_MESSAGE_COST = 65_536  # numbers that one message carries, about
 
 
 class TargetLinkState(Enum):

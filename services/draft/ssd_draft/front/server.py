@@ -32,7 +32,7 @@ from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
 
 KINDS = {"model": pb.SPECULATOR_KIND_MODEL, "ngram": pb.SPECULATOR_KIND_NGRAM}
-MESSAGES_IN_FLIGHT = 2  # of the largest size, of one link, on their way to the engine
+MESSAGES_IN_FLIGHT = 2  # largest messages that one link may have on their way to the engine
 
 
 def plan_draft(config: DraftConfig) -> ModelPlan | None:

@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 SERVICE = "ssd.v1.SpeculationService"
 HELLO_SECONDS = 10.0
 MAX_GREETING = 64  # streams that have not said hello
-MAX_GREETING_OF_ONE = 32  # of these, of one identity
+MAX_GREETING_OF_ONE = 32  # those of one identity
 MAX_BACKLOG = 65_536  # records on their way to the engine, beyond which no link comes up
 RETRY_SECONDS = 5.0
 LOADING_SECONDS = 2.0  # after which it is worth asking again
 INLINE_BYTES = 16_384  # messages above this are parsed on a thread, away from the event loop
-REASONS: dict[type[SSDError], str] = {  # of a handshake or a link that failed, for metrics
+REASONS: dict[type[SSDError], str] = {  # why a handshake or a link failed, for metrics
     InputError: "malformed",
     NotServing: "not_serving",
     EngineGone: "not_serving",

@@ -29,8 +29,8 @@ from ssd_serving.rpc.messages import (
     parse_sampling,
 )
 
-MAX_FRAMES = 1024  # of one message
-FRAMES_BYTES = 4 << 20  # of those that come beside the longest one
+MAX_FRAMES = 1024  # frames in one message
+FRAMES_BYTES = 4 << 20  # bytes of the frames beside the longest one
 MAX_TRACE_CONTEXT = 256  # characters; a traceparent has 55
 MAX_ROUND = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
@@ -43,7 +43,7 @@ class FrameLimits:
 
     vocab_size: int
     max_context: int
-    max_depth: int  # of the speculations that the target verifies
+    max_depth: int  # tokens of the longest speculation that the target verifies
 
 
 @dataclass(frozen=True)

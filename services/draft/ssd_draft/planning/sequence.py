@@ -95,7 +95,7 @@ class DraftSequence:
         self.complete = False  # nothing is left to prepare in this phase
         self.built = False  # the tree of this phase was complete once
         self.answered = False  # something was pushed in this phase
-        self.plan: Any = None  # of this phase, once it is made
+        self.plan: Any = None  # this phase's, once it is made
         self.planned = 0  # depth of the last round's tree
         self.state: Any = None  # the speculator's own
 

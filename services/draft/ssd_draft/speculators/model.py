@@ -55,7 +55,7 @@ class DraftRunner(Protocol):
 class _State:
     path: CachedPath
     scratch: BlockLease
-    slots: list[int]  # of the scratch
+    slots: list[int]  # the scratch's slots
     tree: Tree | None = None
     # Guesses after each length of the chain, best first; what the outcome is held against.
     rankings: list[list[int]] = field(default_factory=list)
@@ -141,7 +141,7 @@ class ModelSpeculator:
         self._max_context = max_context
         self._depth = depth
         self._scratch_tokens = (depth + LOOK_AHEAD) * budget
-        self._most_ahead = depth + LOOK_AHEAD + 1  # of a chain, or a branch that was taken
+        self._most_ahead = depth + LOOK_AHEAD + 1  # tokens of a chain, or of a taken branch
         self._budget = budget
         self._ahead: _Flight | None = None
         self._is_typical = True

@@ -10,7 +10,7 @@ from ssd_engine.kvcache.cached_path import NoRoom
 from ssd_engine.speculation.ngram import NgramIndex
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
-MOST_TOKENS = 1 << 20  # of all sequences: an index takes about 1 KB for each
+MOST_TOKENS = 1 << 20  # tokens of all sequences: an index takes about 1 KB for each
 
 
 class NgramSpeculator:

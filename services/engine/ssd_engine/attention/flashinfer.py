@@ -36,12 +36,12 @@ except ImportError as error:
     raise ConfigError('a CUDA device needs its extra: pip install "ssd-serve[cuda]"') from error
 
 DTYPES = (torch.float16, torch.bfloat16)
-HEAD_DIMS = (64, 128, 256)  # of the kernels that merge parts
+HEAD_DIMS = (64, 128, 256)  # head sizes that the kernels that merge parts know
 SPLIT = 256  # tokens: enough blocks of threads for one long sequence, not too many for a batch
 FULL_TILE = 128  # query rows; no tile is larger
 MOST_PADDED = 2048  # query rows of a launch, those that pad included
 
-Rows = slice | Tensor  # of the batch, or of a launch
+Rows = slice | Tensor  # rows of the batch, or of a launch
 Placed = tuple[int, QueryRun]  # the run's first row in the batch, and the run
 
 
@@ -114,7 +114,8 @@ class FlashInferBackend:
         self.few_rows = few_rows
         self.dummy_block = dummy_block
         self.split_pages = max(1, SPLIT // block_size)
-        self._packed_rows = few_rows * num_heads // num_kv_heads  # of a KV head, in a run of few
+        # Query rows of one KV head, in a run of few rows.
+        self._packed_rows = few_rows * num_heads // num_kv_heads
         self._few_tile = _query_tile(self._packed_rows, head_dim)
         # Only results that are split lie here, and are merged before the next kernel begins.
         self._workspace = self._make_workspace(max_context)

@@ -22,7 +22,7 @@ from ssd_engine.kernels.paged_attention import (
 )
 from ssd_engine.kvcache.cache import LayerCache
 
-ROWS_AT_ONCE = 16  # of a run of consecutive tokens
+ROWS_AT_ONCE = 16  # rows of a run of consecutive tokens that are computed together
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ssd_engine.kvcache.cache import LayerCache
 class _Group:
     """Runs of one length."""
 
-    rows: slice | Tensor  # of the flat batch, run after run
+    rows: slice | Tensor  # rows of the flat batch, run after run
     length: int
     pages: slice | Tensor  # [runs * pages_per_run], or a slice when one run's pages are adjacent
     num_runs: int

@@ -45,7 +45,7 @@ class WeightEntry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    offset: int  # of the data in the file, in bytes
+    offset: int  # where its data begin in the file, in bytes
     size: int
 
 

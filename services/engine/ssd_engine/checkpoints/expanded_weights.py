@@ -29,7 +29,7 @@ FILLER_SCALE = 0.02
 # The constant entry of the hidden state: the smallest number that float16 holds at full precision.
 # Its square is lost in the sum of squares of every norm.
 CONSTANT = 2.0**-14
-CONSTANT_GAIN = 1 / CONSTANT  # of the final norm
+CONSTANT_GAIN = 1 / CONSTANT  # what the final norm multiplies it by
 # The head's weight for filler tokens. The last hidden states of the shipped models have an rms of
 # 0.7 to 13, so their filler tokens get -47,000 to -2,500. Float16 ends at -65,504. Noise adds at
 # most 22.9 times the temperature, which is 100 at most: it never lifts one above all real tokens.

@@ -24,7 +24,7 @@ ARCHITECTURES = {
 }
 
 # Far beyond every model there is. What is within can be held against the weights at once.
-MAX_WIDTH = 1 << 24  # of hidden states, MLPs and heads
+MAX_WIDTH = 1 << 24  # sizes of hidden states, MLPs and heads
 MAX_LAYERS = 4096
 MAX_VOCABULARY = 1 << 24
 MIN_POSITIONS, MAX_POSITIONS = 8, 1 << 24
@@ -52,8 +52,8 @@ class RopeConfig:
 class ModelConfig:
     architecture: str
     vocab_size: int  # the tokens there are
-    head_rows: int  # of the head, all sampled over: tokens, and those that growth adds
-    embedding_rows: int  # of the embedding and the head, rows that only pad them included
+    head_rows: int  # rows of the head that are sampled over: tokens, and those that growth adds
+    embedding_rows: int  # rows of the embedding and the head, those that only pad included
     hidden_size: int
     intermediate_size: int
     num_layers: int

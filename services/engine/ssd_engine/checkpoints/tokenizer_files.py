@@ -17,7 +17,7 @@ from ssd_engine.checkpoints.model_files import (
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-SOURCES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")  # of other kinds
+SOURCES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")  # other kinds
 # What transformers may read besides.
 OTHERS = ("*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
 LEGACY = ("added_tokens.json", "special_tokens_map.json")

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
 FLASHINFER_DIMS = (64, 128, 256)
-OWN_DIMS = (16, 32, 64, 128, 256)  # of heads: what our kernels are written for
+OWN_DIMS = (16, 32, 64, 128, 256)  # sizes of heads that our kernels are written for
 
 
 def is_tuned(
@@ -34,7 +34,7 @@ def make_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionBackend:
-    """Of prefill, and of every forward that is not a step of few rows."""
+    """The attention of prefill, and of every forward that is not a step of few rows."""
     if not is_tuned(config, options, dtype, device):
         return SdpaBackend(num_heads, num_kv_heads, options.block_size, dtype, device)
     dim = config.head_dim

@@ -48,7 +48,7 @@ class Layers:
         self.alone = model.tp.size == 1
         self.hidden, self.projected = buffers.hidden[:rows], buffers.projected[:rows]
         self.gated, self.summed = buffers.gated[:rows], buffers.summed[:rows]
-        # Of more than two ranks the order of a sum may follow from its size: there is one for all.
+        # With more than two ranks the order of a sum may depend on its size: there is one for all.
         self._reduced = self.summed if model.tp.size <= 2 else buffers.summed
 
     def take(self, tokens: Tensor) -> None:

@@ -17,7 +17,8 @@ GRAPH_BYTES = 512 << 20  # that captured steps and their modules may still take
 
 
 def weight_bytes(config: ModelConfig, ranks: int, dtype: torch.dtype) -> int:
-    """Of one rank, about: norms are whole on each, and so is the embedding."""
+    """Bytes of one rank's weights, about. The embedding is whole on each rank; so are the norms,
+    which are small and counted as if they were divided."""
     shapes = expected_shapes(config)
     whole = sum(math.prod(s) for name, s in shapes.items() if "embed_tokens" in name)
     split = sum(math.prod(s) for name, s in shapes.items() if "embed_tokens" not in name)

@@ -309,7 +309,7 @@ class _Told:
     """What a step was launched with."""
 
     parts: Sequence[Part]
-    rows: Sequence[int]  # of the step, those that ask for logits
+    rows: Sequence[int]  # rows of the step that ask for logits
     drawing: Drawing
     look_ahead: Callable[[], None]  # for a caller who asks whether it is done while it is not
 
@@ -440,7 +440,7 @@ def expected_parts(parts: Sequence[Part], block_size: int) -> list[Chunk]:
 
 
 def expected_draws(parts: Sequence[Part], draws: Sequence[Draw | None]) -> list[Draw | None]:
-    """Of the rounds that follow."""
+    """The draws of the rounds that follow."""
     widths = [part.num_logits for part in parts for _ in range(part.num_logits)]
     return [
         None if draw is None else draw._replace(position=draw.position + width)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
 log = logging.getLogger(__name__)
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
-CPU_CACHE_SHARE = 0.25  # of the memory that is available
-LOGIT_ROWS = 8  # of one product with the head, where row counts are fixed
+CPU_CACHE_SHARE = 0.25  # share of the available memory
+LOGIT_ROWS = 8  # rows of one product with the head, where row counts are fixed
 
 
 # (config, tp, dtype, device): the weights of one rank.
@@ -299,7 +299,7 @@ class ModelRunner:
             self.model.attention.dummy_block = block
 
     def _blocks_per_sequence(self) -> int:
-        """Of the longest sequence, a tree after it included."""
+        """Blocks of the longest sequence, a tree after it included."""
         size = self.options.block_size
         return -(-self.options.max_model_len // size) - (-self.options.max_tail // size)
 

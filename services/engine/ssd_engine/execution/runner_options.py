@@ -29,8 +29,8 @@ class RunnerOptions:
     # On a CUDA device:
     exact: bool = True  # a row has the same bits whatever else is running; a draft's need not
     eager: bool = False  # steps are launched kernel by kernel
-    step_rows: int = 0  # of one sequence in a step, at most; 0: there are no steps of few rows
-    branches: int = 0  # of one sequence's tree
+    step_rows: int = 0  # rows of one sequence in a step, at most; 0: no steps of few rows
+    branches: int = 0  # branches of one sequence's tree
     ranks: int = 1  # best tokens of a row that a step finds
     max_path: int = 0  # guesses of a draft between what is committed and a row's own token
     kernel_cache: Path | None = None  # where compiled kernels are kept; None: in the home
@@ -47,7 +47,7 @@ class RunnerOptions:
 
 
 def parse_devices(value: str | None, device: str, ranks: int) -> tuple[int, ...] | None:
-    """Of --devices: a GPU for each rank of this node. The same one twice is for debugging."""
+    """Parse --devices: a GPU for each rank of this node. The same one twice is for debugging."""
     if value is None:
         return None
     if device != "cuda":

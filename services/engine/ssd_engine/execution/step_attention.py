@@ -25,7 +25,7 @@ from ssd_engine.kvcache.cache import LayerCache
 from ssd_engine.models.decoder import Decoder, LayerWeights
 
 PARTS_AT_ONCE = 8
-MANY_ROWS = 128  # of an attention program, for which more warps pay
+MANY_ROWS = 128  # rows of an attention program, from which on more warps pay
 # From here on attention that begins early is in the way of what it waits for: measured, a layer
 # takes 15 to 90 us longer.
 CROWDED_ROWS = 64

@@ -139,10 +139,10 @@ class KVCopy:
 
 
 Rows = Chunk | TreeRows
-Part = Rows | KVCopy  # of one sequence's share of a forward
+Part = Rows | KVCopy  # a sequence's share of a forward has one or more
 
 _CHUNK, _TREE, _MOVED = 0, 1, 2
-_PARTS_OF_TREE = 3  # of one sequence: what was moved, what is new, the branches
+_PARTS_OF_TREE = 3  # parts of one sequence: what was moved, what is new, the branches
 
 
 def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:

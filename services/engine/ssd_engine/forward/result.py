@@ -18,8 +18,8 @@ class RejectionVerdict:
     """The outcome of a round that was verified by rejection where the logits are."""
 
     accepted: int
-    token: int  # that follows; -1 where the logits there are no logits
-    logprobs: Sequence[float] = ()  # of all these, where rows were drawn with log probabilities
+    token: int  # the one that follows; -1 where its logits have NaN or infinity
+    logprobs: Sequence[float] = ()  # one for each of these, if rows were drawn with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ForwardResult:
     following: NDArray[np.int32] | None = None  # [rows]: the best, or what rejection draws
     sigma: FewWeights | None = None  # that it was drawn from
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
-    broken: Sequence[int] = ()  # of rows that were drawn: not 0 where logits have NaN or infinity
+    broken: Sequence[int] = ()  # [rows], if drawn: not 0 where logits have NaN or infinity
     reported: "ReportedLogprobs | None" = None  # where log probabilities are asked for
     # Rejection where the logits are: of rounds, each with its first row and what it verifies.
     reject: Callable[[Sequence[tuple[int, Speculation]]], list[RejectionVerdict]] | None = None
@@ -79,7 +79,7 @@ class ReportedLogprobs:
 class PendingForward(Protocol):
     """A forward that was launched."""
 
-    rows: Sequence[int]  # of the step, those that ask for logits; empty where nobody may name them
+    rows: Sequence[int]  # rows of the step that ask for logits; empty where nobody may name them
 
     def done(self) -> bool: ...
 

@@ -148,7 +148,7 @@ class StepInputs:
         self._on_device = {name: self.device[span] for name, span in spans.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Of the device's side."""
+        """The input of this name, on the device."""
         part = self._on_device[name]
         return part.view(KINDS[name]) if name in KINDS else part
 
@@ -247,7 +247,7 @@ class StepInputs:
         return bool((slots <= self.shape.scratch).all())
 
     def put_tokens(self, tokens: Sequence[int]) -> None:
-        """Of a step that was filled but for them."""
+        """Fill in the tokens of a step that has everything else."""
         self._host.part["tokens"][: len(tokens)] = _ints(tokens)
 
     def _fill_run(self, i: int, run: StepRun, row: int) -> None:

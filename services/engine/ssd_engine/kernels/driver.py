@@ -29,7 +29,8 @@ _DYNAMIC_SHARED = 8  # function attribute: bytes that a launch may ask for
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _MAP_BFLOAT16, _MAP_SWIZZLE_128, _MAP_PROMOTE_256 = 9, 3, 3  # kinds of tensor maps
 
-Argument = Tensor | float | ctypes.Array[Any] | None  # of a kernel; an array goes by value
+# An argument of a kernel; an array goes by value.
+Argument = Tensor | float | ctypes.Array[Any] | None
 
 
 class CompileError(RuntimeError):

@@ -53,7 +53,7 @@ def _attend(q, k, v, valid, scale, m, total, acc):
     score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     score = tl.where(valid, score, float("-inf"))
     highest = tl.maximum(m, tl.max(score, 1))
-    base = tl.where(highest == float("-inf"), 0.0, highest)  # of a row that has seen nothing
+    base = tl.where(highest == float("-inf"), 0.0, highest)  # 0: seen nothing yet
     weight = tl.exp2(score - base[:, None])
     keep = tl.exp2(m - base)
     total = total * keep + tl.sum(weight, 1)
@@ -95,7 +95,7 @@ def paged_attention_kernel(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,  # of a program: rows of a run times heads of a group, a power of 2
+    ROWS: tl.constexpr,  # rows of a run times heads of a group, at least; a power of 2
     FAR: tl.constexpr,
     MOST_PARTS: tl.constexpr,
     TILE: tl.constexpr,

@@ -32,7 +32,7 @@ class LayerCache:
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
     num_layers: int
-    num_kv_heads: int  # of this rank
+    num_kv_heads: int  # heads of this rank
     head_dim: int
     block_size: int
     dtype: torch.dtype

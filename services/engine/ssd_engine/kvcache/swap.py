@@ -9,7 +9,7 @@ class Swap:
     """Blocks of the cache are copied to places of the host's memory, side by side, or back."""
 
     out: bool
-    place: int  # of the first
+    place: int  # where the first block goes, or comes from
     blocks: Sequence[int]
 
     def encode(self) -> list[int]:

@@ -13,7 +13,7 @@ from multiprocessing import connection, resource_tracker
 from ssd_engine.process.log import end_process
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
+PR_SET_PDEATHSIG = 1  # an option of Linux' prctl
 
 
 @contextmanager

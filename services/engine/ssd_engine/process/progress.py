@@ -8,7 +8,7 @@ from typing import TypeVar
 
 log = logging.getLogger(__name__)
 
-FIRST_SECONDS, EVERY_SECONDS = 2.0, 5.0  # of lines; what is over sooner says nothing
+FIRST_SECONDS, EVERY_SECONDS = 2.0, 5.0  # until the first line, and between two
 FRAME_SECONDS = 0.1
 WIDTH = 24  # characters of a bar
 Item = TypeVar("Item")

@@ -129,7 +129,7 @@ class FewWeights:
         return rows.scatter_add_(1, tokens.to(device), weights.to(device, WIRE))
 
 
-Wire = Tensor | FewWeights  # of several rows
+Wire = Tensor | FewWeights  # the distributions of several rows
 
 
 def whole_wire(wires: Sequence[Wire], device: torch.device | None = None) -> Tensor:
@@ -246,7 +246,7 @@ def _sigma_rows(speculations: Sequence[Speculation], p: Tensor) -> Tensor:
 def _verdicts(
     p: Tensor, sigma: Tensor, speculations: Sequence[Speculation], p_begin: Sequence[int]
 ) -> list[int]:
-    """Of every known token, whatever became of those before it."""
+    """The verdict on every known token, whatever became of those before it."""
     known = [
         (signed64(s.seed), s.position + i, s.tokens[i], begin + i)
         for begin, s in zip(p_begin, speculations, strict=True)

@@ -48,8 +48,8 @@ REPORTED, SIGMA = "log probabilities", "drawing for rejection"
 USE_TORCH = "--kernels torch computes it by torch's own operations"
 EAGER = "--eager launches it kernel by kernel"
 DRAWN_ROWS = 16  # whose tokens are drawn again
-NEARLY_EQUAL = 1e-5  # of two scores
-SIGMA_ROUNDING, SIGMA_LEAST = 2.0**-7, 1e-6  # of a weight
+NEARLY_EQUAL = 1e-5  # relative difference of two scores that count as equal
+SIGMA_ROUNDING, SIGMA_LEAST = 2.0**-7, 1e-6  # allowed error of a weight: relative, and absolute
 WIDTH, DOWN_WEIGHT = 3, 0.5
 NO_REMEDY = "torch itself computes something else here: check the device and its libraries"
 
@@ -232,7 +232,7 @@ class StepCheck:
         best = scores.topk(step.ranks).values
         # From logits that are no numbers anything may be drawn.
         drawn = scores.gather(1, self._drawn_tokens(rows).clamp(0, step.head_rows - 1))
-        # Of two that are as good as equal either may come first.
+        # Either of two scores that are as good as equal may come first.
         error = (drawn - best).abs() / (NEARLY_EQUAL * (1 + best.abs()))
         error = torch.where(best == -torch.inf, 0.0, error)  # fewer can be drawn than are ranked
         self._findings.note(self._place(DRAWN), error.max() * TOLERANCE)
@@ -263,7 +263,7 @@ class StepCheck:
         following = lines[:, self._step.ranks]
         wire = self._step.sigma_of(lines.cpu().numpy()).wire()
         error = (wire.double() - expected).abs() / (SIGMA_ROUNDING * expected + SIGMA_LEAST)
-        # Of tokens that are as good as the last of the likeliest, any may be among these.
+        # Any token that is as good as the last of the likeliest may be among these.
         adjusted = adjust_logits(logits[chosen], rows)
         last = adjusted.topk(min(LIKELIEST, adjusted.shape[1])).values[:, -1:]
         error = torch.where((adjusted - last).abs() <= NEARLY_EQUAL * (1 + last.abs()), 0.0, error)

@@ -20,7 +20,7 @@ WIDER = {
     torch.float32: torch.float64,
 }
 TOLERANCE = 8.0  # roundings that an error may be: seen are 2 to 4 among millions of results
-SLICE_ELEMENTS = 1 << 25  # of a weight that is widened at a time
+SLICE_ELEMENTS = 1 << 25  # elements of a weight that are widened at a time
 _SUM_UNIT = torch.finfo(torch.float32).eps / 2
 _HALF_SUMS = 2.0**-25  # the smallest step of float16, of numbers whose largest is about 1
 

@@ -13,7 +13,7 @@ from ssd_engine.kvcache.cache import KVCache
 
 CONTEXTS = (330, 64, 1, 127, 700, 17, 200, 0)  # tokens before a sequence's rows
 PREFIX = 80  # before the rows of a prefill
-TREE_DEPTH = 1  # of a branch, before its last token
+TREE_DEPTH = 1  # tokens of a branch before its last one
 MOVED = 2  # tokens of a taken branch
 
 

@@ -100,7 +100,7 @@ class MissRate:
     """
 
     LOWEST, HIGHEST = 0.05, 4.0  # r
-    MOST = 0.95  # of first: one candidate is always worth something
+    MOST = 0.95  # the highest ``first``: one candidate is always worth something
 
     def __init__(
         self,

@@ -51,9 +51,9 @@ class Open(Frame, frozen=True):
     sampling: SamplingParams
     verification: Verification
     down_weight: float
-    depth: int  # of the longest branch that is of use
+    depth: int  # tokens of the longest branch that is of use
     verify_micros: int  # 0: not known
-    trace_context: str = ""  # of a request that is traced
+    trace_context: str = ""  # set for a request that is traced
     cache_scope: int = 0  # what is cached of one is never found from another
 
 
@@ -96,7 +96,7 @@ class Notice(Frame, frozen=True):
 
 
 class Plane(Frame, frozen=True):
-    """Of no sequence: where the tensor plane of this epoch is made."""
+    """Says where the tensor plane of this epoch is made; it belongs to no sequence."""
 
     kind: str
     address: str

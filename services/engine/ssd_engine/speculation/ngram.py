@@ -13,7 +13,7 @@ from itertools import islice
 Gram = tuple[int, ...]
 
 NONE = -1
-MAX_OCCURRENCES = 64  # of one n-gram that ``candidates`` looks at, the latest
+MAX_OCCURRENCES = 64  # the latest of one n-gram, which ``candidates`` looks at
 
 
 class NgramIndex:

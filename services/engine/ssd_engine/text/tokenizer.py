@@ -67,7 +67,7 @@ class Backend(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
-    def encode_part(self, text: str) -> list[int]: ...  # of a text that may have many
+    def encode_part(self, text: str) -> list[int]: ...  # one part of a text that may have many
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
@@ -332,7 +332,8 @@ def _not_loaded(source: Path, error: Exception) -> ModelError:
 
 
 class TransformersTokenizer:
-    """Of the generic class, or of one that transformers finds: for that, it imports torch."""
+    """A tokenizer that transformers loads: by its generic class, or by the one that it finds for
+    the directory, which imports torch."""
 
     def __init__(self, directory: Path, generic: bool) -> None:
         check_files(directory)

@@ -38,7 +38,7 @@ class TraceEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trace:
-    """Of one engine."""
+    """Gathers the events of one engine."""
 
     def __init__(self) -> None:
         self._events: list[TraceEvent] = []

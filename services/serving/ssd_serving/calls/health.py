@@ -22,7 +22,7 @@ RETRY_SECONDS = 5.0
 class Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
-        self._changed = asyncio.Event()  # of now; the next change has another one
+        self._changed = asyncio.Event()  # set by the next change, which then makes another one
         self._watchers = 0
 
     async def set(self, service: str, status: int) -> None:

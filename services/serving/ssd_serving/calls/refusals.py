@@ -26,7 +26,7 @@ from ssd_serving.rpc.status import (
     refusal_codes,
 )
 
-NO_REFUSALS = (EngineGone, HandedOver, RequestFailed)  # of calls that had been let in
+NO_REFUSALS = (EngineGone, HandedOver, RequestFailed)  # errors of calls that had been let in
 REASONS = tuple(code.name.lower() for code in refusal_codes(NO_REFUSALS))
 OTHER = "other"  # method: one that is not served here
 MAX_METHOD = 100  # characters of one, in the log

@@ -77,7 +77,7 @@ class EngineProcess(ABC):
         threading.Thread(target=_write, args=(self._outbox, self._pipe), daemon=True).start()
 
     def keep(self, events: list[TraceEvent]) -> None:
-        """Of the engine's trace."""
+        """Add events to the trace that is kept of the engine, if any."""
         if self.trace is not None:
             self.trace.add(events)
 

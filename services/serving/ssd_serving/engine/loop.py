@@ -19,7 +19,7 @@ from ssd_serving.engine.records import Beat, Fatal, encode
 
 log = logging.getLogger(__name__)
 
-HANDLE_SECONDS = 0.01  # of records, between two steps
+HANDLE_SECONDS = 0.01  # for handling records, between two steps
 BEAT_SECONDS = 0.5
 
 

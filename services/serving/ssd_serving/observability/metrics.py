@@ -96,7 +96,7 @@ class _EngineCounters:
 def histogram_family(
     name: str, text: str, counts: list[int], seconds: float, at_once: int = 0
 ) -> HistogramMetricFamily:
-    """Of times that an engine has counted; the arguments are those of ``cumulative``."""
+    """A histogram of times that an engine has counted; ``cumulative`` explains the arguments."""
     return HistogramMetricFamily(name, text, buckets=cumulative(counts, at_once), sum_value=seconds)
 
 

@@ -16,8 +16,8 @@ AGE_SECONDS = 3600  # after which a connection takes no new calls; those that ru
 PING_SECONDS = 20  # for the answer to a ping
 MOST = 4096
 MOST_OF_PROBES = 256
-NO_COMPRESSION = 1  # of all algorithms, that which leaves bytes as they are
-MAX_CHECK_BYTES = 4096  # of a health check: the name of a service
+NO_COMPRESSION = 1  # the bit of the algorithm that leaves bytes as they are
+MAX_CHECK_BYTES = 4096  # a health check holds the name of a service
 OTHERS = 128  # descriptors that are no connections: pipes, logs, files that are read again
 
 

@@ -36,7 +36,7 @@ def decode_message(kind: type[Kind], data: bytes) -> Kind:
 
 
 def is_newer(message: Message) -> bool:
-    """Of a message whose oneof is not set: it says something that only a newer version knows."""
+    """Whether a message whose oneof is not set says something that only a newer version knows."""
     fields: Any = UnknownFieldSet(message)
     return any(field.wire_type == LENGTH_DELIMITED for field in fields)
 

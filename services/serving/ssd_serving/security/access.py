@@ -58,7 +58,7 @@ class Access:
             raise
 
     def identity(self, context: grpc.aio.ServicerContext) -> Identity:
-        """Of a call that was let through."""
+        """The identity of a call that was let through."""
         if self._tokens is not None:
             token = self._token(context.invocation_metadata() or ())
             return Identity(token.name, token.allowance)

@@ -47,7 +47,7 @@ class Identity:
 
 
 class IdentityAccount:
-    """Of one identity. Time comes in as a number."""
+    """The account of one identity. Callers pass the time in as a number."""
 
     def __init__(self, identity: Identity, allowance: Allowance, now: float) -> None:
         self.identity = identity
@@ -64,7 +64,7 @@ class IdentityAccount:
             self._at = now
 
     def left(self, now: float) -> float:
-        """Of a minute's tokens; less than nothing: owed."""
+        """Tokens that are left of a minute's allowance; a negative number is owed."""
         rate = float(self.allowance.tokens_per_minute or 0)
         return min(rate, self._left + (now - self._at) * rate / MINUTE)
 
@@ -80,7 +80,7 @@ class IdentityAccount:
 
 
 class Accounts:
-    """Of all identities. Use from one event loop."""
+    """The accounts of all identities. Use from one event loop."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Accounts:
         on_refusal: Callable[[str], None] = lambda limit: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``usual``: of identities that have none of their own."""
+        """``usual``: the allowance of identities that have none of their own."""
         self._usual = usual
         self._on_refusal = on_refusal
         self._now = clock

@@ -5,7 +5,7 @@ The file is TOML, one table for each token; a name may have several, so that the
     [[token]]
     name = "team-a"                  # the identity: limits and logs go by it
     roles = ["generate"]             # generate, speculate, admin
-    sha256 = "9f86d081…"             # of the token; or token = "…", as it is
+    sha256 = "9f86d081…"             # the token's; or token = "…", as it is
     expires = 2027-01-01T00:00:00Z   # optional
     limit_requests = 8               # optional, instead of --limit-requests; so the other limits
 """

@@ -54,7 +54,7 @@ from ssd_target.speculation.synthetic import SyntheticAcceptance
 
 log = logging.getLogger(__name__)
 
-FEW_ROWS = 4  # of which is said what endpoints must know before all of a step is launched
+FEW_ROWS = 4  # with so few rows, endpoints are told of a step before all of it is launched
 QUIET_SECONDS = 10.0  # between two lines of the log about the same
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
 
@@ -88,9 +88,9 @@ class PendingRound:
     """A round that was launched."""
 
     works: list[Work]
-    rows: list[
-        RowSpeculation
-    ]  # of works that are not replayed; of those launched ahead, once they begin
+    # One for each work that neither opens nor replays a sequence. A round that was launched ahead
+    # gets them when it begins.
+    rows: list[RowSpeculation]
     pending: PendingForward
     ahead: bool = False
 
@@ -102,7 +102,7 @@ class FinishedRound:
     flight: PendingRound
     scored: ForwardResult
     measured: ForwardTiming
-    at: float  # of the trace's clock
+    at: float  # when it ended, by the trace's clock
     committed: dict[int, int] = field(default_factory=dict)  # tokens, by sequence
 
 
@@ -126,7 +126,7 @@ class EngineCore:
         self._token_bytes = token_bytes
         self._steps = self._forwards = 0
         self._forward_seconds = self._gap_seconds = 0.0
-        # Of sequences that have not begun, or have to begin again.
+        # By sequence: those that have not begun, or have to begin again.
         self._requests: dict[int, SpeculationRequest] = {}
         self._flight: PendingRound | None = None
         self._ahead: PendingRound | None = None  # launched after the flight, which it follows

@@ -130,7 +130,7 @@ class EngineInbox:
         self._links: deque[LinkRecord] = deque()
         self._requests: deque[Submit | Cancel | GiveBackWaiting] = deque()
         self._waiting: set[int] = set()  # sequences whose submits are among these
-        self._in_vain: set[int] = set()  # of these, those that were cancelled since
+        self._in_vain: set[int] = set()  # those of them that were cancelled since
         self.core: EngineCore | None = None
 
     def poll(self, seconds: float | None) -> bool:

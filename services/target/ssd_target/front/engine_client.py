@@ -40,10 +40,9 @@ class EngineClient(EngineProcess):
         super().__init__(enter, options, decode_to_front, trace_events=options.trace_events)
         self._max_backlog = max_backlog
         self._streams: dict[int, Backlog] = {}
-        self._accounts: dict[int, IdentityAccount] = {}  # of sequences that were submitted
-        self._leaving: dict[
-            int, IdentityAccount
-        ] = {}  # that are cancelled, and may still take room there
+        self._accounts: dict[int, IdentityAccount] = {}  # by sequence that was submitted
+        # By sequence that is cancelled, and may still take room in the engine.
+        self._leaving: dict[int, IdentityAccount] = {}
         self._next_id = 0
         self.stats: TargetEngineStats | None = None
         self.plane_ability: PlaneAbility | None = None

@@ -22,7 +22,7 @@ from ssd_target.front.requests import ParsedRequest, RequestLimits, parse_messag
 INLINE_BYTES = 16_384  # requests above this are read on a thread, away from the event loop
 THREADS = 2
 MAX_HELD = 128 << 20  # bytes that wait, or are read
-MAX_HELD_OF_ONE = 32 << 20  # of these, of one identity
+MAX_HELD_OF_ONE = 32 << 20  # those of one identity
 RETRY_SECONDS = 1.0
 
 

@@ -24,12 +24,12 @@ MAX_REQUEST_ID_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
 MAX_STOP_STRINGS = 128
 MAX_STOP_STRING_BYTES = 1024
-MAX_STOP_BYTES = 8192  # of all stop strings together
+MAX_STOP_BYTES = 8192  # all stop strings together
 MAX_ROLE_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_CHAT_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16384
-MAX_OPTIONS_BYTES = 1 << 20  # of all but texts and tokens: roles, stops, biases, names
+MAX_OPTIONS_BYTES = 1 << 20  # everything but texts and tokens: roles, stops, biases, names
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ParsedRequest:
     sampling: SamplingParams
     rules: StopRules
     num_logprobs: int | None
-    completion: Completion  # of the generated tokens
+    completion: Completion  # after the generated tokens
     speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
     cache_salt: str = ""
 

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class TargetPlan:
     target: ModelPlan
-    draft: ModelPlan | None  # of synchronous speculation
+    draft: ModelPlan | None  # for synchronous speculation
 
     def load_tokenizer(self) -> Tokenizer:
         """The target's tokenizer; raises ConfigError when the draft model has another one."""
@@ -238,7 +238,7 @@ def _check_draft_credentials(config: TargetConfig) -> None:
 
 
 def _allowance(config: TargetConfig) -> Allowance:
-    """Of an identity that has none of its own."""
+    """The allowance of an identity that has none of its own."""
     return Allowance(
         config.limit_requests, config.limit_tokens_per_minute, config.limit_prompt_tokens
     )

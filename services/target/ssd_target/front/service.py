@@ -252,7 +252,7 @@ class TargetServicer:
 
 
 def _outcome(error: SSDError) -> str:
-    """Of a request that was not finished, for metrics."""
+    """The outcome of a request that was not finished, as metrics name it."""
     if isinstance(error, HandedOver):
         return "handed_over"
     return "error" if isinstance(error, FAILURES) else "refused"

@@ -21,7 +21,7 @@ class SpeculationTerms:
     modes: tuple[Mode, ...]  # that a request may name
     depth: int
     link_of: Callable[[str], int]  # dials what is allowed; InputError for what is not
-    default: Mode | None = None  # of requests that name none; None: the first of modes
+    default: Mode | None = None  # for requests that name none; None: the first of modes
 
     def settle(self, options: pb.SpeculationOptions, trace_context: str = "") -> SpeculationRequest:
         """Raises InputError; what it names is dialled from here on."""

@@ -27,7 +27,7 @@ from ssd_target.links.endpoint_addresses import (
 
 log = logging.getLogger(__name__)
 
-MAX_PLACES = 64  # of one source
+MAX_PLACES = 64  # endpoints of one source that are used
 LOOK_UP_SECONDS = 5.0  # after which a look-up counts as failed
 LEAST_SECONDS = 0.5  # between two look-ups, however many links fail
 MAX_FILE = 65_536  # characters

@@ -44,7 +44,7 @@ class DraftCredentials:
         return grpc.aio.secure_channel(address, credentials, options=named)
 
     def metadata(self, host: str) -> list[tuple[str, str]]:
-        """Of every call; raises ConfigError before the token is shown to who could listen in."""
+        """The metadata of every call; raises ConfigError if the token would travel in the clear."""
         if self.token_file is None:
             return []
         self.check_host(host)

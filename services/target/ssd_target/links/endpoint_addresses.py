@@ -11,7 +11,7 @@ DNS, FILE = "dns:///", "file:///"
 
 @dataclass(frozen=True)
 class EndpointAddress:
-    """Of one endpoint."""
+    """The address of one endpoint."""
 
     address: str  # HOST:PORT that is dialled
     name: str  # HOST:PORT that somebody wrote: certificates and patterns are about it
@@ -50,7 +50,7 @@ class AddressFile:
         return f"file://{self.path}"
 
 
-Source = DnsName | AddressFile  # of places that come and go
+Source = DnsName | AddressFile  # names endpoints that come and go
 
 
 def join(host: str, port: int) -> str:

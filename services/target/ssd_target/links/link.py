@@ -42,10 +42,10 @@ MISFIT_PAUSE = 30.0
 STEADY_SECONDS = 5.0  # up for so long, a link's earlier failures are forgotten
 MAX_LOGGED = 8  # failures, until then
 OUTBOX = 1024  # messages that wait for the wire
-MAX_FRAMES = 512  # of a message to an endpoint
-ENOUGH_BYTES = 1 << 20  # of one: no frame is added to as many
-MAX_BYTES = 4 * 1024 * 1024  # of a message from an endpoint
-SHARE = 0.25  # of this process's time that an endpoint may take, on average
+MAX_FRAMES = 512  # frames in one message to an endpoint
+ENOUGH_BYTES = 1 << 20  # a message of so many bytes takes no further frame
+MAX_BYTES = 4 * 1024 * 1024  # the largest message from an endpoint
+SHARE = 0.25  # share of this process's time that an endpoint may take, on average
 BURST = 1.0  # seconds
 MESSAGE_SECONDS = 2e-4  # what a message takes, whatever it says
 CALM = 256  # records that may wait for the engine before a link is read more slowly
@@ -376,7 +376,7 @@ def _size(frame: TargetFrame) -> int:
 async def _first_error(
     broken: "asyncio.Future[LinkBroken]", *tasks: "asyncio.Task[None]"
 ) -> BaseException:
-    """Of tasks that run until they fail."""
+    """Wait until one of the tasks ends or the link is broken; returns why."""
     ends: set[asyncio.Future[Any]] = {broken, *tasks}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():

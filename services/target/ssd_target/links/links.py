@@ -173,7 +173,7 @@ class Links:
         return sum((link.failures for link in list(self.links.values())), self._past_failures)
 
     def look_ups(self) -> Counter[str]:
-        """Of all sources, by result."""
+        """Look-ups of all sources, by result."""
         return sum((each.results for each in self.discoveries), Counter())
 
     def unknown(self) -> int:

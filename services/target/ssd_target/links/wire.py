@@ -24,7 +24,7 @@ from ssd_engine.speculation.frames import (
 )
 from ssd_serving.rpc.messages import is_newer
 
-MAX_FRAMES = 4096  # of one message
+MAX_FRAMES = 4096  # frames in one message
 MAX_BRANCHES = 16_384
 MAX_TOKENS = 262_144
 MAX_ADDRESS = 512  # characters, or bytes of a secret

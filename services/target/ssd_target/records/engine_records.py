@@ -46,7 +46,7 @@ class DraftLinkUp(Record, frozen=True):
     max_sequences: int
     max_context: int
     max_depth: int
-    host: str = ""  # of the endpoint, for its tensor plane
+    host: str = ""  # the endpoint's host, for its tensor plane
     trusted: bool = False  # with rejection verification
 
 
@@ -96,7 +96,7 @@ class Delta(Record, frozen=True):
     finished: bool
     error: str | None = None
     speculation: SpeculationStats | None = None  # with the last tokens
-    source: int = 0  # of the speculated tokens among them, a Source; 0: there are none
+    source: int = 0  # where speculated tokens among them came from, a Source; 0: there are none
     accepted: int = 0  # so many, the first ones
     returned: bool = False  # it was not begun
     begun_at: float | None = None  # the first alone: when its prefill began, by the host's clock
@@ -127,14 +127,14 @@ class TargetEngineStats(Record, frozen=True):
     hit_tokens: int
     set_aside: int  # sequences, for want of blocks
     replayed_tokens: int  # computed again after it
-    swapped_out: int  # of these sequences, those whose KV went to the host's memory
+    swapped_out: int  # those of them whose KV went to the host's memory
     swapped_blocks: int  # that are there now
     steps: int
     forwards: int  # rounds' forwards, all sequences together
     forward_seconds: float
     gap_seconds: float  # that the device had nothing to do before them
     speculation: SpeculationStats
-    dropped_frames: int  # of endpoints: stale, unknown or out of bounds
+    dropped_frames: int  # frames from endpoints that were stale, unknown or out of bounds
     endpoints: list[EndpointStats]
 
 

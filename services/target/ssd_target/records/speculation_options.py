@@ -9,7 +9,7 @@ from ssd_engine.speculation.verification import Verification
 class Mode(IntEnum):
     """The numbers are those of the wire."""
 
-    AUTO = 0  # of those below, the one that measures fastest at the time
+    AUTO = 0  # the mode below that measures fastest at the time
     OFF = 1  # plain decoding
     SYNC = 2  # draft and target take turns, the draft model inside the target's engine
     SSD = 3  # endpoints prepare while the target verifies
@@ -28,7 +28,7 @@ class Backup(IntEnum):
 class SpeculationOptions:
     """An operator's."""
 
-    mode: Mode = Mode.OFF  # of requests that do not name one
+    mode: Mode = Mode.OFF  # for requests that do not name one
     endpoints: bool = True  # the operator has named some, or allows requests to
     depth: int = 5  # longest speculation
     adapt_depth: bool = True  # shorter where measured acceptance and times say so
@@ -47,4 +47,4 @@ class SpeculationRequest:
     depth: int = 5
     links: list[int] | None = None  # endpoints that it may use; None: the operator's
     down_weight: float = 1.0
-    trace_context: str = ""  # of a request that is traced: endpoints are told
+    trace_context: str = ""  # set for a request that is traced: endpoints are told

@@ -33,7 +33,7 @@ class Work:
 
     sequence: Sequence
     chunk: Chunk
-    stay: int = 0  # of the sequence, when this was planned
+    stay: int = 0  # the sequence's ``stays`` when this was planned
 
     @property
     def is_over(self) -> bool:

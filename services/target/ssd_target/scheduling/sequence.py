@@ -75,7 +75,7 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.lease: BlockLease | None = None
         self.num_written = 0  # tokens whose KV is in the cache
-        self.num_cached_tokens = 0  # of these, how many were found there when it began
+        self.num_cached_tokens = 0  # those of them that were found there when it began
         self.room = 0  # tokens that its blocks hold, those that are reserved included; or less
         self.arrival = 0  # its place in the order of requests
         self.stays = 0  # how often it was admitted

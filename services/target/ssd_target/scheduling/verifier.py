@@ -167,7 +167,7 @@ def _verify_logits(
 def _verdicts(
     works: Rows[Work], logits: Tensor, spans: Rows[slice], drawn: Rows[DraftDistributions | None]
 ) -> list[tuple[int, list[int]]]:
-    """Of each round: how many tokens were right, and what is emitted."""
+    """For each round: how many tokens were right, and the tokens that are emitted."""
     coupled = [i for i, each in enumerate(drawn) if each is None]
     rejecting = [i for i, each in enumerate(drawn) if each is not None]
     verdicts: dict[int, tuple[int, list[int]]] = {}

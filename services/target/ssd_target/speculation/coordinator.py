@@ -36,12 +36,12 @@ from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 
 # As they are written in a trace.
 _NUMBERS: dict[LookUp | None, int] = {found: i for i, found in enumerate(LookUp, start=1)}
-MOST_RECORDS = 64  # of links, that are heard between a round and the next
+MOST_RECORDS = 64  # records of links that are heard between one round and the next
 Receive = Callable[[float], bool]  # handle what comes within so many seconds; False: nothing came
 
 
 class ForwardTiming(NamedTuple):
-    """Of a decode forward, when it has ended."""
+    """The size and the time of a decode forward that has ended."""
 
     width: int  # tokens
     row_seconds: float  # since its speculations were looked up, for each row

@@ -32,13 +32,13 @@ class DraftEndpoint:
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
     delay: Average = field(default_factory=Average)  # from an outcome to its branch
     unwaited: int = 0  # misses since the last wait
-    explore_after: int = EXPLORE[0]  # of these; more each time that it was in vain
+    explore_after: int = EXPLORE[0]  # so many misses; doubled each time a wait was in vain
     unanswered_since: float | None = None  # the oldest launch after the last sign of life
     silent_since: float | None = None  # the same, of visits that have ended, too
-    silent_visits: int = 0  # of sequences that came and went without a sign of life
+    silent_visits: int = 0  # visits of sequences that ended without a sign of life
     outbox: list[TargetFrame] = field(default_factory=list)
     up_record: DraftLinkUp | None = None
-    receiver: Receiver | None = None  # of the tensor plane
+    receiver: Receiver | None = None  # the target's end of the tensor plane
 
     @property
     def up(self) -> bool:
@@ -53,7 +53,8 @@ class DraftEndpoint:
         )
 
     def occupancy(self, now: float) -> float:
-        """Of an endpoint that says nothing, because it is asked nothing, old load is no load."""
+        """The share of its places that are taken. What it said of other targets counts for a while
+        only: an endpoint that is asked nothing says nothing new."""
         others = self.elsewhere if now < self.elsewhere_until else 0
         return (len(self.sequences) + others) / max(1, self.max_sequences)
 

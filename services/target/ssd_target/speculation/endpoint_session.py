@@ -56,7 +56,7 @@ class EndpointSession:
         self._max_depth = max_depth
         self.state = RoundState.DETACHED
         self.round = -1  # not launched
-        self.link = self.epoch = -1  # of the endpoint, while attached
+        self.link = self.epoch = -1  # those of the endpoint, while attached
         self.decided: tuple[int, int] | None = None  # the outcome, until the next launch
         self.branches = BranchStore(0, 0, 0)
         self.stale = False  # branches of what is over were pushed in this round

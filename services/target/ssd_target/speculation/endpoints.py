@@ -110,7 +110,7 @@ class DraftEndpoints:
     def follow(
         self, link: int, epoch: int, frames: Sequence[DraftFrame], load: Load | None
     ) -> None:
-        """Of another epoch than its own, an endpoint says nothing."""
+        """Take in what an endpoint said. Frames of another epoch than its own are dropped."""
         endpoint = self._by_link.get(link)
         if endpoint is None or endpoint.epoch != epoch:
             self._drop(link, epoch, frames)
@@ -125,7 +125,8 @@ class DraftEndpoints:
                 self._branches(endpoint, frame)
 
     def _drop(self, link: int, epoch: int, frames: Sequence[DraftFrame]) -> None:
-        """Of an epoch that is over; the rounds that they name take nothing of it but note."""
+        """Count frames of an epoch that is over as dropped. A round that they name takes none of
+        their branches, but notes that stale ones came."""
         self.dropped += len(frames)
         for frame in frames:
             if isinstance(frame, Branches) and frame.sequence in self._sequences:

@@ -18,7 +18,7 @@ class Pacing:
         self._options = options
         self._verify = StepClock()  # seconds of a decode forward, by its rows
         self._sync_alpha = AcceptanceRate()
-        self._sync_seconds = Average()  # of one drafted token
+        self._sync_seconds = Average()  # seconds for one drafted token
         self._ngram_alpha = AcceptanceRate(prior=0.5)
         self._ngram_idle = 0
 

@@ -22,13 +22,13 @@ PROBE_ROUNDS = 8
 PLAIN_ROUNDS = 4
 BETWEEN_PLAIN = 256
 FIRST_PAUSE, LONGEST_PAUSE = 128, 8192
-LONGEST_TRIAL = 128  # of looking more closely
+LONGEST_TRIAL = 128  # rounds of looking more closely, at most
 GAIN = 1.02  # at least, to be on
 CLEAR = 1.0  # standard errors
 MEMORY = 0.99
 
 LARGEST_SIZE = 8  # batch sizes are told apart up to here: 1, 2 to 3, 4 to 7, 8 and more
-STEADY_STEPS = 16  # of another batch size, before its verdict is taken
+STEADY_STEPS = 16  # steps of another batch size before its verdict is taken
 
 
 class TrialPhase(Enum):

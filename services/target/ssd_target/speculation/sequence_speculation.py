@@ -21,11 +21,11 @@ class SequenceSpeculation:
     rounds: EndpointSession
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     mode: Mode = Mode.OFF  # that the round in flight went by
-    source: Source = Source.NONE  # of its speculation
+    source: Source = Source.NONE  # where its speculation came from
     found: LookUp | None = None  # when that round was looked up
     drafted: int = 0
-    judged: int = 0  # of these, the tokens before a cut
-    ended_at: float = 0.0  # of the round before
+    judged: int = 0  # those of them before a cut
+    ended_at: float = 0.0  # when the round before ended
     waited: float = 0.0  # seconds that the round in flight was held back
     outcome_sent: bool = True
     told_depth: int = 0  # what the endpoint was told to prepare for the next round

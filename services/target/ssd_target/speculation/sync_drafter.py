@@ -40,7 +40,7 @@ class DrafterRunner(Protocol):
 class DraftRow:
     sequence: Sequence
     depth: int
-    down_weight: float | None  # of rejection verification; None: coupled
+    down_weight: float | None  # for rejection verification; None: coupled
     tokens: list[int] = field(default_factory=list)
     wires: list[Wire] = field(default_factory=list)  # a row each: what tokens were drawn from
 

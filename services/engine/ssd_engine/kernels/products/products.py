@@ -25,10 +25,10 @@ RESIDENT = SOURCES / "few_rows_resident.cu"
 SPLIT = SOURCES / "few_rows_split.cu"
 BALANCED = SOURCES / "few_rows_balanced.cu"
 RESIDENT_WARPS = 16
-MOST_RESIDENT_BYTES = 100 * 1024  # of x in shared memory; beyond, cuBLAS is faster
-MOST_OCTETS = 4  # of rows; likewise
+MOST_RESIDENT_BYTES = 100 * 1024  # bytes of x in shared memory; beyond, cuBLAS is faster
+MOST_OCTETS = 4  # groups of eight rows; likewise
 GATE_PIECE = 1024
-WELL_FILLED = 0.88  # of the passes over a weight
+WELL_FILLED = 0.88  # share of the passes over a weight that must have work
 
 
 class Product(Protocol):

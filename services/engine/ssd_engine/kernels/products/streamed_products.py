@@ -33,19 +33,19 @@ WIDTHS = (8, 32, 64, 128, 192, 256)  # numbers of rows that kernels are compiled
 MOST_ROWS = WIDTHS[-1]
 FEW_ROWS = 64  # so many are added up by the last block of a tile; more by all, or by another kernel
 TILE = 128  # outputs
-PANEL = 64  # of k; and of hidden states whose squares are one number
+PANEL = 64  # elements of k; also hidden states whose squares are summed into one number
 SPLITS = range(1, 9)
-SPLIT_COST = 1600  # of k: as long takes it to add up what blocks have left of a tile, measured
-LEAST_SLICE = 256  # of k
+SPLIT_COST = 1600  # elements of k that take as long as adding up the parts of a tile, measured
+LEAST_SLICE = 256  # elements of k
 MORE = 2  # panels that the last slice has more than the others
 MOST_SHARED_WAVES = 1  # waves of tiles whose k is split
 BLOCK, ADDING_BLOCK = 384, 256  # threads
 CHUNK_ROWS, PITCH = 16, 68  # that a group of warps writes at a time, and floats of one of them
 SYSTEM_SHARED = 1024  # bytes that are not the kernel's
-FEW_PANELS, MANY_PANELS = 2, 1  # of a stage
+FEW_PANELS, MANY_PANELS = 2, 1  # panels of a stage, where rows are few and where they are many
 MOST_STAGES = 14
 WEIGHED = 1024  # hidden states of a program
-MOST_MAPS = 512  # of rows, that are kept
+MOST_MAPS = 512  # tensor maps of rows that are kept
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class StreamedKernel:
             (room_for_map(), room_for_map(), room.left, room.have_come, *nothing)
         )
         self._told_adding = Arguments((room.left, *nothing, self._grid[0]))
-        self._maps: dict[int, ctypes.Array[Any]] = {}  # of weights
+        self._maps: dict[int, ctypes.Array[Any]] = {}  # tensor maps of weights, by address
         self._maps_of_rows: dict[tuple[int, int], ctypes.Array[Any]] = {}
         compile_ahead(SOURCE, self._defines)
 

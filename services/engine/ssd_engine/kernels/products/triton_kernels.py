@@ -16,7 +16,7 @@ from torch import Tensor
 
 FEW_ROWS = 64
 MANY_PROGRAMS = 128  # that a product of few rows is cut into, where it is long enough
-LEAST_PART = 256  # of k, of a program
+LEAST_PART = 256  # elements of k for one program
 PART_UNIT = 128  # every tile's depth divides it, so that parts end at the same k in all tilings
 MOST_PARTS = 8
 MOST_STAGES = 4
@@ -127,7 +127,7 @@ def product_kernel(
     rows,
     n,
     k,
-    part_size,  # of k, a multiple of DEPTH
+    part_size,  # elements of k, a multiple of DEPTH
     x_stride,
     weight_stride,
     out_stride,

@@ -27,7 +27,7 @@ from ssd_engine.sampling.history import History
 from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES
 
 IN_PROMPT = 1
-ALIGNMENT = 16  # of rows, in numbers
+ALIGNMENT = 16  # numbers; a row begins at a multiple of so many
 ONCE = tl.constexpr(2)  # in the output
 PENALTIES = tl.constexpr(3)  # numbers of a sequence: repetition, presence, frequency
 
@@ -118,7 +118,7 @@ def penalise_kernel(
     chained,  # [rows] tokens of the trail that come after the path
     trail,
     trail_stride,
-    stride,  # of a row of logits
+    stride,  # elements between two rows of logits
     out_stride,
     vocab,
     PATH: tl.constexpr,

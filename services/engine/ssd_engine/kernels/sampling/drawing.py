@@ -14,7 +14,7 @@ LEAF = 128  # tokens that are ranked together
 
 @triton.jit
 def gumbel(word):
-    """Of the uniform u = (word + 1/2) / 2^32."""
+    """The Gumbel noise of the uniform u = (word + 1/2) / 2^32."""
     u = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     return -tl.log(-tl.log(u))
 
@@ -65,10 +65,10 @@ def best_of_piece_kernel(
     best,  # out [rows, pieces] float64
     best_token,  # out [rows, pieces] int32
     broken,  # out [rows, pieces] int32: values that are no logits
-    stride,  # of a row of logits
+    stride,  # elements between two rows of logits
     vocab,
     pieces,
-    cuts,  # of the filters, where FILTERED
+    cuts,  # the filters' cuts, where FILTERED
     ties,
     PIECE: tl.constexpr,
     FILTERED: tl.constexpr,
@@ -104,7 +104,7 @@ def verdict_kernel(
     last,  # [rows] the tokens once more, for a step that follows
     vocab,
     pieces,
-    ROWS: tl.constexpr,  # of a run at most, a power of 2
+    ROWS: tl.constexpr,  # rows of a run, at most; a power of 2
     PIECES: tl.constexpr,  # a power of 2
     OVERLAP: tl.constexpr,
 ):

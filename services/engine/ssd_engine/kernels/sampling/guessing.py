@@ -22,7 +22,7 @@ from ssd_engine.sampling import guesses as guessing
 from ssd_engine.sampling.noise import STREAM_DRAFT
 from ssd_engine.sampling.rejection import LIKELIEST, WIRE, smallest_weight
 
-LOWEST = tl.constexpr(-(1 << 31))  # of keys
+LOWEST = tl.constexpr(-(1 << 31))  # the lowest key
 FILTERED, FIRST = tl.constexpr(guessing.FILTERED), tl.constexpr(guessing.FIRST)
 
 
@@ -33,7 +33,7 @@ def leaf_kernel(
     best,  # out [rows, leaves] float32
     maxima,  # out [rows, pieces] float32: divided by the temperature
     sums,  # out [rows, pieces] float32: of exp(value - maximum)
-    stride,  # of a row of logits
+    stride,  # elements between two rows of logits
     vocab,
     leaves,
     pieces,

@@ -32,7 +32,7 @@ RESIDUAL = tl.constexpr(STREAM_RESIDUAL)
 # its first token; and in a line for each of these tokens, and one more: the row of the step, the
 # token after it, the address of what that was drawn from (0: a point mass), and the tokens that
 # have a probability.
-NUMBERS = tl.constexpr(4)  # of a round, and of a line
+NUMBERS = tl.constexpr(4)  # numbers of a round, and of a line
 SIGMA_KINDS = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -90,7 +90,7 @@ def weigh_rows_kernel(
     logits,  # [rows, stride] float32, after penalties and bias
     temperatures,  # [rows] float32, 0: greedy
     drawn,  # [rows] tokens that the step has drawn
-    cuts,  # of the filters, where FILTERED
+    cuts,  # the filters' cuts, where FILTERED
     ties,
     lines,  # [lines, NUMBERS] int64
     p_sums,  # out [lines, pieces] float64
@@ -100,7 +100,7 @@ def weigh_rows_kernel(
     vocab,
     pieces,
     PIECE: tl.constexpr,
-    KIND: tl.constexpr,  # of distributions
+    KIND: tl.constexpr,  # the dtype of the distributions
     FILTERED: tl.constexpr,
     CUT: tl.constexpr,
     CUT_PIECES: tl.constexpr,
@@ -196,7 +196,7 @@ def judge_kernel(
     FILTERED: tl.constexpr,
     CUT: tl.constexpr,
     CUT_PIECES: tl.constexpr,
-    LINES: tl.constexpr,  # of a round at most, a power of 2
+    LINES: tl.constexpr,  # lines of a round, at most; a power of 2
 ):
     """Each piece finds the verdict by itself: it is quicker than another launch."""
     number, piece = tl.program_id(1), tl.program_id(0)

@@ -31,7 +31,7 @@ def survey_kernel(
     logits,
     leaf_best,  # out [rows, leaves] float32
     maxima,  # out [rows, pieces] float32
-    stride,  # of a row of logits
+    stride,  # elements between two rows of logits
     vocab,
     leaves,
     pieces,
@@ -80,7 +80,7 @@ def rank_kernel(
     best,
     wanted,  # [rows]: so many, RANKS at most
     out,  # [rows, RANKS] int32, best first; -1 where there are no more
-    stride,  # of a row of scores
+    stride,  # elements between two rows of scores
     vocab,
     leaves,
     RANKS: tl.constexpr,

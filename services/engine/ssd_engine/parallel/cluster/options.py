@@ -11,7 +11,7 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Of the leader; what its engine process is started with."""
+    """The leader's options for its cluster; its engine process is started with them."""
 
     nodes: int
     host: str
@@ -19,14 +19,14 @@ class ClusterOptions:
     secret: bytes = field(repr=False)
     software: str  # name and versions; equal on every node
     model: str  # as the operator named it
-    digest: str  # of the checkpoint
+    digest: str  # the checkpoint's
     join_timeout: float  # seconds until all nodes are there
     timeout: float  # seconds of silence until a node is lost
     farewell: Connection  # a byte on it ends the cluster on purpose
 
 
 def read_secret(path: Path) -> bytes:
-    """Of --cluster-secret-file, without the white space around it."""
+    """The secret in --cluster-secret-file, without the white space around it."""
     flag = "--cluster-secret-file"
     try:
         with path.open("rb") as file:

@@ -24,7 +24,7 @@ class Setup:
     """Everything that a node runs by; its paths are the leader's."""
 
     model: str  # as the leader's operator named it
-    digest: str  # of the checkpoint
+    digest: str  # the checkpoint's
     config: ModelConfig
     options: RunnerOptions
     tp: int

@@ -29,7 +29,7 @@ from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
 log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
-ANSWER_SECONDS = 15.0  # of the leader, to what needs no work
+ANSWER_SECONDS = 15.0  # for the leader to answer what needs no work
 PAUSE_SECONDS, LONGEST_PAUSE = 0.2, 2.0
 
 

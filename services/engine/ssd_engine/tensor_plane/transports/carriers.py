@@ -22,7 +22,7 @@ class Meeting:
     wake: Wake
     format: RowsFormat
     staging: Staging
-    name: str  # of this epoch's group
+    name: str  # names this epoch's group
     deadline: float  # for having started
 
 

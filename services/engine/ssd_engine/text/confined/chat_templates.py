@@ -32,7 +32,7 @@ def _compiled(template: str) -> Template:
         return _environment().from_string(template)
     except MemoryError:
         raise
-    except Exception as error:  # of Jinja, or of Python, which compiles what Jinja makes of it
+    except Exception as error:  # Jinja's, or Python's, which compiles what Jinja makes of it
         raise BrokenError(str(error) or type(error).__name__) from error
 
 
