@@ -29,7 +29,7 @@ _TOP = 20  # tokens among which the other side's is looked for
 
 @dataclass(frozen=True)
 class Side:
-    """An endpoint in a mode; None is the server's own."""
+    """An endpoint, and the mode that it is asked for; None is the server's own mode."""
 
     endpoint: Endpoint
     mode: str | None

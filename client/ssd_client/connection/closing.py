@@ -1,4 +1,4 @@
-"""What is closed at the end of its block, whatever ends that."""
+"""Bases of objects that are closed at the end of their `with` block, whatever ends it."""
 
 from __future__ import annotations
 

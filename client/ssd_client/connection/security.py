@@ -17,7 +17,7 @@ _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])")
 
 @dataclass(frozen=True)
 class Security:
-    """Nothing of it is set: plain connections, as on one's own host."""
+    """How to connect. Without any setting, connections are plain, as on one's own host."""
 
     tls: bool = False
     ca: bytes | None = None  # None: the system's
@@ -92,7 +92,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Details(NamedTuple):
-    """gRPC names these; it offers no class for them."""
+    """The details of a call that an interceptor passes on; gRPC offers no class for them."""
 
     method: str
     timeout: float | None

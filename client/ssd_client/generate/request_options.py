@@ -1,5 +1,4 @@
-"""What a program may ask for, and how it becomes a request: of both clients, `Client` and
-`AsyncClient`."""
+"""The options of a request, and how they become one, for both `Client` and `AsyncClient`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Clock(Protocol):
 
 
 class RequestProgress:
-    """What of a request outlives the endpoint that served it."""
+    """The part of a request that outlives the endpoint that served it."""
 
     def __init__(self, request: target_pb2.GenerateRequest) -> None:
         self._request = request
@@ -98,7 +98,7 @@ class Deadline:
 
 
 class Route:
-    """Which endpoint serves a request, and which one when that has failed."""
+    """Chooses the endpoint that serves a request, and the next one when that has failed."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ UNKNOWN = "unknown"  # not said, or a newer server's
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """Field for field the message of this name, which says what each of them counts."""
+    """The counters of the protobuf message of this name, which explains each of them."""
 
     mode: str = UNKNOWN
     verification: str = UNKNOWN

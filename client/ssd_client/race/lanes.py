@@ -1,4 +1,4 @@
-"""Who runs, what each of them came to, and what is to be said of it."""
+"""The lanes of a race: who runs, how each of them did, and the verdict in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of a race: columns that fill in a terminal, lines elsewhere."""
+"""Shows a race: columns that fill in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What is added to this process's clock to get a service's."""
+    """The seconds to add to this process's clock to get a service's."""
 
     seconds: float
     error_s: float  # at most

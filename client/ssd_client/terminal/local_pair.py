@@ -1,4 +1,4 @@
-"""A pair of --local that knows every mode: a draft beside the target, and its model inside, too."""
+"""A --local target that knows every mode: a draft runs beside it, and the draft's model inside."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class _Type(click.ParamType):
 
 
 class Parsed(_Type):
-    """What a function makes of it; its ValueError is the user's."""
+    """A value that a given function parses; the user is shown its ValueError."""
 
     def __init__(self, parse: Callable[[str], Any], name: str) -> None:
         self._parse = parse

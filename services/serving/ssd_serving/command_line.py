@@ -132,7 +132,7 @@ VERSION = "%(prog)s %(version)s"
 
 
 class GroupedCommand(click.Command):
-    """Options in groups, in --help."""
+    """A command whose --help shows its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records: dict[str, dict[str, tuple[str, str]]] = {group: {} for group in GROUPS}
@@ -155,7 +155,7 @@ def _place(group: str, name: str) -> int:
 
 
 class OptionFactory:
-    """Options whose defaults are a configuration's; --tp has the variable PREFIX_TP."""
+    """Makes options whose defaults are a configuration's; --tp has the variable PREFIX_TP."""
 
     def __init__(self, config: type[Any], prefix: str) -> None:
         self._defaults = {f.name: f.default for f in dataclasses.fields(config)}

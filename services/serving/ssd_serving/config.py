@@ -35,7 +35,7 @@ BOUNDS: Bounds = {
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """Each service adds its own options, and sets its own address."""
+    """The options of any service. Each service adds its own, and sets its own address."""
 
     model: str | None
     listen: str = "127.0.0.1:0"

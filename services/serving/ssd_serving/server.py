@@ -59,7 +59,7 @@ _SAID = {
 
 
 class Servicer(Protocol):
-    """A gRPC service as the life of its process sees it."""
+    """A gRPC service, as the server that runs it sees it."""
 
     @property
     def num_active(self) -> int:

@@ -1,4 +1,4 @@
-"""A slow link: bytes between two services, each piece as late as it is told."""
+"""A proxy that delays all bytes between two services by a given time."""
 
 from __future__ import annotations
 

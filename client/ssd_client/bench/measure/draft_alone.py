@@ -36,7 +36,7 @@ class DraftTimes:
 
 @dataclass(frozen=True)
 class Round:
-    """What a target would tell of the rounds that are timed."""
+    """The rounds that are timed, as a target would describe them."""
 
     prompt: Sequence[int]
     depth: int

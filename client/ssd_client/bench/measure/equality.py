@@ -1,4 +1,4 @@
-"""The texts of the modes, held against each other: coupled, they are equal token for token."""
+"""Compares the texts of the modes: with coupled verification they are equal token for token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the theory needs to know: rates on prompts that are not timed, times of each side alone."""
+"""Measures what the theory needs: rates on prompts that are not timed, times of each side alone."""
 
 from __future__ import annotations
 

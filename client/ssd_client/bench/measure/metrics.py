@@ -1,4 +1,4 @@
-"""What requests come to: the keys of `vllm bench serve`, and those of speculation here."""
+"""The metrics of a run: the keys of `vllm bench serve`, and our own about speculation."""
 
 from __future__ import annotations
 

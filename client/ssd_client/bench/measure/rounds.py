@@ -1,4 +1,4 @@
-"""What the rounds of a trace come to: how much was right, and where the cache hit."""
+"""Counts the rounds of a trace: how many tokens were right, and after which the cache hit."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class SpeculationRates:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds."""
+    """Times of each side, in seconds."""
 
     plain_round: float  # one token
     verify: float  # a verification, and what lies between two of them
@@ -34,7 +34,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Tokens a second."""
+    """Tokens per second of each mode, and what they are predicted from."""
 
     rates: SpeculationRates
     times: Times

@@ -39,8 +39,8 @@ def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
 
 
 class Sparing:
-    """The engine's core, of which nobody hears as long as it has nothing to say: between two depths
-    of a tree every word takes time. Books and traces come with the next word, or soon."""
+    """The engine's core, without outputs that have nothing for a link: between two depths of a tree
+    every message takes time. Statistics and traces come with the next output, or soon."""
 
     def __init__(self, core: DraftCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core, self._now = core, clock

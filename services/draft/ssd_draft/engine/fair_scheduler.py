@@ -1,9 +1,9 @@
-"""Whom the next forward serves: links get equal shares of the engine, over about a second.
+"""Which links the next forward serves: all get equal shares of the engine, over about a second.
 
-A link that asks for less than its share should hardly notice one that asks for more. So whoever was
-served least of late, and whoever was not served much more, share a forward; a *greedy* link, which
-has had far more than another one that is at work, joins where that makes the forward little longer,
-and has forwards of its own, short ones, while nobody else has anything to do.
+A link that asks for less than its share should hardly notice one that asks for more. So a
+forward is shared by the links that were served least of late and by those that were not served much
+more. A *greedy* link has had far more than another one that is at work. It joins where that makes
+the forward only a little longer, and has short forwards of its own while no other link has work.
 """
 
 from collections.abc import Iterable

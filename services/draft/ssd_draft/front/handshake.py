@@ -1,4 +1,4 @@
-"""Do a target and this endpoint fit? Said once, when a link begins."""
+"""Checks whether a target and this endpoint fit, once, when a link begins."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ NO_DEPTH_BEYOND = 1024  # tokens of a target's speculation
 
 
 class HandshakeRefused(SSDError):
-    """Two peers that do not fit. ``reason`` is one of a few words, for metrics."""
+    """The two peers do not fit. ``reason`` is one of a few words, for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

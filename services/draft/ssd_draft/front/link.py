@@ -40,7 +40,7 @@ def transition(state: TargetLinkState, event: TargetLinkEvent) -> TargetLinkStat
 
 
 class Window:
-    """What was read from a target and not yet looked at by the engine.
+    """Counts the frames that were read from a target and not yet looked at by the engine.
 
     While it is full nothing more is read, so a target that floods fills its own connection and
     nobody else's memory.
@@ -141,7 +141,7 @@ def _cost(frame: DraftFrame) -> int:
 
 
 class TargetLink:
-    """Make one inside an event loop."""
+    """The link of one target; make it inside an event loop."""
 
     def __init__(self, link_id: int, max_frames: int, max_bytes: int) -> None:
         self.id = link_id

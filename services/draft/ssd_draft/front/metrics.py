@@ -1,4 +1,4 @@
-"""Prometheus metrics of a draft, prefix ``ssd_draft_`` but for what a target has, too."""
+"""Prometheus metrics of a draft. Their prefix is ``ssd_draft_``, unless a target has them, too."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,5 +1,5 @@
-"""The sequences of all links, as the log and their traces see them. Their text only where an
-operator asks. Chosen once: where nobody looks, frames pass unwatched."""
+"""Follows the sequences of all links for the log and for traces, with their text only where an
+operator asks for it. Whether anybody looks is decided once; if not, frames pass unwatched."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class TracedSequence:
 
 
 class NoSequenceWatch:
-    """Nobody is interested."""
+    """Ignores all frames, where nobody is interested in them."""
 
     def received(self, link: int, frames: Sequence[TargetFrame]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A draft's process: what the life of any service does not know of it."""
+"""A draft's server: what it adds to ``ServiceServer``, which runs any service."""
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import trace_pb2

@@ -62,7 +62,7 @@ REASONS: dict[type[SSDError], str] = {  # why a handshake or a link failed, for 
 
 @dataclass(frozen=True)
 class DraftServing:
-    """All that a link needs, there once the model is loaded."""
+    """Everything that a link needs; it is there once the model is loaded."""
 
     engine: DraftEngine
     endpoint: DraftIdentity

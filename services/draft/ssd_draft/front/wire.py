@@ -39,7 +39,7 @@ ON_THE_WIRE = (Source.NONE, Source.CACHE, Source.JUST_IN_TIME, Source.NGRAM)
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """What the frames of a link are held to."""
+    """The bounds that the frames of a link must keep."""
 
     vocab_size: int
     max_context: int

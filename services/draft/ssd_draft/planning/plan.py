@@ -37,7 +37,7 @@ class RoundPlan:
 
 @dataclass(slots=True)
 class AcceptanceRates:
-    """Measured on one link, for speculations of one origin that are verified in one way."""
+    """Rates measured on one link, for speculations of one origin that are verified in one way."""
 
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
     rejected: MissRate = field(default_factory=lambda: MissRate(REJECTED, max_fan_out=RANKS))
@@ -49,7 +49,7 @@ class AcceptanceRates:
 
 
 class Planner:
-    """One for each link: a target's text and sampling decide its rates."""
+    """Plans the rounds of one link: a target's text and sampling decide its rates."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What speculations are made with, behind one interface."""
+"""Speculators: a draft model, or a look-up of n-grams, behind one interface."""

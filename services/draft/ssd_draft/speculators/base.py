@@ -1,8 +1,8 @@
-"""What a speculator is asked to do.
+"""The interface of a speculator.
 
-It fills the offers of sequences, step by step: in a round that is being verified with branches for
-its likely outcomes, in one that is decided with the continuation of its outcome. Frames are
-looked at between two steps, so a step should be short: one depth, not one tree.
+It fills the offers of sequences, step by step. While a round is being verified, these are branches
+for its likely outcomes; once it is decided, the continuation of its outcome. Frames are looked at
+between two steps, so a step should be short: one depth, not one tree.
 """
 
 from collections.abc import Sequence

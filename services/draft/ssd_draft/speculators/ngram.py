@@ -14,8 +14,8 @@ MOST_TOKENS = 1 << 20  # tokens of all sequences: an index takes about 1 KB for 
 
 
 class NgramSpeculator:
-    """A text is indexed piece by piece, a step for each, as a model reads its prompt: whoever opens
-    long sequences holds up nobody else's."""
+    """Looks up what followed in a sequence's own text. The text is indexed piece by piece, one in a
+    step, as a model reads its prompt: long sequences do not hold up others."""
 
     is_typical = True
 

@@ -1,4 +1,4 @@
-"""What a backend is given and what it must do."""
+"""The interface of an attention backend: what it is given, and what it must do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

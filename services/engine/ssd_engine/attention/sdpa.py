@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention over gathered pages: runs anywhere, and is the oracle.
+"""torch's scaled_dot_product_attention over gathered pages: it runs anywhere, and is the reference.
 
 Runs of equal length are computed together, padded to the longest context among them.
 Trees are attended in two parts, the context that all rows share and the tail of each, under one

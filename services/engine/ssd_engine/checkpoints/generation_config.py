@@ -1,4 +1,5 @@
-"""What a model's own ``generation_config.json`` says for requests that do not. No torch here."""
+"""Sampling defaults from a model's ``generation_config.json``, for requests that set none. No torch
+here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Neutral, unless a model says otherwise."""
+    """The defaults of sampling options: neutral, unless a model says otherwise."""
 
     temperature: float = 1.0
     top_k: int = 0

@@ -1,4 +1,4 @@
-"""What a model is: its shape, read from a Hugging Face ``config.json``. No torch here."""
+"""The shape of a model, read from a Hugging Face ``config.json``. No torch here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

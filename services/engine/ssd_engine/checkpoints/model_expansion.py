@@ -2,7 +2,7 @@
 
 A shape gives dimensions only; the architecture and the text stay the checkpoint's. A larger
 vocabulary is computed and sampled over as a whole, but its new tokens are too unlikely to be drawn.
-``grown_weights.py`` makes the weights.
+``expanded_weights.py`` makes the weights.
 """
 
 import math

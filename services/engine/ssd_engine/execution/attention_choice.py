@@ -1,4 +1,4 @@
-"""Which backend serves a device."""
+"""Chooses the attention backend for a device."""
 
 import importlib.util
 import logging

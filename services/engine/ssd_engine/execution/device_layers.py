@@ -15,7 +15,7 @@ Attend = Callable[[Tensor, LayerWeights, LayerCache], Tensor]
 
 
 class LayerBuffers:
-    """Where layers leave what they compute. Several may share it, as one runs after the other."""
+    """The buffers that layers write to. Several ``Layers`` may share them: they run in turn."""
 
     def __init__(self, model: Decoder, rows: int) -> None:
         width, device = model.config.hidden_size, model.weights.norm.device
@@ -31,7 +31,7 @@ class LayerBuffers:
 
 
 class Layers:
-    """Over some rows. What an operation leaves behind stays until the next layer's."""
+    """The operations of all layers, over some rows. A result stays until the next layer's."""
 
     def __init__(
         self,

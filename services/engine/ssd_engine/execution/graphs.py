@@ -37,7 +37,7 @@ STARTS = 4  # events of a step: more than there are steps whose times are not re
 
 
 class _Captured(Protocol):
-    """One side of a step."""
+    """The captured graphs of one side of a step."""
 
     @property
     def num_turns(self) -> int: ...
@@ -49,7 +49,7 @@ class _Captured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InParts:
-    """The beginning is there several times, each with an event in front."""
+    """A target's step: its beginning is captured several times, each with an event in front."""
 
     beginnings: list[tuple[torch.cuda.Event, torch.cuda.CUDAGraph]]
     rest: torch.cuda.CUDAGraph
@@ -72,7 +72,7 @@ class _InParts:
 
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
-    """A draft's step: while it is launched, the device computes the one before it."""
+    """A draft's step, as one graph: while it is launched, the device computes the one before it."""
 
     starts: list[torch.cuda.Event]
     stream: torch.cuda.Stream
@@ -91,7 +91,7 @@ class _AtOnce:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """A step that will follow if all that is in flight is right: it is told all but its tokens."""
+    """A step that follows if all that is in flight is right. Its inputs lack only its tokens."""
 
     step: Step
     side: int

@@ -25,7 +25,7 @@ LEADING_LAYERS = 3
 
 
 class StepBuffers(LayerBuffers):
-    """What all steps of a server write to, as large as the largest one needs it."""
+    """The buffers that all steps of a server write to, as large as the largest step needs."""
 
     def __init__(self, model: Decoder, largest: StepShape) -> None:
         super().__init__(model, largest.padded_rows)
@@ -34,7 +34,7 @@ class StepBuffers(LayerBuffers):
 
 
 class StepLayers(Layers):
-    """Over the rows of one shape, whose inputs lie on the device."""
+    """The layers over the rows of one step shape, whose inputs lie on the device."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ def has_room(model: Decoder, step: StepShape, shape: "ClusterShape") -> bool:
 
 
 class ClusterShape:
-    """What the kernel is compiled for."""
+    """The sizes that the kernel of one cluster shape is compiled for."""
 
     def __init__(
         self, model: Decoder, shape: StepShape, cluster: int, most_rows: int | None = None

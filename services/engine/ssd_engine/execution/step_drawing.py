@@ -26,9 +26,10 @@ from ssd_engine.sampling.rejection import FewWeights
 
 
 class StepDrawing:
-    """``ranks`` 1: what the rows draw, and how much of what they verify is right.
+    """Draws from a step's logits. With ``ranks`` 1: one token for each row, and how much of what
+    the rows verify is right.
 
-    More: a draft's guesses, the best ``ranks`` tokens of every row, and what follows it.
+    With more: a draft's guesses, the best ``ranks`` tokens of every row, and what follows it.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class StepDrawing:
 
 
 class PromptDrawing:
-    """The first tokens after prompts, whose logits no step has computed."""
+    """Draws the first tokens after prompts, whose logits no step has computed."""
 
     def __init__(
         self,

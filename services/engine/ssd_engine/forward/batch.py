@@ -22,7 +22,7 @@ class Drawing(IntEnum):
 
 
 class Draw(NamedTuple):
-    """A row of logits whose token can be drawn where they are: what it takes beside them."""
+    """Everything besides its logits that it takes to draw a row's token, where the logits are."""
 
     seed: int
     temperature: float  # 0: greedy

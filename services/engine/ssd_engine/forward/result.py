@@ -1,4 +1,4 @@
-"""What a forward says after each of the rows that it was asked about."""
+"""The results of a forward, for each of the rows that it was asked about."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class RejectionVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """Rows in the order of the parts that asked for them."""
+    """The results of a forward; rows are in the order of the parts that asked for them."""
 
     make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
     best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
@@ -58,8 +58,8 @@ class ForwardResult:
 
 
 class ReportedLogprobs:
-    """Log probabilities of rows, as a device tells them: of what was drawn; n tokens, the
-    likeliest, or -1; and theirs."""
+    """Log probabilities of rows, as a device reports them: that of the drawn token, then the n
+    likeliest tokens (-1: there are no more), then theirs."""
 
     def __init__(self, lines: NDArray[np.int32]) -> None:
         """``lines`` [rows, 1 + 2 * n]: of all rows at once, as a round waits for it."""
@@ -89,7 +89,7 @@ class PendingForward(Protocol):
 
 
 class ImmediateForward:
-    """A device that works when it is asked to: it begins when the result is wanted."""
+    """A forward on a device that works only when asked: it begins when the result is wanted."""
 
     rows: Sequence[int] = ()
 

@@ -106,7 +106,8 @@ class _Host:
 
 
 class StepInputs:
-    """With two ``sides`` one step can be filled while the copy of another is still to come."""
+    """The inputs of steps of one shape. With two ``sides``, one step can be filled while the copy
+    of another is still to come."""
 
     def __init__(self, shape: StepShape, device: torch.device, sides: int = 1) -> None:
         rows, runs = shape.rows, shape.runs
@@ -321,8 +322,8 @@ class StepInputs:
 
 
 class HistoryInputs:
-    """What a step with penalties or bias is told beside the rest: by a copy of its own, so that
-    other steps do without."""
+    """Further inputs of a step with penalties or bias. They have a copy of their own, which other
+    steps do without."""
 
     def __init__(self, shape: StepShape, device: torch.device, sides: int = 1) -> None:
         rows = shape.rows

@@ -17,7 +17,7 @@ VARIABLES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
 OWN = "SSD_KERNEL_CACHE"
-SEED = "SSD_KERNEL_SEED"  # names a folder of an image: kernels compiled at its build
+SEED = "SSD_KERNEL_SEED"  # names a folder of kernels compiled for an image, laid out as the cache
 
 
 def use_kernel_cache(directory: Path | None) -> None:

@@ -15,7 +15,8 @@ TIMED_BLOCKS, TIMED_ROUNDS = 256, 3
 
 
 class HostCopies:
-    """Copies are ordered like the forwards of the device: who launches later finds them done."""
+    """Copies KV blocks to the host's memory and back. Copies are ordered like the forwards of the
+    device: one that is launched later finds them done."""
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv

@@ -21,7 +21,7 @@ from ssd_engine.models.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer of one rank. Projections that read the same input are one matrix."""
+    """One rank's weights of a layer. Projections that read the same input are one matrix."""
 
     input_norm: Tensor  # [d]
     qkv: Matrix  # [(heads + 2 kv_heads) * head_dim, d]

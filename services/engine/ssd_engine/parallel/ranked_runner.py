@@ -39,13 +39,13 @@ def _nothing() -> None:
 
 
 class Channel(Protocol):
-    """To all other ranks."""
+    """The channel to all other ranks."""
 
     def send(self, values: NDArray[np.int32]) -> None: ...
 
 
 class NodesChannel:
-    """To the ranks of other nodes, which take longer to reach, and then to those of this one."""
+    """Sends to the ranks of other nodes, which take longer to reach, then to those of this one."""
 
     def __init__(self, leader: Leader, here: StepChannel) -> None:
         self._leader = leader

@@ -1,4 +1,4 @@
-"""Manners of child processes. No torch here."""
+"""Signals, end and memory of child processes. No torch here."""
 
 import ctypes
 import gc

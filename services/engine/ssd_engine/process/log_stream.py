@@ -20,8 +20,8 @@ WHOLE_BYTES = select.PIPE_BUF
 
 
 class QueuedStream(io.TextIOBase):
-    """In place of a text stream with a descriptor, whose own locks it never takes: a writer that
-    is held up would keep them."""
+    """Takes the place of a text stream with a descriptor. It never takes that stream's own locks: a
+    writer that is held up would keep them."""
 
     def __init__(self, stream: TextIO, max_bytes: int = MAX_BYTES) -> None:
         self._stream = stream  # which would close its descriptor when it goes

@@ -1,4 +1,4 @@
-"""What a start is at: a bar in a terminal, a line now and then in a log."""
+"""Shows how far a start has come: a bar in a terminal, a line now and then in a log."""
 
 import logging
 import sys
@@ -54,7 +54,7 @@ class _Lines:
 
 
 class _Bar:
-    """On one line, which is gone at the end."""
+    """A bar on one line, which is gone at the end."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self._what, self._total, self._unit = what, total, unit

@@ -1,7 +1,7 @@
 """Callers who hold a place and have said nothing yet. No torch here.
 
-There is room for so many. One more takes the place of the oldest of the host that has most of them:
-whoever has something to say says it at once, so that only the silent ones are old.
+There is room for a fixed number. One more takes the place of the oldest caller of the host that has
+most of them: a caller with something to say says it at once, so that only the silent ones are old.
 """
 
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""Connections of whoever is at a door, and has not said yet what for. No torch here."""
+"""Connections that were accepted and have not said yet what they are for. No torch here."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ MAX_STRANGERS = 64
 
 
 class UnknownConnections:
-    """Several threads may use it."""
+    """Keeps such connections, up to a number. Several threads may use it."""
 
     def __init__(self, most: int = MAX_STRANGERS) -> None:
         self._lock = threading.Lock()

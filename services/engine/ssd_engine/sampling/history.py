@@ -1,4 +1,4 @@
-"""What a sequence has said so far, for those who draw its next tokens. Plain data, no torch."""
+"""The tokens of a sequence so far, as drawing its next ones needs them. Plain data, no torch."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from ssd_engine.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Penalties look at it, and it has a bias. ``output`` is the sequence's own list: it grows."""
+    """The tokens that penalties look at, and the options. ``output`` is the sequence's own list: it
+    grows."""
 
     params: SamplingParams
     prompt: list[int]

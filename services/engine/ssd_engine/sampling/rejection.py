@@ -107,8 +107,8 @@ def sigma_of(wire: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FewWeights:
-    """Distributions as they are shipped, by few tokens [n, m] and their weights in float32. Others
-    have none; a token -1 is none."""
+    """Distributions as they are shipped: a few tokens [n, m] and their weights in float32. All
+    other tokens have no weight; a token of -1 stands for no token."""
 
     tokens: NDArray[np.int32]
     weights: NDArray[np.float32]

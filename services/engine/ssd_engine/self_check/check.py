@@ -1,4 +1,4 @@
-"""Everything that a loaded model will be asked for, once, before it is asked."""
+"""Checks everything that a loaded model will be asked for, once, before it serves."""
 
 import logging
 import time

@@ -99,7 +99,7 @@ class ForwardOperations:
 
 
 class LayerOperations:
-    """Layers by the fused products of steps."""
+    """The operations of layers that use the fused products of steps."""
 
     def __init__(self, layers: "Layers") -> None:
         self._layers = layers
@@ -140,7 +140,7 @@ class LayerOperations:
 
 
 class StepOperations(LayerOperations):
-    """A step of few rows, whose inputs are on the device."""
+    """The operations of a step of few rows, whose inputs are on the device."""
 
     def __init__(self, step: "Step") -> None:
         super().__init__(step.layers)
@@ -155,7 +155,7 @@ class StepOperations(LayerOperations):
 
 
 class PromptOperations(LayerOperations):
-    """A prefill that takes the products of steps."""
+    """The operations of a prefill that uses the products of steps."""
 
     def __init__(self, runner: ModelRunner, layers: "PromptLayers") -> None:
         super().__init__(layers)

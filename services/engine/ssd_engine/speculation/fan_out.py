@@ -13,7 +13,7 @@ FULL = -1.0  # the gain where no candidate may be added
 
 @dataclass(frozen=True, slots=True)
 class MissLaw:
-    """How often F candidates of t do not hold it: first F^-r; without any, always."""
+    """How often the token t is not among F candidates: first * F^-r, or always where F is 0."""
 
     first: float  # with one candidate
     r: float

@@ -1,4 +1,4 @@
-"""What both ends of a plane are: a state, and one thread that connects, works and cleans up.
+"""What both ends of a plane share: a state, and one thread that connects, works and cleans up.
 
 The thread owns every resource, and the engine's loop never waits for it: closing is a word to the
 thread. It is idle in a wait on the plane's connection, not in a posted receive.

@@ -37,7 +37,7 @@ PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<d
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One of the operator's own."""
+    """A chat template of the operator's own."""
 
     path: Path
     text: str
@@ -54,7 +54,7 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
 
 class Backend(Protocol):
-    """Who knows the files: this is all that is asked of it."""
+    """A library that reads a tokenizer's files: this is all that is asked of it."""
 
     chat_template: str | None
     template_names: Mapping[str, Any]  # that it gives a chat template: its special tokens

@@ -59,7 +59,7 @@ class Trace:
 
 
 class NoTrace(Trace):
-    """Nobody is interested."""
+    """Gathers nothing, where nobody asked for a trace."""
 
     def now(self) -> float:
         return 0.0

@@ -1,4 +1,4 @@
-"""Times, counted by how long they were: what an engine keeps of them. Plain integers, no I/O."""
+"""Histograms of durations, as an engine keeps them. Plain integers, no I/O."""
 
 from bisect import bisect_left
 from itertools import accumulate

@@ -16,7 +16,7 @@ STOP_SECONDS = 5.0
 
 
 class Probe:
-    """Alive from the first moment, ready when told so, until it leaves."""
+    """Health that is alive from the first moment, and ready from ``ready`` to ``leaving``."""
 
     def __init__(self, flag: str, address: str) -> None:
         self._loop = asyncio.new_event_loop()

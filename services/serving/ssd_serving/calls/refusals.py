@@ -59,7 +59,7 @@ class ReportRefusals(grpc.aio.ServerInterceptor):
         if handler is None:
             return self._reporting(_no_such_method, details.method, OTHER, None)
         name, serializer = details.method.rpartition("/")[2], handler.response_serializer
-        # Further inside, every method is served as one with streams (reading.py).
+        # Further inside, every method is served as one with streams (request_interceptor.py).
         return self._reporting(handler.stream_stream, details.method, name, serializer)
 
     def _reporting(

@@ -40,7 +40,7 @@ class ReadRequests(grpc.aio.ServerInterceptor):
 
     A call that says nothing holds a place until its request must have come; so each caller has but
     a part of the places for that. Those who may call without saying who they are share one
-    (``crowd.py``).
+    (``silent_callers.py``).
     """
 
     def __init__(self, caller: Caller = lambda context: "") -> None:
@@ -124,9 +124,9 @@ class ReadRequests(grpc.aio.ServerInterceptor):
 
 
 class ClientGone(logging.Filter):
-    """What could not be said because nobody listens any more is no error of ours.
+    """Drops records about clients that have hung up: that is no error of ours.
 
-    For gRPC's own log, where any client could fill it by hanging up.
+    It is for gRPC's own log, which any client could fill by hanging up.
     """
 
     logger = "grpc._cython.cygrpc"

@@ -72,7 +72,7 @@ def warm_up(runner: RankedRunner) -> None:
 
 
 class FrontPipe(Protocol):
-    """Records of the front, and the way back to it."""
+    """The pipe to the front: its records come in, and outputs go back."""
 
     def poll(self, seconds: float | None) -> bool:
         """Whether a record is there, or comes within so many seconds; None: wait for one."""

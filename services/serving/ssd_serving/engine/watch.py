@@ -10,7 +10,7 @@ class EngineState(Enum):
 
 
 class EngineWatch:
-    """Told how long an engine has been silent, at times of its own."""
+    """The state of an engine, by how long it has been silent. Call ``look`` every ``interval``."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout

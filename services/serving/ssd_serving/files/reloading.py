@@ -27,9 +27,9 @@ class Outdated(SSDError):
 
 
 class Reloading(Generic[Value]):
-    """What ``load`` makes of the files now.
+    """The value that ``load`` makes of some files, as they are now.
 
-    Looked at on every use: that costs a stat for each file, and needs no thread and no signal. A
+    Files are looked at on every use: it costs a stat for each, and needs no thread and no signal. A
     mounted Secret is exchanged by a link, which changes the file behind the name.
 
     Files that have changed into something bad leave what there was in use, and are said to be bad.

@@ -1,8 +1,8 @@
-"""Where metrics are scraped: HTTP on a thread, over TLS where a service has certificates, and from
-those who show one where it asks its callers for theirs.
+"""The HTTP server that metrics are scraped from, on a thread. It uses TLS where the service has
+certificates, and asks scrapers for theirs where the service asks its callers.
 
-Nobody who connects can take more than a place for some seconds, and whoever has most of them loses
-the oldest to the next: neither the handshake nor the request is waited for on the thread that
+A connection takes no more than a place for some seconds, and the host that has most of them loses
+its oldest to the next one: neither the handshake nor the request is waited for on the thread that
 accepts.
 """
 

@@ -44,7 +44,7 @@ class Spans(Protocol):
 
 
 class NoSpan:
-    """Nobody is interested."""
+    """Takes the place of a span where there is no collector."""
 
     context = ""
 

@@ -1,11 +1,11 @@
-"""How many connections there are, for how long, and what they may send: by gRPC's own settings.
+"""Limits of connections, by gRPC's own settings: how many, for how long, and what they may send.
 
-Connections cost a descriptor each, and whoever can reach a port can open them, without a token. Who
-says nothing is left soon; who is idle, a little later. What gRPC cannot limit is how many of them
+A connection costs a descriptor, and anyone who can reach a port can open one, without a token. One
+that says nothing is closed soon, an idle one a little later. gRPC cannot limit how many connections
 one host has.
 
-Requests come as they are: compressed, a few kilobytes on the wire would be as many megabytes here,
-of many calls at once.
+Compressed requests are not allowed: a few kilobytes on the wire could be as many megabytes here, in
+many calls at once.
 """
 
 import resource

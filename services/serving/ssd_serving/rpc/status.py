@@ -27,7 +27,7 @@ class NotServing(SSDError):
 
 
 class HandedOver(NotServing):
-    """Taken on, and not finished here: it goes on elsewhere, after what was said of it."""
+    """The request was taken on and not finished here: another endpoint can go on from there."""
 
 
 class ServerFull(SSDError):
@@ -51,7 +51,7 @@ class PeerSilent(SSDError):
 
 
 class Unauthenticated(SSDError):
-    """Nobody knows who calls."""
+    """It is not known who calls."""
 
 
 class NotAllowed(SSDError):
@@ -59,7 +59,7 @@ class NotAllowed(SSDError):
 
 
 class NoSuchMethod(SSDError):
-    """Whoever calls it is at the wrong door, or tries all of them."""
+    """There is no such method here: the caller has a wrong address, or tries all methods."""
 
 
 class RequestFailed(SSDError):

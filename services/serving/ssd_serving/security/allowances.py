@@ -21,7 +21,7 @@ MANY_ACCOUNTS = 4096  # beyond which those that owe nothing are forgotten
 
 @dataclass(frozen=True)
 class Allowance:
-    """None: no limit. Options and token files call these limit_…"""
+    """The limits of one identity; None: no limit. Options and token files call these limit_…"""
 
     requests: int | None = None
     tokens_per_minute: int | None = None

@@ -15,7 +15,7 @@ from ssd_serving.files.reloading import Reloading, Unreadable
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """``ca`` is what clients' certificates are signed by; None: clients show none."""
+    """The files of a service. ``ca`` signs clients' certificates; None: clients show none."""
 
     cert: Path
     key: Path

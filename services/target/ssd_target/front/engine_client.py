@@ -30,7 +30,7 @@ FAREWELL_SECONDS = 5.0
 
 
 class EngineClient(EngineProcess):
-    """Use from one event loop."""
+    """Submits sequences to the engine and follows them. Use from one event loop."""
 
     def __init__(
         self, options: EngineOptions, max_backlog: int, farewell: Connection | None = None

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a target. Names follow the field's habits, prefix ``ssd_``."""
+"""Prometheus metrics of a target. Names follow common practice; their prefix is ``ssd_``."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
-"""Where requests are read: small texts at once, others and chats on a few threads, one for each
-identity.
+"""Reads requests: small texts at once, other texts and chats on a few threads, one at a time for
+each identity.
 
 A tokenizer cannot be stopped. So a request whose client is gone before its turn costs nothing; one
 whose text is being read keeps its place, and that of its identity, until it has been. What waits
@@ -27,7 +27,7 @@ RETRY_SECONDS = 1.0
 
 
 class Parser:
-    """Use from one event loop."""
+    """Reads the requests of all identities. Use from one event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "parsing")

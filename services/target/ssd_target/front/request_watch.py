@@ -1,4 +1,4 @@
-"""One request, as metrics, the log and its trace see it. Its text only where an operator asks."""
+"""Follows one request for metrics, the log and its trace; its text only where an operator asks."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ GOOD = ("stop", "length")
 
 @dataclass(frozen=True)
 class Watches:
-    """What the requests of a server are watched with."""
+    """The metrics, spans and settings that the requests of a server are watched with."""
 
     metrics: TargetMetrics
     spans: Spans

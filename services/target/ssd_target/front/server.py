@@ -1,4 +1,4 @@
-"""A target's process: what the life of any service does not know of it."""
+"""A target's server: what it adds to ``ServiceServer``, which runs any service."""
 
 import logging
 from dataclasses import dataclass, replace

@@ -55,7 +55,7 @@ REASONS = {
 
 @dataclass
 class TargetServing:
-    """All that a request needs, there once the model is loaded."""
+    """Everything that a request needs; it is there once the model is loaded."""
 
     engine: EngineClient
     tokenizer: Tokenizer

@@ -1,4 +1,4 @@
-"""What a request asks of speculation, held against what this server offers, and what it got."""
+"""Checks what a request asks of speculation against what this server offers; says what it got."""
 
 import re
 from collections.abc import Callable, Sequence

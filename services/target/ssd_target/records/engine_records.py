@@ -12,7 +12,7 @@ from ssd_target.records.speculation_stats import SpeculationStats
 
 
 class Vocabulary(Record, frozen=True):
-    """First of all: the bytes of each token id, for stop strings."""
+    """The first record: the bytes of each token id, for stop strings."""
 
     token_bytes: list[bytes]
 
@@ -56,13 +56,13 @@ class DraftLinkDown(Record, frozen=True):
 
 
 class LinkGone(Record, frozen=True):
-    """Nobody will hear of this link again."""
+    """The link is gone for good."""
 
     link: int
 
 
 class DraftFrames(Record, frozen=True):
-    """What an endpoint says."""
+    """Frames from an endpoint."""
 
     link: int
     epoch: int
@@ -71,7 +71,7 @@ class DraftFrames(Record, frozen=True):
 
 
 class LinkSend(Record, frozen=True):
-    """What an endpoint is to be told."""
+    """Frames for an endpoint."""
 
     link: int
     epoch: int

@@ -16,7 +16,7 @@ class Mode(IntEnum):
 
 
 class Backup(IntEnum):
-    """What a row does that missed."""
+    """What a row does after a miss."""
 
     NONE = 0  # goes on without a speculation
     JUST_IN_TIME = 1  # waits for its branch, where every other row would have to wait as well
@@ -26,7 +26,7 @@ class Backup(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """An operator's."""
+    """The operator's options for speculation."""
 
     mode: Mode = Mode.OFF  # for requests that do not name one
     endpoints: bool = True  # the operator has named some, or allows requests to
@@ -40,7 +40,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRequest:
-    """A request's."""
+    """One request's options for speculation."""
 
     mode: Mode = Mode.OFF
     verification: Verification = Verification.COUPLED

@@ -11,7 +11,7 @@ from ssd_target.records.speculation_options import Mode
 
 
 class LookUp(Enum):
-    """What was found under an outcome."""
+    """What a look-up of an outcome among the branches found."""
 
     HIT = "hit"  # its branch in full
     LATE = "late"  # the beginning of it, or nothing at all had come in this round

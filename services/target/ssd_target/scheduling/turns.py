@@ -14,7 +14,7 @@ OLDEST_EVERY = 4  # turns of an identity
 
 
 class IdentityShares:
-    """What identities were given, as far as it matters now. One that was idle has saved nothing."""
+    """How much each identity was given of late. One that was idle has no claim to more."""
 
     def __init__(self) -> None:
         self._given: dict[str, float] = {}
@@ -34,7 +34,7 @@ class IdentityShares:
 
 
 class PrefillTurns:
-    """Which of the prompts that are being read come next."""
+    """Chooses which of the prompts that are being read come next."""
 
     def __init__(self) -> None:
         self._shares = IdentityShares()

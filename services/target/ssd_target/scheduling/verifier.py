@@ -27,7 +27,7 @@ class RoundOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteLogits:
-    """In place of an outcome: the model gave NaN or infinity: nothing can be drawn from it."""
+    """Takes the place of an outcome: the model gave NaN or infinity, and nothing can be drawn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def transition(state: RoundState, event: RoundEvent) -> RoundState:
 
 
 class EndpointSession:
-    """Round 0 is the prefill. ``round`` counts whether an endpoint follows or not."""
+    """One sequence's session. Round 0 is the prefill; ``round`` counts without an endpoint, too."""
 
     def __init__(self, vocab_size: int, max_depth: int) -> None:
         self._vocab_size = vocab_size

@@ -70,7 +70,7 @@ class Rate:
 
 
 class Comparison:
-    """The phases of one batch size. ``size``: its least number of rows."""
+    """The comparison at one batch size, in phases. ``size``: its least number of rows."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -135,7 +135,7 @@ class Comparison:
 
 
 class Payoff:
-    """Rounds are observed one by one, of all sequences that the endpoint or the draft model has."""
+    """Judges one endpoint, or the draft model, by the rounds of all its sequences, one by one."""
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled

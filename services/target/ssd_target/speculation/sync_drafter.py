@@ -47,7 +47,7 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """The next token of some rows, which is the ``count``-th of each."""
+    """A forward that was launched for the next token of some rows, the ``count``-th of each."""
 
     rows: list[DraftRow]
     pending: PendingForward

@@ -1,4 +1,4 @@
-"""Acceptance that is made up, for load tests without a good draft. Texts are then nobody's."""
+"""Made-up acceptance, for load tests without a good draft. The texts are then no model's."""
 
 import random
 from collections.abc import Sequence as Tokens
@@ -7,8 +7,8 @@ from ssd_target.scheduling.verifier import RoundOutcome
 
 
 class SyntheticAcceptance:
-    """Every speculated token is right with the same probability, and so is every guess of what
-    the target says itself. The same request draws the same chances."""
+    """Takes every speculated token for right with the same probability, and so every guess of the
+    target's own token. The same request gets the same outcomes."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

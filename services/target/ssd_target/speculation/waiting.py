@@ -10,7 +10,7 @@ PATIENCE = 3.0  # times the usual delay
 
 @dataclass(frozen=True, slots=True)
 class WaitCase:
-    """All rows of the next forward have missed."""
+    """What decides about a wait when all rows of the next forward have missed."""
 
     alpha: float  # acceptance of what is waited for
     depth: int  # tokens that are waited for

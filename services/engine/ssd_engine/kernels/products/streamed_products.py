@@ -1,8 +1,8 @@
-"""Products of which a row has the same bits however many rows there are; streamed_product.cu.
+"""Products in which a row has the same bits however many rows there are; streamed_product.cu.
 
-How a weight is divided follows from its shape and from the multiprocessors that there are. Rows are
-only ever a matter of which kernel is launched: they are padded to one of a few numbers, and more
-than the largest are computed in pieces.
+How a weight is divided depends on its shape and on the number of multiprocessors. The number of
+rows only decides which kernel is launched: rows are padded to one of a few numbers, and more than
+the largest are computed in pieces.
 """
 
 import ctypes
@@ -96,8 +96,8 @@ def fits(shape: ProductShape) -> bool:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """Where blocks leave their sums, and how many have come: of all products, as one launch follows
-    the other."""
+    """Where blocks leave their sums, and how many have come. All products share it, as one launch
+    follows the other."""
 
     left: Tensor
     have_come: Tensor
@@ -111,8 +111,8 @@ def room_of(processors: int, device: torch.device) -> PartialSums:
 
 
 class NormedRows:
-    """Hidden states for the product that normalises them: times the norm's weight, and their
-    squares, added up by 64, of each piece of the rows."""
+    """Hidden states for the product that normalises them: multiplied by the norm's weight, and for
+    each piece of the rows their squares, summed in groups of 64."""
 
     def __init__(self, rows: int, width: int, device: torch.device, overlap: bool = False) -> None:
         self.pieces, self._overlap = pieces_of(rows), overlap
@@ -137,7 +137,7 @@ class NormedRows:
 
 
 class StreamedKernel:
-    """What is compiled for one width. It is on its way as soon as this is made."""
+    """The kernel for one width. Its compilation starts as soon as this is made."""
 
     def __init__(self, shape: ProductShape, kernels: KernelSet, device: torch.device) -> None:
         """``shape.rows``: one of WIDTHS."""
@@ -264,7 +264,7 @@ def streamed_kernel(
 
 
 class StreamedProduct:
-    """Over the rows of one shape."""
+    """A streamed product over the rows of one shape."""
 
     def __init__(self, shape: ProductShape, kernels: KernelSet, device: torch.device) -> None:
         self._pieces = [
@@ -311,7 +311,7 @@ class StreamedProduct:
 
 
 class AloneProduct:
-    """One that is not part of a layer, as a ``Product``."""
+    """A streamed product that is not part of a layer, as a ``Product``."""
 
     def __init__(self, shape: ProductShape, kernels: KernelSet, device: torch.device) -> None:
         self._shape, self._product = shape, StreamedProduct(shape, kernels, device)

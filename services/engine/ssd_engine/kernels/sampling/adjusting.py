@@ -6,7 +6,7 @@ round verifies, or that a draft guesses, are not in the table: a row compares th
 tokens one by one, so nothing has to be taken back when they are rejected. Guesses that the host
 does not know yet, as their steps are in flight, are in the trail.
 
-The same definition as ``sampling.adjust_logits``.
+The definition is that of ``sampler.adjust_logits``.
 """
 
 from collections import OrderedDict

@@ -5,7 +5,7 @@ value that survives, and a number of tokens of just this value: the row's cut. I
 few candidates (``candidates.py``), and where these are too many by a search over all tokens
 (``digit_search.py``), whose passes have nothing to do in the usual case. Both give the same cut.
 
-The same definition as ``sampling.kept_tokens``.
+The definition is that of ``sampler.kept_tokens``.
 """
 
 import torch

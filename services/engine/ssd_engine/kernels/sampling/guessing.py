@@ -1,12 +1,12 @@
 """A draft's guesses on the device: the best tokens of every row, and what rejection draws.
 
-Only the likeliest tokens of a row are looked at, as in ``guessing.py``: filters, noise and ranking
+Only the likeliest tokens of a row are looked at, as in ``guesses.py``: filters, noise and ranking
 are a matter of these few, so that they cost next to nothing. They are found in two steps, by the
 best token of each leaf: the likeliest tokens lie in the leaves with the best ones. A draft's sums
 may be rounded: they decide about speed, not about text.
 
-Of a row that is verified by rejection the likeliest tokens are ranked, and one is drawn from sigma,
-which is told as the weights that are shipped.
+In a row that is verified by rejection the likeliest tokens are ranked, and one is drawn from sigma,
+which is reported as the weights that are shipped.
 """
 
 import torch

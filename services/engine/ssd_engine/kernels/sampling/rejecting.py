@@ -6,7 +6,7 @@ the cuts of its filters, and the token that each row has drawn. Three launches a
 serve all rounds. Sums are made in float64, over pieces of a row, in an order that follows from the
 vocabulary alone: a round ends alike whatever runs beside it.
 
-The same definition as ``rejection.verify_rejection`` of ``sampling.target_distribution``.
+The definition is that of ``rejection.verify_rejection`` over ``sampler.target_distribution``.
 """
 
 from collections.abc import Sequence
@@ -321,7 +321,7 @@ class StepScores:
 
 
 class Rejector:
-    """Over buffers that all steps of a server share, as large as the largest one needs them."""
+    """Verifies rounds in buffers that all steps of a server share, large enough for the largest."""
 
     def __init__(
         self, rounds: int, rows: int, rows_per_round: int, vocab: int, device: torch.device

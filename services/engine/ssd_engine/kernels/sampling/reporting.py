@@ -3,7 +3,7 @@
 They are the model's own, from logits before any option. The masses of all tokens are integers, as
 those of top-p: their sum does not depend on the order in which it is made.
 
-The same definition as ``sampling.logprobs``.
+The definition is that of ``sampler.logprobs``.
 """
 
 import torch

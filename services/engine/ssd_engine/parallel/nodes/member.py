@@ -34,7 +34,7 @@ PAUSE_SECONDS, LONGEST_PAUSE = 0.2, 2.0
 
 
 class NoLeader(SSDError):
-    """Nobody who answers there in time."""
+    """No leader answered at the address in time."""
 
 
 @dataclass(frozen=True)

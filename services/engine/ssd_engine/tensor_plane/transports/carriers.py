@@ -1,4 +1,4 @@
-"""What every kind of plane does, once its two ends have met, to get rows across.
+"""The interface of every kind of plane: how rows get across once its two ends have met.
 
 Both halves run in the thread of their end. Anything they raise breaks the plane.
 """

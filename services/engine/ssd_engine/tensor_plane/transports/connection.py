@@ -1,4 +1,4 @@
-"""The connection beside a plane: an own socket whose every wait can be ended from another thread.
+"""The connection beside a plane: a socket whose every wait can be ended from another thread.
 
 It is where an end waits when there is nothing to do, and where it learns that its peer is gone:
 the kernel closes a dead process's sockets.

@@ -76,7 +76,7 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """One rank alone (``size`` 1) is a communicator without a peer: enough to try the library."""
+    """A group of NCCL. One rank alone (``size`` 1) has no peer: enough to try the library."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What a model's author has written to be run, in processes with little memory and time."""
+"""Runs what a model's author has written, in processes with little memory and time."""

@@ -57,7 +57,7 @@ def _check_name(name: object) -> None:
 
 
 class _Dictionaries:
-    """In place of the class ``dict``."""
+    """Takes the place of the class ``dict`` in templates."""
 
     def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
         return dict(*arguments, **values)

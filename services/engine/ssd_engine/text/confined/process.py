@@ -32,7 +32,7 @@ class QuestionRefused(Exception):
 
 
 class QuestionsRefused(QuestionRefused):
-    """Nor could it for any other question of this kind."""
+    """The process cannot answer this question, nor any other of its kind."""
 
 
 class ConfinedProcessEnded(Exception):
