@@ -18,6 +18,7 @@ from tests.processes import TracedPair
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("serve.md", "operate.md")}
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 SERVERS = {"ssd-target": target_cli, "ssd-draft": draft_cli}
 MODELS = {"models/target": "stories-target", "models/draft": "stories-draft"}
 NO_GPU = re.compile(r"[^\n]* CUDA devices are visible\n?")
@@ -69,17 +70,26 @@ def test_a_client_command_works_as_printed(
 def test_every_alert_has_an_entry_and_every_metric_exists() -> None:
     rules = yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
-    assert set(re.findall(r"`(SSD\w+)`", GUIDES["operate.md"])) == alerts
+    assert set(re.findall(r"`(SSD[A-Z]\w+)`", GUIDES["operate.md"])) == alerts
     known = (ROOT / "docs/observability.md").read_text()
     for metric in re.findall(r"`(ssd_\w+)", GUIDES["operate.md"]):
         assert f"`{metric}" in known, metric
 
 
-def test_links_lead_somewhere() -> None:
-    for name, text in GUIDES.items():
-        for file, anchor in re.findall(r"\]\(([\w.]+\.md)(#[\w-]+)?\)", text):
-            path = ROOT / "docs" / file
-            assert path.exists(), (name, file)
-            titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
-            anchors = {f"#{title.lower().replace(' ', '-')}" for title in titles}
-            assert not anchor or anchor in anchors, (name, file, anchor)
+def anchors_of(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{p.name}" for p in PAGES)])
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for file, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text()):
+        path = (page.parent / file) if file else page
+        assert path.exists(), file
+        assert not anchor or anchor in anchors_of(path), (file, anchor)
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", (ROOT / "README.md").read_text()))
+    assert linked == {page.name for page in PAGES}

@@ -1,4 +1,4 @@
-"""Every command in README.md is run here, or by the test that is named here."""
+"""Every command in README.md and docs/benchmarks.md is run here, or by the test named here."""
 
 import re
 import shlex
@@ -6,12 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from ssd_client.cli import cli as client_cli
+from ssd_draft.cli import main as draft_cli
+from ssd_target.cli import main as target_cli
 from ssd_target.cli import serve
 from tests.processes import TargetProcess, TracedPair
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+FIGURES = (ROOT / "docs/benchmarks.md").read_text()
+OPERATORS = (ROOT / "docs/operate.md").read_text()
+SERVING = (ROOT / "docs/serve.md").read_text()
 BIN = Path(sys.executable).parent
 SERVERS = ("ssd-target serve ", "ssd-draft serve ")
 SMALL = ("--shape", "hidden=256,ff=1024,layers=8")
@@ -47,7 +55,7 @@ ELSEWHERE = {
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", README + FIGURES, re.DOTALL)
     lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.strip()]
 
@@ -73,15 +81,35 @@ def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
     assert (ROOT / ".ci/run").read_text().strip().endswith("make test")
 
 
+def test_it_is_short() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
+    assert max(map(len, cells)) <= 300
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL).splitlines()
+    assert all(len(line) <= 120 for line in prose if not line.startswith("|"))
+
+
 def test_nothing_is_left_to_fill_in() -> None:
-    assert "@@" not in (ROOT / "README.md").read_text()
+    for page in (README, FIGURES, OPERATORS, SERVING):
+        assert "@@" not in page
 
 
 def test_every_command_is_known() -> None:
+    benches = ("make bench", *(f"make {target_of(name)}" for name in BENCHES))
     for command in commands():
-        benches = ("make bench", *(f"make {target_of(name)}" for name in BENCHES))
         known = command in ELSEWHERE or command in ("make demo", "make report", *benches)
         assert known or command.startswith(("ssd-client ", *SERVERS)), command
+    named = re.findall(r"\b(make bench[\w-]*)", README + FIGURES)
+    assert set(named) == set(benches)
+
+
+def test_a_figure_of_speed_is_on_the_page_of_benchmarks() -> None:
+    number = r"(?<![\w.])\d[\d,]*(?:\.\d+)*\b"
+    section = README.split("## Speed")[1].split("## ")[0]
+    figures = set(re.findall(number, section))
+    assert len(figures) > 10
+    assert figures <= set(re.findall(number, FIGURES))
 
 
 def test_the_demo_tells_one_story_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +192,7 @@ def test_the_report_is_made_by_one_command(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:
-    (command,) = re.findall(r"`(ssd-client report .*?)`", (ROOT / "README.md").read_text())
+    (command,) = re.findall(r"`(ssd-client report .*?)`", README)
     words = shlex.split(command)
     committed = ROOT / words[-1]
     words[-1] = str(tmp_path / "timeline.svg")
@@ -173,17 +201,38 @@ def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:
              for path in (committed, Path(words[-1]))]  # fmt: skip
     assert names[0] == names[1]
     assert len(names[0]) > 50
-    assert f"]({committed.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    assert f"]({committed.relative_to(ROOT)})" in README
 
 
 def test_the_metrics_that_are_named_exist() -> None:
-    text = (ROOT / "services/target/ssd_target/front/metrics.py").read_text()
-    for name in re.findall(r"`(ssd_\w+)`", (ROOT / "README.md").read_text()):
-        assert f'"{name.removesuffix("_total")}"' in text
+    shared = (ROOT / "services/serving/ssd_serving/observability/metrics.py").read_text()
+    target = shared + (ROOT / "services/target/ssd_target/front/metrics.py").read_text()
+    draft = (ROOT / "services/draft/ssd_draft/front/metrics.py").read_text()
+    names = re.findall(r"`(ssd_\w+)`", README + OPERATORS)
+    assert len(names) > 5
+    for name in names:
+        stem = name.removesuffix("_total")
+        bare = stem.removeprefix("ssd_draft_")
+        assert f'"{stem}"' in target if stem == bare else f'"{bare}"' in draft, name
+
+
+def flags_of(command: click.Command) -> set[str]:
+    flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            flags |= flags_of(below)
+    return flags
+
+
+def flags_in(page: str) -> list[str]:
+    return re.findall(r"`(--[a-z-]+)", page)
 
 
 def test_the_flags_that_are_named_exist() -> None:
-    flags = {flag for parameter in serve.params for flag in parameter.opts}
-    table = (ROOT / "README.md").read_text().split("| for operators |")[1].split("## ")[0]
-    for flag in re.findall(r"`(--[a-z-]+)", table):
-        assert flag in flags
+    assert len(set(flags_in(OPERATORS))) > 40
+    assert set(flags_in(OPERATORS)) <= flags_of(serve) | {"--help"}
+    known = set[str]().union(*map(flags_of, (target_cli, draft_cli, client_cli)))
+    assert set(flags_in(README + SERVING + FIGURES)) <= known
