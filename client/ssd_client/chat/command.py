@@ -19,7 +19,7 @@ from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.api import Client
 from ssd_client.generate.events import Moved, Tokens
-from ssd_client.generate.request import GenerateOptions, build_request
+from ssd_client.generate.request import SAMPLING_NAMES, GenerateOptions, build_request
 from ssd_client.generate.result import GenerationResult
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
@@ -91,9 +91,8 @@ def chat(**flags: Any) -> None:
 
 
 _OPTION_NAMES = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "seed", "max_tokens", "mode", "draft", "depth",
-    "verification", "down_weight", "chat_template_kwargs",
+    *SAMPLING_NAMES, "logit_bias", "seed", "max_tokens", "mode", "draft", "depth", "verification",
+    "down_weight", "chat_template_kwargs",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from ssd.v1 import target_pb2
 from ssd_client.errors import BadInputError
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 
-_SAMPLING = (
+SAMPLING_NAMES = (
     "temperature",
     "top_k",
     "top_p",
@@ -23,7 +23,6 @@ _SAMPLING = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "seed",
 )
 
 
@@ -133,7 +132,7 @@ def _set_prompt(request: target_pb2.GenerateRequest, prompt: Prompt) -> None:
 
 
 def _set_sampling(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
-    for name in _SAMPLING:
+    for name in (*SAMPLING_NAMES, "seed"):
         value = getattr(options, name)
         if value is not None:
             with _named(name):

@@ -18,7 +18,7 @@ from ssd_client.connection.security import PLAIN
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.api import Client
 from ssd_client.generate.events import Tokens
-from ssd_client.generate.request import ChatPrompt, TextPrompt
+from ssd_client.generate.request import SAMPLING_NAMES, ChatPrompt, TextPrompt
 from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.speculation import MODES
 from ssd_client.local.launcher import LocalPlan, LocalTarget
@@ -36,10 +36,6 @@ ORDER = ("off", "sync", "ssd")
 BOTH_CORES = Lane("off", "the target on both cores", "off on both")
 _WARM_UP = "Once upon a time"
 _WARM_UP_TOKENS = {"off": 8, "sync": 64, "ssd": 128}  # until it is known what pays
-_SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def _options(flags: dict[str, Any]) -> RequestOptions:
         "seed": secrets.randbits(32) if flags["seed"] is None else flags["seed"],
         "logit_bias": bias_of(flags["logit_bias"]),
     }
-    options.update({name: flags[name] for name in _SAMPLING if flags[name] is not None})  # type: ignore[typeddict-item]
+    options.update({name: flags[name] for name in SAMPLING_NAMES if flags[name] is not None})  # type: ignore[typeddict-item]
     return options
 
 

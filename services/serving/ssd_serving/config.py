@@ -11,6 +11,7 @@ from ssd_engine.checkpoints.model_config import ModelConfig, check_tensor_parall
 from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config, parse_shape
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import DTYPE_NAMES, RunnerOptions, parse_devices
+from ssd_engine.process.addresses import split_address
 from ssd_serving.observability.telemetry import check_otlp_endpoint
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -98,10 +99,10 @@ def max_message_bytes(config: ServiceConfig, needed: int | None = None) -> int:
 
 def parse_address(option: str, value: str) -> tuple[str, int]:
     """HOST:PORT, [IPv6]:PORT."""
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{option}: HOST:PORT with a port up to 65535 is needed, got {value!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        return split_address(value)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from ssd_draft.config import DraftEngineOptions
-from ssd_draft.engine.engine_entry import enter
 from ssd_draft.front.link import TargetLink, TargetLinkEvent, TargetLinkState
 from ssd_draft.records import (
     AnnounceLeaving,
@@ -21,6 +20,8 @@ from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_serving.engine.client import EngineGone, EngineProcess
 from ssd_serving.rpc.status import NotServing, ReaderStalled
 
+ENGINE = "ssd_draft.engine.engine_process"
+
 
 class DraftEngine(EngineProcess):
     """Keeps the links. Use from one event loop."""
@@ -34,7 +35,7 @@ class DraftEngine(EngineProcess):
         trace_events: int = 0,
     ) -> None:
         """A link may have so many frames, and bytes, on their way in either direction."""
-        super().__init__(enter, options, decode_to_front, trace_events=trace_events)
+        super().__init__(ENGINE, options, decode_to_front, trace_events=trace_events)
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._on_drop = on_drop

@@ -1,7 +1,7 @@
 """How one request draws its tokens, and what it is told of them. Plain data, no torch."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ssd_engine.errors import InputError
 
@@ -43,6 +43,12 @@ class SamplingParams:
     @property
     def filters(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+# What a request may leave to the server, in the order of the fields.
+OPTION_NAMES = tuple(
+    field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDError
 from ssd_engine.process.children import terminal_signals_blocked
 from ssd_engine.tracing.events import TraceEvent, TraceRing
+from ssd_serving.engine.entry import enter
 from ssd_serving.engine.pipe_poll import PipePoll
 from ssd_serving.engine.records import Beat, Fatal, Ready, encode
 
@@ -35,15 +36,15 @@ class EngineProcess(ABC):
 
     def __init__(
         self,
-        entry: Callable[[Connection, Any], None],
+        module: str,
         options: Any,
         decode: Callable[[bytes], Any],
         outbox: int = 0,
         trace_events: int = 0,
     ) -> None:
-        """``outbox`` bounds the records on their way to the engine; 0: others bound them.
-        ``trace_events``: so many are kept."""
-        self._entry = entry
+        """``module`` has the engine's ``engine_main``. ``outbox`` bounds the records on their way
+        to the engine; 0: others bound them. ``trace_events``: so many are kept."""
+        self._module = module
         self._options = options
         self._decode = decode
         self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
@@ -68,7 +69,7 @@ class EngineProcess(ABC):
         self._pipe, theirs = context.Pipe()
         self._has_data = PipePoll(self._pipe)
         self._process = context.Process(
-            target=self._entry, args=(theirs, self._options), name="engine"
+            target=enter, args=(self._module, theirs, self._options), name="engine"
         )
         with terminal_signals_blocked():
             self._process.start()

@@ -3,6 +3,8 @@
 import socket
 from urllib.parse import unquote
 
+from ssd_engine.process.addresses import host_of
+
 DISCARD = 9  # any port will do: nothing is sent
 
 
@@ -15,10 +17,9 @@ def interface_to(peer: str) -> str:
     family = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6}.get(kind)
     if family is None:
         return ""
-    host = place.rpartition(":")[0].removeprefix("[").removesuffix("]")
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, DISCARD))
+            probe.connect((host_of(place), DISCARD))
         except OSError:
             return ""
         address: str = probe.getsockname()[0]

@@ -12,17 +12,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ssd_engine.errors import InputError
-from ssd_engine.sampling.params import SamplingParams, check_bias_size
+from ssd_engine.sampling.params import OPTION_NAMES, SamplingParams, check_bias_size
 
-OPTION_NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 LENGTH_DELIMITED = 2  # the wire type of strings, bytes and messages
 Kind = TypeVar("Kind", bound=Message)
 

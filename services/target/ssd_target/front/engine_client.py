@@ -9,7 +9,6 @@ from ssd_serving.engine.client import EngineGone, EngineProcess
 from ssd_serving.rpc.status import ReaderBehind
 from ssd_serving.security.allowances import IdentityAccount
 from ssd_target.config import EngineOptions
-from ssd_target.engine.engine_entry import enter
 from ssd_target.front.backlog import Backlog
 from ssd_target.links.links import Links
 from ssd_target.records.engine_records import (
@@ -29,6 +28,9 @@ from ssd_target.records.engine_records import (
 FAREWELL_SECONDS = 5.0
 
 
+ENGINE = "ssd_target.engine.engine_process"
+
+
 class EngineClient(EngineProcess):
     """Submits sequences to the engine and follows them. Use from one event loop."""
 
@@ -37,7 +39,7 @@ class EngineClient(EngineProcess):
     ) -> None:
         """``max_backlog``: bytes of a sequence that may wait for its client. ``farewell``: the way
         to tell an engine of several nodes to end them, too."""
-        super().__init__(enter, options, decode_to_front, trace_events=options.trace_events)
+        super().__init__(ENGINE, options, decode_to_front, trace_events=options.trace_events)
         self._max_backlog = max_backlog
         self._streams: dict[int, Backlog] = {}
         self._accounts: dict[int, IdentityAccount] = {}  # by sequence that was submitted

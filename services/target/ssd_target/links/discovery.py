@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ssd_engine.errors import SSDError
+from ssd_engine.process.addresses import join_address
 from ssd_serving.daemon_thread import in_daemon_thread
 from ssd_target.links.endpoint_addresses import (
     AddressFile,
@@ -21,7 +22,6 @@ from ssd_target.links.endpoint_addresses import (
     EndpointAddress,
     Source,
     at,
-    join,
     parse_lines,
 )
 
@@ -54,7 +54,7 @@ def _resolve(name: DnsName) -> list[EndpointAddress]:
             return []
         raise
     hosts = dict.fromkeys(str(address[0]) for *_, address in answers)
-    return [EndpointAddress(join(host, name.port), name.name) for host in hosts]
+    return [EndpointAddress(join_address(host, name.port), name.name) for host in hosts]
 
 
 def _read(file: AddressFile) -> list[EndpointAddress]:

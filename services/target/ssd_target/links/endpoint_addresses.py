@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssd_engine.errors import ConfigError
+from ssd_engine.process.addresses import host_of, join_address, split_address
 from ssd_serving.config import parse_address
 
 DNS, FILE = "dns:///", "file:///"
@@ -18,11 +19,11 @@ class EndpointAddress:
 
     @property
     def host(self) -> str:
-        return _host(self.address)
+        return host_of(self.address)
 
     @property
     def server_name(self) -> str:
-        return _host(self.name)
+        return host_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class DnsName:
 
     @property
     def name(self) -> str:
-        return join(self.host, self.port)
+        return join_address(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,6 @@ class AddressFile:
 
 
 Source = DnsName | AddressFile  # names endpoints that come and go
-
-
-def join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def at(address: str) -> EndpointAddress:
@@ -75,7 +68,7 @@ def parse_draft(text: str) -> EndpointAddress | Source:
     if text.startswith(FILE):
         return AddressFile(Path(text.removeprefix("file://")))
     host, port = parse_address("--draft", text)
-    if "/" in text or text != join(host, port):
+    if "/" in text or text != join_address(host, port):
         raise ConfigError(
             f"--draft: HOST:PORT, {DNS}NAME:PORT or {FILE}PATH is needed, got {text!r}"
         )
@@ -83,15 +76,15 @@ def parse_draft(text: str) -> EndpointAddress | Source:
 
 
 def parse_lines(text: str) -> list[str]:
-    """Addresses of a PlaceFile, in its order; raises ConfigError for a line that is none."""
+    """Addresses in an AddressFile, in its order; raises ConfigError for a line that is none."""
     found: dict[str, None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         address = line.partition("#")[0].strip()
         if not address:
             continue
         try:
-            host, port = parse_address("", address)
-        except ConfigError:
+            host, port = split_address(address)
+        except ValueError:
             host, port = "", 0
         if not port or "/" in host or len(host.split()) != 1:
             raise ConfigError(f"line {number} is not HOST:PORT: {address[:100]!r}")

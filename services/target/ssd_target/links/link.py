@@ -18,6 +18,7 @@ import grpc
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import ConfigError, InputError
+from ssd_engine.process.addresses import host_of
 from ssd_engine.speculation.frames import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -179,7 +180,7 @@ class DraftLink:
                 speculate = channel.stream_stream(
                     SPECULATE, request_serializer=pb.SpeculateRequest.SerializeToString
                 )
-                shown = self._credentials.metadata(_host(self.address))
+                shown = self._credentials.metadata(host_of(self.address))
                 await self._follow(speculate(metadata=shown))
         except ConfigError as error:
             self._failed("credentials", str(error))
@@ -264,7 +265,7 @@ class DraftLink:
                 welcome.max_sequences,
                 welcome.max_context,
                 welcome.max_depth,
-                _host(self.address),
+                host_of(self.address),
                 self.trusted,
             )
         )
@@ -389,10 +390,6 @@ async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _printable(text: str, length: int) -> str:

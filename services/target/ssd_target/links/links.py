@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ssd_engine.errors import InputError
+from ssd_engine.process.addresses import host_of
 from ssd_engine.speculation.frames import TargetFrame
 from ssd_target.links.discovery import Discovery, LookUp, look_up
 from ssd_target.links.draft_credentials import DraftCredentials
@@ -207,13 +208,13 @@ def _matches(address: str, patterns: Sequence[str]) -> bool:
 
 
 def _wants_numeric(pattern: str) -> bool:
-    host = pattern.rpartition(":")[0]
+    host = host_of(pattern)
     return any(map(str.isdecimal, host)) and not any(map(str.isalpha, host))
 
 
 def _is_numeric(address: str) -> bool:
     try:
-        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+        ipaddress.ip_address(host_of(address))
     except ValueError:
         return False
     return True

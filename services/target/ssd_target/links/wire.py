@@ -7,7 +7,7 @@ from typing import Any
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
-from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.params import OPTION_NAMES, SamplingParams
 from ssd_engine.speculation.frames import (
     Branch,
     Branches,
@@ -60,17 +60,7 @@ def _open(wire: pb.TargetFrame, frame: Open) -> None:
 
 
 def sampling_options(params: SamplingParams) -> target_pb2.SamplingOptions:
-    names = (
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    )
-    options: dict[str, Any] = {name: getattr(params, name) for name in names}
+    options: dict[str, Any] = {name: getattr(params, name) for name in ("seed", *OPTION_NAMES)}
     return target_pb2.SamplingOptions(**options, logit_bias=dict(params.logit_bias))
 
 

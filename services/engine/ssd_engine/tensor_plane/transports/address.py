@@ -6,6 +6,7 @@ import re
 import secrets
 import socket
 
+from ssd_engine.process.addresses import join_address, split_address
 from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 
@@ -68,7 +69,7 @@ def dialled(
         if not _NAME.fullmatch(address):
             raise PlaneBroken("the peer's address is not that of a plane")
         return socket.AF_UNIX, "\0" + address
-    host, port = split_address(address)
+    host, port = parse_peer(address)
     host = dial_host or host
     if host in _WILDCARDS:
         raise PlaneBroken(f"the peer's address {address} names no host")
@@ -83,12 +84,11 @@ def family_of(host: str) -> int:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+def parse_peer(address: str) -> tuple[str, int]:
+    try:
+        host, port = split_address(address)
+    except ValueError:
+        host, port = "", 0
+    if not port:
         raise PlaneBroken(f"the peer's address {address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, port
