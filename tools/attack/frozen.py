@@ -29,7 +29,7 @@ HUNG_CALL = """
 import ctypes, os, sys
 sys.path[:] = [path for path in sys.path if path != os.environ["HUNG_CALL_PATH"]]
 try:
-    from ssd_engine import runner
+    from ssd_engine.execution import runner
 
     step = runner.ModelRunner.step
 

@@ -85,7 +85,8 @@ def test_closing_wakes_whoever_waits() -> None:
 def test_a_process_ends_well_with_its_planes_open() -> None:
     program = """
         import torch
-        from ssd_engine.tensor_plane import PlaneKind, RowsKey
+        from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+        from ssd_engine.tensor_plane.protocol.rows import RowsKey
         from tests.engine.tensor_plane.peer import make_receiver, make_rows, make_sender, wait_up
         for kind in (PlaneKind.SHARED_MEMORY, PlaneKind.TCP, PlaneKind.GLOO):
             sender, answer = make_sender(kind)

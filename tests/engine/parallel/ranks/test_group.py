@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.models.tensor_parallel import GroupThroughHost, RankGroup
-from ssd_engine.parallel import ranked_runner as ranks
-from ssd_engine.parallel.ranks.group import join_group
+from ssd_engine.parallel.ranks.group import NCCL_SHARES_GPUS, join_group
 from ssd_engine.parallel.ranks.rank_start import RankPlacement
 
 RANK = """
@@ -73,4 +72,4 @@ def test_how_ranks_meet(
     assert (begun, type(group)) == ([backend], kind)
     assert group.in_graphs == (backend == "nccl")
     asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    assert asked == (devices == (0, 0) and nccl >= ranks.NCCL_SHARES_GPUS)
+    assert asked == (devices == (0, 0) and nccl >= NCCL_SHARES_GPUS)
