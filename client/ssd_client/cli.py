@@ -20,6 +20,7 @@ from ssd_client.generate.request import GenerateOptions, build_request
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
+    GroupedCommand,
     bias_of,
     chat_options,
     local_options,
@@ -126,7 +127,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@cli.command()
+@cli.command(cls=GroupedCommand)
 @prompt_options
 @chat_options
 @sampling_options

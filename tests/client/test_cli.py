@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -528,3 +529,9 @@ def test_help_names_every_way_in():
     assert result.exit_code == 0
     assert "generate" in result.stdout
     assert "SSD_CLIENT_GENERATE_TOP_P" in result.stdout
+
+
+def test_help_shows_options_in_groups():
+    groups = [line for line in invoke("--help").stdout.splitlines() if re.match(r"\w.*:$", line)]
+    assert groups[:4] == ["Options:", "Prompt:", "Sampling:", "Length and end:"]
+    assert groups[-1] == "Services that are started here:"

@@ -253,6 +253,7 @@ def test_options_come_in_groups_everyday_ones_first() -> None:
     assert groups, said
     assert groups[0] == EVERYDAY
     assert set(groups) < set(GROUPS)
+    assert groups[-1] == "Testing and debugging"
     assert said.index("--listen") < said.index("--generation-config") < said.index("--tls-cert")
 
 

@@ -24,6 +24,7 @@ from ssd_client.generate.result import GenerationResult
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
+    GroupedCommand,
     bias_of,
     chat_options,
     local_options,
@@ -37,7 +38,7 @@ from ssd_client.terminal.serving import check_local, pick, serving
 PATIENCE = RetryPolicy(retries=12)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option(
     "--target",
     type=params.Target(),

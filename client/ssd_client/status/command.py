@@ -28,7 +28,7 @@ from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import stats_of
 from ssd_client.printable import printable
 from ssd_client.terminal import params, render
-from ssd_client.terminal.options import options
+from ssd_client.terminal.options import OWN, options
 from ssd_client.terminal.security_options import security_options
 
 _TIMEOUT_S = 3.0
@@ -64,6 +64,7 @@ def _health(endpoint: Endpoint) -> str:
 
 
 _services = options(
+    OWN,
     click.option(
         "--target",
         "targets",

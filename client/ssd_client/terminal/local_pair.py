@@ -18,10 +18,11 @@ from ssd_client.local.launcher import (
     plan_local,
 )
 from ssd_client.terminal import params
-from ssd_client.terminal.options import local_options, options
+from ssd_client.terminal.options import LOCAL, local_options, options
 from ssd_client.terminal.serving import pick
 
 pair_options = options(
+    LOCAL,
     local_options,
     click.option(
         "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."

@@ -15,6 +15,7 @@ from ssd_client.local.mps import DRAFT_SHARE
 from ssd_client.terminal import params
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+OWN, LOCAL = "Options", "Services that are started here"
 
 
 def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
@@ -24,18 +25,35 @@ def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
     return dict(pairs)
 
 
-def options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    """Several click options as one decorator, in the order in which --help shows them."""
+class GroupedCommand(click.Command):
+    """A command whose --help shows its own options first, and shared ones in their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {OWN: []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(param, "group", OWN), []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def options(group: str, *options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Several click options as one decorator, in the order in which --help shows them, under the
+    heading ``group``."""
 
     def decorate(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
+            command.__click_params__[-1].group = group  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
 prompt_options = options(
+    "Prompt",
     click.argument("prompt", required=False, type=params.Utf8()),
     click.option("--prompt-file", type=click.Path(), help="Read the prompt here; - is stdin."),
     click.option("--token-ids", type=params.TokenIds(), help='Prompt as token ids: "1,2,3".'),
@@ -44,6 +62,7 @@ prompt_options = options(
 )
 
 chat_options = options(
+    "Prompt",
     click.option(
         "--chat-template-kwargs",
         type=params.JsonObject(),
@@ -52,6 +71,7 @@ chat_options = options(
 )
 
 sampling_options = options(
+    "Sampling",
     click.option("--temperature", type=params.Number(), help="0 takes the most likely token."),
     click.option("--top-k", type=params.Uint(), help="Keep the k most likely tokens; 0: all."),
     click.option(
@@ -79,6 +99,7 @@ sampling_options = options(
 )
 
 stop_options = options(
+    "Length and end",
     click.option("--max-tokens", type=params.Uint(), help="Output tokens at most."),
     click.option(
         "--stop",
@@ -96,6 +117,7 @@ stop_options = options(
 )
 
 speculation_options = options(
+    "Speculation",
     click.option(
         "--mode",
         type=click.Choice(list(MODES)),
@@ -123,6 +145,7 @@ speculation_options = options(
 )
 
 output_options = options(
+    "Output",
     click.option("--logprobs", is_flag=True, help="Log probability of each token (--json)."),
     click.option(
         "--top-logprobs",
@@ -133,6 +156,7 @@ output_options = options(
 )
 
 serving_options = options(
+    "Server",
     click.option(
         "--target",
         type=params.Target(),
@@ -159,6 +183,7 @@ serving_options = options(
 )
 
 local_options = options(
+    LOCAL,
     click.option(
         "--local", is_flag=True, help="Start a target and a draft here, stop them afterwards."
     ),

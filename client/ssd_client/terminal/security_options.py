@@ -14,6 +14,7 @@ import click
 from ssd_client.connection.security import Security
 from ssd_client.errors import BadInputError, printable
 from ssd_client.terminal import params
+from ssd_client.terminal.options import options
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MAX_TOKEN = 4096
@@ -27,9 +28,7 @@ def security_options(command: _Command) -> _Command:
         own = {name: flags.pop(name) for name in _NAMES}
         return command(*args, security=_read(**own), **flags)
 
-    for option in reversed(_OPTIONS):
-        option(secured)
-    return secured  # type: ignore[return-value]
+    return options("Security", *_OPTIONS)(secured)  # type: ignore[return-value]
 
 
 _NAMES = ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure")

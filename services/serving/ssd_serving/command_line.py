@@ -61,8 +61,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "kernel_cache",
         "self_check",
         "allow_long_context",
-        "expand_to",
-        "draft_expand_to",
     ),
     "Speculation": (
         "adapt_depth",
@@ -77,7 +75,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "allow_draft",
         "trust_draft",
         "link_timeout",
-        "synthetic_acceptance",
     ),
     "Targets of a draft": (
         "max_links",
@@ -122,6 +119,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "log_prompts",
         "otlp_endpoint",
         "trace_events",
+    ),
+    "Testing and debugging": (
+        "expand_to",
+        "draft_expand_to",
+        "synthetic_acceptance",
         "eager",
         "check_integrity",
     ),
