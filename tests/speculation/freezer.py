@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ssd_draft.engine.core import Counters
+from ssd_draft.engine.link_sequences import Counters
 from ssd_draft.planning.plan import Planner
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.fan_out import AcceptanceRate

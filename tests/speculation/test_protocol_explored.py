@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ssd_draft.engine.core import DraftCore
+from ssd_draft.engine.frame_follower import FrameFollower
+from ssd_draft.engine.sequence_room import SequenceRoom
 from ssd_draft.front import link as draft_link
 from ssd_draft.planning import sequence as draft_sequence
 from ssd_draft.planning.sequence import DraftSequence
@@ -312,20 +313,20 @@ def a_lost_link_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_draft_gives_up_in_silence(patch: pytest.MonkeyPatch) -> None:
-    def give_up(self: DraftCore, link: Any, sequence: DraftSequence, *_: Any) -> None:
-        self._close(sequence, link)
+    def give_up(self: SequenceRoom, link: Any, sequence: DraftSequence, *_: Any) -> None:
+        self.close(link, sequence)
 
-    patch.setattr(DraftCore, "_give_up", give_up)
+    patch.setattr(SequenceRoom, "give_up", give_up)
 
 
 def a_new_open_adds_to_the_old_one(patch: pytest.MonkeyPatch) -> None:
-    real = DraftCore._open
+    real = FrameFollower._open
 
-    def reopen(self: DraftCore, link: Any, frame: Open) -> None:
+    def reopen(self: FrameFollower, link: Any, frame: Open) -> None:
         link.sequences.pop(frame.sequence, None)
         real(self, link, frame)
 
-    patch.setattr(DraftCore, "_open", reopen)
+    patch.setattr(FrameFollower, "_open", reopen)
 
 
 def sequences_are_not_closed(patch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ class ToySpeculator:
     """One depth of all branches with every step."""
 
     is_typical = True
+    pool = None
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -481,7 +482,7 @@ class World:
 
     def _can_connect(self, link: int) -> bool:
         waiting = self.link_states[link] is link_state.DraftLinkState.WAITING
-        return waiting and not self.drafts[self.setting.links[link][1]]._draining
+        return waiting and not self.drafts[self.setting.links[link][1]]._follower.leaving
 
     def _faults(self) -> Iterator[Action]:
         for pipe in self.pipes:
@@ -502,7 +503,7 @@ class World:
                     yield ("evict", *name, sequence)
         for number, draft in enumerate(self.drafts):
             yield ("crash draft", number)
-            if not draft._draining:
+            if not draft._follower.leaving:
                 yield ("drain", number)
         for target in self.targets:
             if target.core.has_work:
@@ -643,7 +644,7 @@ class World:
         pipe = self._find(link, epoch)
         draft = self.draft_of(pipe)
         there = draft._links[pipe.number]
-        draft._evict(there, there.sequences[sequence])
+        draft._room._evict(there, there.sequences[sequence])
         self._step_draft(draft)
 
     def _drain(self, number: int) -> None:
@@ -681,7 +682,7 @@ class World:
         """Until nothing is left to do but to step the targets."""
         self.faults_left = 0
         for number, draft in enumerate(self.drafts):
-            if draft._draining:
+            if draft._follower.leaving:
                 self._crash_draft(number)
         while self._progress():
             pass
@@ -841,7 +842,7 @@ def _draft_key(draft: DraftCore, now: float) -> list[Any]:
         ]
         for link in draft._links.values()
     ]
-    return [draft._draining, links]
+    return [draft._follower.leaving, links]
 
 
 def _sequence_key(sequence: DraftSequence, now: float) -> list[Any]:

@@ -24,7 +24,7 @@ from tools.soak.attackers import attacked, write_tokens
 from tools.soak.chaos import Chaos, list_drafts
 from tools.soak.load import Load
 from tools.soak.report import Figures, Key, Trend, grown, lines
-from tools.soak.requests import Known, know, make_pool
+from tools.soak.requests import Known, know, make_crowd, make_pool
 from tools.soak.services import Service, SoakFailed
 
 IDLE_SECONDS = 120
@@ -64,6 +64,7 @@ class Soak:
         self.services = [*self.targets, *self.drafts]
         self.problems: list[str] = []
         self._trends: dict[Key, Trend] = {}
+        self._crowd: list[Known] = []
 
     def run(self) -> None:
         seconds = 60 * self._options.minutes
@@ -98,6 +99,7 @@ class Soak:
             stub = rpc.TargetServiceStub(channel)
             with ThreadPoolExecutor(4) as workers:
                 pool: list[Known] = list(workers.map(lambda each: know(stub, each), messages))
+            self._crowd = [know(stub, each) for each in make_crowd(self._options.seed)]
         tokens = sum(len(known.tokens) for known in pool)
         spent = time.monotonic() - begin
         say(f"references: {len(pool)} requests, {tokens} tokens, plain, in {spent:.1f} s")
@@ -120,6 +122,7 @@ class Soak:
                             raise SoakFailed(f"{target.name} died: {target.log()[-2000:]}")
         finally:
             load.stop()
+        load.crowd(self._crowd)
 
     def _attacked(self) -> contextlib.AbstractContextManager[None]:
         attackers = self._options.attackers

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
@@ -66,6 +67,17 @@ class Load:
         for thread in self._threads:
             thread.join()
         self._seed += len(self._threads)
+
+    def crowd(self, known: Sequence[Known]) -> None:
+        """All of these at once, at every target."""
+        for address in self._addresses:
+            with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(len(known)) as pool:
+                stub, draw = rpc.TargetServiceStub(channel), random.Random(self._seed)
+                client = Client(self, address, stub, known, draw, self._stopping)
+                try:
+                    list(pool.map(client.finish, known))
+                except (grpc.RpcError, Mismatch) as error:
+                    self.problem(f"one of a crowd: {error!r}")
 
     def count(self, name: str, amount: int = 1) -> None:
         with self._lock:
@@ -171,7 +183,9 @@ class Client:
         return len(tokens)
 
     def _finish(self) -> None:
-        known = self._draw.choice(self._pool)
+        self.finish(self._draw.choice(self._pool))
+
+    def finish(self, known: Known) -> None:
         self._read(self._call(sped_up(known.message, **self._speculation())), known)
 
     def _resume(self) -> None:

@@ -14,6 +14,7 @@ from tools.attack.callers import OTHER, bearer
 SSD, OFF = pb.SPECULATION_MODE_SSD, pb.SPECULATION_MODE_OFF
 CALL_SECONDS = 240.0
 LENGTHS = (1, 5, 20, 60, 120, 240)
+CROWD, CROWD_LETTERS = 6, 1200
 STOPS = ((), (), (), (".",), ("\n\n", "the end"), (" and", "zebra"))
 
 
@@ -35,6 +36,18 @@ def make_pool(count: int, seed: int) -> list[pb.GenerateRequest]:
     return [_make(draw, prompts[number % len(prompts)]) for number in range(count)]
 
 
+def make_crowd(seed: int) -> list[pb.GenerateRequest]:
+    """Long requests, more of them than a target's cache holds at a time: some are set aside."""
+    return [
+        pb.GenerateRequest(
+            text=(f"{prompt}. " * CROWD_LETTERS)[:CROWD_LETTERS],
+            sampling=pb.SamplingOptions(temperature=0.7, seed=seed),
+            stop=pb.StopOptions(max_tokens=LENGTHS[-1], ignore_eos=True),
+        )
+        for prompt in load_prompts(STORIES, CROWD, seed).prompts
+    ]
+
+
 def _make(draw: random.Random, prompt: str) -> pb.GenerateRequest:
     sampling = pb.SamplingOptions(
         temperature=draw.choice((0.0, 0.7, 1.0)), seed=draw.getrandbits(63)
@@ -54,7 +67,7 @@ def _make(draw: random.Random, prompt: str) -> pb.GenerateRequest:
     if draw.random() < 0.4:
         message.chat.messages.add(role="user", content=prompt)
     else:
-        message.text = f"{prompt}. " * draw.choice((1, 1, 4, 24))  # the last ones fill the cache
+        message.text = f"{prompt}. " * draw.choice((1, 1, 4))
     return message
 
 

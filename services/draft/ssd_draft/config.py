@@ -47,6 +47,7 @@ class DraftConfig(ServiceConfig):
 class DraftEngineOptions:
     """What the engine process is started with."""
 
+    speculator: str  # a name of the registry
     model: ModelConfig | None  # None: speculates without one, and runner is None, too
     runner: RunnerOptions | None
     tp: int

@@ -32,6 +32,7 @@ class Engine:
     """A draft without a model: trees of ``WIDTH`` rows and ``DEPTH`` forwards, and a clock."""
 
     is_typical = True
+    pool = None
 
     def __init__(self, per_row: float = PER_ROW) -> None:
         self.now = 0.0

@@ -160,7 +160,7 @@ def test_branches_are_drawn_for_rejection_wherever_that_is(
         books.append(pushed_in_rounds(world, chains))
         world.advance(1, random.Random(4))
         link = world.core._links[1]
-        world.core._follow(link, link.inbox.popleft())  # the outcome, not yet the launch
+        world.core._follower._follow(link, link.inbox.popleft())  # the outcome, not yet the launch
         make = world.core._speculator.drawn_from(link.sequences[1], DEPTH)
         assert make is not None
         shipped.append(make())
@@ -188,7 +188,7 @@ def test_rounds_that_end_in_the_middle_of_a_tree_lose_nothing(runner: ModelRunne
 def test_a_sequence_that_is_closed_in_flight_is_gone(runner: ModelRunner) -> None:
     world = World(runner, True, 1)
     world.step(3)
-    world.core._close(world.core._links[1].sequences[1], world.core._links[1])
+    world.core._room.close(world.core._links[1], world.core._links[1].sequences[1])
     world.step(3)
     world.core.check_integrity()
     assert world.core.stats().used_blocks == 0

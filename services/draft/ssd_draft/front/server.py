@@ -141,6 +141,7 @@ def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
 def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineOptions:
     fan_out_hit, fan_out_miss = fan_outs(config)
     return DraftEngineOptions(
+        speculator=config.speculator,
         model=None if plan is None else plan.model,
         runner=None if plan is None else plan.runner,
         tp=config.tp,

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
+from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 
@@ -18,6 +19,11 @@ class CannotSpeculate(Exception):
 
 
 class Speculator(Protocol):
+    @property
+    def pool(self) -> BlockPool | None:
+        """The KV blocks, where there is a model."""
+        ...
+
     @property
     def is_typical(self) -> bool:
         """Whether the last step took as long as those of a tree do."""

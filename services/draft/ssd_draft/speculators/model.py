@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_draft.config import DraftEngineOptions
 from ssd_draft.planning.plan import RANKS, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
 from ssd_draft.planning.tree import Ranked, Tree
@@ -630,3 +631,18 @@ def _rows_of(sequence: DraftSequence, part: Part) -> list[SampleRow]:
         sample_row(params, prompt, output, (*chain[: o.accepted], o.token, *o.tokens))
         for o in sequence.state.tree.offers
     ]
+
+
+def make_model_speculator(
+    options: DraftEngineOptions, runner: DraftRunner | None
+) -> ModelSpeculator:
+    if runner is None:
+        raise RuntimeError("a model speculator needs a model")
+    return ModelSpeculator(
+        runner,
+        options.block_size,
+        options.max_context,
+        options.depth,
+        options.budget,
+        options.vocab_size,
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ssd_draft.config import DraftEngineOptions
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
 from ssd_draft.speculators.base import CannotSpeculate
@@ -18,6 +19,7 @@ class NgramSpeculator:
     step, as a model reads its prompt: long sequences do not hold up others."""
 
     is_typical = True
+    pool = None
 
     def __init__(self, max_tokens: int = MOST_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -115,3 +117,7 @@ def _index(sequence: DraftSequence, limit: int) -> None:
     end = min(sequence.num_committed, begin + limit)
     index.extend(sequence.prompt[begin:end])
     index.extend(sequence.output[max(0, begin - prompt) : max(0, end - prompt)])
+
+
+def make_ngram_speculator(options: DraftEngineOptions, runner: object) -> NgramSpeculator:
+    return NgramSpeculator()
