@@ -76,7 +76,7 @@ def verify(
     """Outcomes of rounds whose rows [sum of num_logits] were scored, round after round.
 
     Coupled: the target draws its own token in every row; a speculated one is right when it is
-    that token. Rounds that are Drawn are verified by rejection.
+    that token. Rounds with DraftDistributions are verified by rejection.
     """
     ends = list(accumulate(work.chunk.num_logits for work in works))
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
@@ -117,7 +117,7 @@ def _rejecting_by_device(
     spans: Rows[slice],
     drawn: Rows[DraftDistributions | None],
 ) -> dict[int, RoundOutcome | NonFiniteLogits]:
-    """The outcomes of rounds that are Drawn, where the device can tell."""
+    """The outcomes of rounds with DraftDistributions, where the device can tell."""
     rounds = {
         i: (spans[i].start, _drawn_speculation(works[i], each.wire))
         for i, each in enumerate(drawn)
