@@ -20,7 +20,7 @@ from ssd_client.generate.request import GenerateOptions, build_request
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
-    GroupedCommand,
+    SectionedCommand,
     bias_of,
     chat_options,
     local_options,
@@ -127,7 +127,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@cli.command(cls=GroupedCommand)
+@cli.command(cls=SectionedCommand)
 @prompt_options
 @chat_options
 @sampling_options

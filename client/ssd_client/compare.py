@@ -20,7 +20,7 @@ from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult
 from ssd_client.generate.speculation import MODES
 from ssd_client.terminal import params, render
-from ssd_client.terminal.options import GroupedCommand
+from ssd_client.terminal.options import SectionedCommand
 from ssd_client.terminal.render import write_stdout
 from ssd_client.terminal.security_options import security_options
 
@@ -54,7 +54,7 @@ class FirstDifference:
     second_gap: float | None = None
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=SectionedCommand)
 @click.option(
     "--target",
     "targets",

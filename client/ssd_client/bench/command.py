@@ -29,14 +29,14 @@ from ssd_client.local.launcher import (
 from ssd_client.status.traces import write_perfetto
 from ssd_client.terminal import params
 from ssd_client.terminal.local_pair import pair_options, plan_pair
-from ssd_client.terminal.options import GroupedCommand
+from ssd_client.terminal.options import SectionedCommand
 from ssd_client.terminal.security_options import security_options
 from ssd_client.terminal.serving import check_local, serving
 
 TRACE_EVENTS = "200000"
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=SectionedCommand)
 @click.option(
     "--target",
     type=params.Target(),

@@ -24,7 +24,7 @@ from ssd_client.generate.result import GenerationResult
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
-    GroupedCommand,
+    SectionedCommand,
     bias_of,
     chat_options,
     local_options,
@@ -38,7 +38,7 @@ from ssd_client.terminal.serving import check_local, pick, serving
 PATIENCE = RetryPolicy(retries=12)
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=SectionedCommand)
 @click.option(
     "--target",
     type=params.Target(),

@@ -26,7 +26,7 @@ from ssd_client.race.lanes import Lane, Run, differing, verdict
 from ssd_client.race.screen import Columns, PlainRaceScreen, RaceScreen
 from ssd_client.terminal import params, render
 from ssd_client.terminal.local_pair import pair_options, plan_pair, target_flags
-from ssd_client.terminal.options import GroupedCommand, bias_of, sampling_options
+from ssd_client.terminal.options import SectionedCommand, bias_of, sampling_options
 from ssd_client.terminal.prompt import LOCAL_DEFAULT
 from ssd_client.terminal.security_options import security_options
 from ssd_client.terminal.serving import check_local
@@ -46,7 +46,7 @@ class RaceEntry:
     services: Callable[[Callable[[str], None]], contextlib.AbstractContextManager[Endpoint]]
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=SectionedCommand)
 @click.argument("prompt", required=False, type=params.Utf8())
 @click.option("--target", type=params.Target(), help=f"Who runs.  [default: {DEFAULT_ADDRESS}]")
 @click.option(

@@ -25,7 +25,7 @@ def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
     return dict(pairs)
 
 
-class GroupedCommand(click.Command):
+class SectionedCommand(click.Command):
     """A command whose --help shows its own options first, and shared ones in their groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
