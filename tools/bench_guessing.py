@@ -218,7 +218,7 @@ def show(counts: Counts, statistic: Statistic, digits: int = 3) -> str:
 
 
 def difference(ours: Counts, theirs: Counts, statistic: Statistic) -> tuple[str, float]:
-    """Of two ways over the same texts; also the upper end of its interval."""
+    """The difference of two ways over the same texts; also the upper end of its interval."""
     # The same generator draws the same texts of both.
     low, high = interval(statistic(resampled(ours)) - statistic(resampled(theirs)))
     middle = float(statistic(ours.sum(axis=0)) - statistic(theirs.sum(axis=0)))

@@ -31,7 +31,7 @@ def sources() -> list[Path]:
 
 
 def digest() -> str:
-    """Of all sources, names included."""
+    """The digest of all sources, names included."""
     sums = hashlib.sha256()
     for file in sources():
         sums.update(f"{file.relative_to(DEPLOY).as_posix()}\n".encode() + file.read_bytes())

@@ -132,7 +132,7 @@ def _random(
 
 
 def _fading(name: str, fading: float, config: ModelConfig) -> float:
-    """Of what a layer adds; all layers together add as much as they do otherwise."""
+    """The factor of what a layer adds; all layers together add as much as they do otherwise."""
     if fading == 1.0 or not name.endswith(("o_proj.weight", "down_proj.weight")):
         return 1.0
     squares = [fading ** (2 * layer) for layer in range(config.num_layers)]
@@ -140,7 +140,7 @@ def _fading(name: str, fading: float, config: ModelConfig) -> float:
 
 
 def _scale(module: str, config: ModelConfig) -> float:
-    """Of what comes out of a matrix, where what goes in is of size 1."""
+    """The size of what comes out of a matrix, where what goes in is of size 1."""
     embedding = LOGITS / math.sqrt(config.hidden_size)
     each = LAYERS * embedding / math.sqrt(2 * config.num_layers)
     return {

@@ -132,7 +132,7 @@ def _hit_times(runs: Runs, plain: Runs) -> dict[str, float]:
 
 
 def _hit_ms(runs: Runs) -> float:
-    """Of rounds whose speculation came from the cache; NaN where there are few."""
+    """The time of rounds whose speculation came from the cache; NaN where there are few."""
     stats = [one.stats for run in runs for one in run]
     rounds = sum(each.cache_rounds for each in stats)
     micros = sum(each.cache_round_micros for each in stats)

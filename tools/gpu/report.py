@@ -18,7 +18,7 @@ FAILED = "failed"  # of a row: why the whole section has failed. Other rows do n
 
 
 def commit() -> str:
-    """Of the code that is measured; + where it was changed since."""
+    """The commit that is measured, with a + where files were changed since."""
     try:
         name = subprocess.run(
             ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True

@@ -23,7 +23,7 @@ class SoakFailed(Exception):
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one process."""
+    """What one process holds."""
 
     rss_mib: float
     descriptors: int
