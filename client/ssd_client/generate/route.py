@@ -109,9 +109,9 @@ class Route:
         clock: Clock = time,
     ) -> None:
         self._endpoints, self._clock = endpoints, clock
-        self._rota = RetrySchedule(len(endpoints), policy or RetryPolicy())
+        self._schedule = RetrySchedule(len(endpoints), policy or RetryPolicy())
         self.progress, self.deadline = RequestProgress(request), Deadline(timeout_s, clock)
-        self.index, _ = self._rota.best()
+        self.index, _ = self._schedule.best()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -127,12 +127,12 @@ class Route:
     def go_on(self, failure: ClientError) -> Moved:
         """Where to, and after which wait; raises what ends the request."""
         tokens = len(self.progress.token_ids)
-        if isinstance(self._endpoints, Endpoints) and self._rota.hopeless(self.index, failure):
+        if isinstance(self._endpoints, Endpoints) and self._schedule.hopeless(self.index, failure):
             self._endpoints.look_again()
-            self._rota.grow(len(self._endpoints))
-        self._rota.note(self.index, failure, tokens, self._clock.monotonic())
+            self._schedule.grow(len(self._endpoints))
+        self._schedule.note(self.index, failure, tokens, self._clock.monotonic())
         origin = self.endpoint.address
-        self.index, ready_at = self._rota.best()
+        self.index, ready_at = self._schedule.best()
         return Moved(
             origin=origin,
             to=self.endpoint.address,

@@ -140,9 +140,8 @@ class GroupedCommand(click.Command):
         records: dict[str, dict[str, tuple[str, str]]] = {group: {} for group in GROUPS}
         for param in self.get_params(ctx):
             record, name = param.get_help_record(ctx), param.name or ""
-            if record is not None and isinstance(
-                param, click.Option
-            ):  # click's own, --help, is an everyday one
+            # click's own option, --help, is an everyday one.
+            if record is not None and isinstance(param, click.Option):
                 records[_GROUP_OF.get(name, EVERYDAY)][name] = record
         for group, named in records.items():
             lines = sorted(named.items(), key=lambda each: _place(group, each[0]))
