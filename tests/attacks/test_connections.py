@@ -19,6 +19,9 @@ from tests.waiting import HANG_SECONDS, wait_until
 
 DESCRIPTORS = 400
 SILENT = 70
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
+    [0, 0, 0, 4, 0, 0, 0, 0, 0]
+)  # and no settings
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +56,16 @@ def is_alive(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def idle_connections(address: str, number: int) -> Iterator[None]:
+def idle_connections(address: str, number: int, hello: bytes = b"") -> Iterator[None]:
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
         for _ in range(number):
             with contextlib.suppress(OSError):  # it may be hung up at once
-                stack.enter_context(socket.create_connection((host, int(port)), HANG_SECONDS))
+                connection = socket.create_connection(
+                    (host, int(port)), HANG_SECONDS, source_address=("127.0.0.9", 0)
+                )
+                stack.enter_context(connection)
+                connection.sendall(hello)
         yield
 
 
@@ -75,6 +82,15 @@ def test_idle_connections_leave_descriptors_and_the_other_port_free(small: Attac
             assert len(os.listdir(f"/proc/{front}/fd")) < DESCRIPTORS - 50
             assert is_alive(small.target.address)
             assert generate(channel, OTHER, request()) == expected
+
+
+def test_probes_get_through_beside_connections_that_say_nothing(small: Attacked) -> None:
+    """They come from another host, and stay; some have said hello."""
+    address = health_address(small)
+    with idle_connections(address, 200, hello=PREFACE), idle_connections(address, 1050):
+        assert [is_alive(address) for _ in range(24)] == 24 * [True]
+    with idle_connections(address, 1050), idle_connections(address, 200, hello=PREFACE):
+        assert [is_alive(address) for _ in range(24)] == 24 * [True]
 
 
 def is_served(address: str) -> bool:

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as rpc
 
 from ssd_serving.calls.health import MAX_WATCHERS, Health
-from ssd_serving.calls.health_server import make_health_server
+from ssd_serving.calls.health_server import HealthServer
 from ssd_serving.calls.request_interceptor import ReadRequests
 from ssd_serving.rpc.connections import MAX_CHECK_BYTES
 from tests.waiting import HANG_SECONDS, wait_until_async
@@ -62,8 +62,8 @@ def test_a_check_on_a_port_for_probes_is_small_and_plain() -> None:
     async def work() -> None:
         health = Health()
         await health.set("x", UP)
-        server = make_health_server(health)
-        port = server.add_insecure_port("127.0.0.1:0")
+        server = HealthServer(health)
+        port = server.bind("--health-listen", "127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = rpc.HealthStub(channel)
@@ -78,7 +78,7 @@ def test_a_check_on_a_port_for_probes_is_small_and_plain() -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.Check(message, timeout=HANG_SECONDS, compression=compression)
                 assert caught.value.code() is code
-        await server.stop(None)
+        await server.stop()
 
     asyncio.run(work())
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import target_pb2, target_pb2_grpc
 from ssd_serving.calls import request_interceptor as reading
 from ssd_serving.calls.health import Health
-from ssd_serving.calls.health_server import bound, make_health_server
+from ssd_serving.calls.health_server import HealthServer
 from ssd_serving.calls.request_interceptor import MAX_UNREAD
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.metrics_server import MAX_SCRAPES
@@ -94,8 +94,8 @@ def test_probes_are_answered_beside_calls_that_say_nothing(
     async def work() -> None:
         health = Health()
         await health.set("liveness", 1)
-        server = make_health_server(health)
-        port = bound("--health-listen", "127.0.0.1:0", server.add_insecure_port)
+        server = HealthServer(health)
+        port = server.bind("--health-listen", "127.0.0.1:0")
         await server.start()
         address = f"127.0.0.1:{port}"
         async with (
@@ -111,7 +111,7 @@ def test_probes_are_answered_beside_calls_that_say_nothing(
                     statuses.append((await check(probe, timeout=HANG_SECONDS)).status)
             assert statuses == [1]
             assert len(codes(quiet)) <= 1
-        await server.stop(None)
+        await server.stop()
 
     asyncio.run(work())
 

@@ -17,7 +17,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.process.children import settle_memory
 from ssd_engine.tracing.events import TraceRing
 from ssd_serving.calls.health import Health
-from ssd_serving.calls.health_server import bound, make_health_server
+from ssd_serving.calls.health_server import HealthServer, bound
 from ssd_serving.calls.refusals import REASONS, ReportRefusals, methods_of
 from ssd_serving.calls.request_interceptor import ClientGone, ReadRequests
 from ssd_serving.calls.trace_service import SERVICE as TRACES
@@ -157,7 +157,7 @@ class ServiceServer(ABC):
             # Connections are told, too: who holds an idle one connects elsewhere.
             await server.stop(grace=END_SECONDS)
             if health_server is not None:
-                await health_server.stop(grace=None)
+                await health_server.stop()
             await self.close()
             await self._engine_process.stop()
             await asyncio.to_thread(self._spans.stop)
@@ -223,13 +223,13 @@ class ServiceServer(ABC):
         credentials = server_credentials(self._tls, failed)
         return bound("--listen", address, lambda at: server.add_secure_port(at, credentials))
 
-    def _make_health_server(self) -> grpc.aio.Server | None:
+    def _make_health_server(self) -> HealthServer | None:
         """Up or down, for whoever asks without a certificate."""
         address = self._service_config.health_listen
         if address is None:
             return None
-        server = make_health_server(self._health, self._refusals)
-        port = bound("--health-listen", address, server.add_insecure_port)
+        server = HealthServer(self._health, self._refusals)
+        port = server.bind("--health-listen", address)
         log.info("health on %s:%d", parse_address("", address)[0], port)
         return server
 

@@ -8,7 +8,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from ssd_serving.calls.health import Health
-from ssd_serving.calls.health_server import bound, make_health_server
+from ssd_serving.calls.health_server import HealthServer
 
 UP = health_pb2.HealthCheckResponse.SERVING
 DOWN = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -31,15 +31,15 @@ class Probe:
         self._do(self._set(readiness=DOWN))
 
     def stop(self) -> None:
-        self._do(self._server.stop(grace=None))
+        self._do(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_SECONDS)
 
     async def _start(self, flag: str, address: str) -> None:
         self._health = Health()
         await self._set(liveness=UP, readiness=DOWN)
-        self._server = make_health_server(self._health)
-        bound(flag, address, self._server.add_insecure_port)
+        self._server = HealthServer(self._health)
+        self._server.bind(flag, address)
         await self._server.start()
 
     async def _set(self, **services: int) -> None:

@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pool
 
 from ssd_engine.errors import SSDError
 from ssd_engine.process.sparse_log import SparseLog
+from ssd_serving.calls.health_port import caller_of
 from ssd_serving.engine.client import EngineGone
 from ssd_serving.rpc.status import (
     HandedOver,
@@ -82,7 +83,7 @@ class ReportRefusals(grpc.aio.ServerInterceptor):
             return
         code = code_of(error).name
         self._on_refusal(name, code.lower())
-        peer, caller = context.peer(), self._caller(context)
+        peer, caller = caller_of(context.peer()), self._caller(context)
         about = {
             "peer": shown_peer(peer),
             "method": _printable(method[:MAX_METHOD]),

@@ -17,6 +17,7 @@ import grpc
 
 from ssd_engine.errors import InputError, SSDError
 from ssd_engine.process.silent_callers import SilentCallers
+from ssd_serving.calls.health_port import caller_of
 from ssd_serving.calls.refusals import host_of
 from ssd_serving.rpc.messages import decode_message
 from ssd_serving.rpc.status import PeerSilent, ReaderStalled, ServerFull, abort
@@ -94,7 +95,7 @@ class ReadRequests(grpc.aio.ServerInterceptor):
             await abort(context, error)
 
     async def _read_open(self, context: grpc.aio.ServicerContext) -> bytes:
-        given_up, host = asyncio.Event(), host_of(context.peer())
+        given_up, host = asyncio.Event(), host_of(caller_of(context.peer()))
         goes = self._silent.enter(host, given_up)
         if goes is not None:
             goes.set()

@@ -15,7 +15,7 @@ IDLE_SECONDS = 300  # without a call
 AGE_SECONDS = 3600  # after which a connection takes no new calls; those that run go on
 PING_SECONDS = 20  # for the answer to a ping
 MOST = 4096
-MOST_OF_PROBES = 256
+MOST_PROBES = 128
 NO_COMPRESSION = 1  # the bit of the algorithm that leaves bytes as they are
 MAX_CHECK_BYTES = 4096  # a health check holds the name of a service
 OTHERS = 128  # descriptors that are no connections: pipes, logs, files that are read again
@@ -32,10 +32,8 @@ def connection_options(keepalive_seconds: float = 60.0) -> list[tuple[str, int]]
 
 def probe_options() -> list[tuple[str, int]]:
     """What a port for health alone is told: probes connect, ask and leave."""
-    number = min(MOST_OF_PROBES, most_connections() // 4)
     return [
         *_common(60, 20.0),
-        ("grpc.max_allowed_incoming_connections", number),
         ("grpc.max_receive_message_length", MAX_CHECK_BYTES),
     ]
 
@@ -43,6 +41,11 @@ def probe_options() -> list[tuple[str, int]]:
 def most_connections() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if soft == resource.RLIM_INFINITY else max(16, min(MOST, soft - OTHERS) * 3 // 4)
+
+
+def most_probes() -> int:
+    """Each takes three descriptors, as it is handed on (``calls/health_port.py``)."""
+    return min(MOST_PROBES, most_connections() // 9)
 
 
 def _common(idle_seconds: int, keepalive_seconds: float) -> list[tuple[str, int]]:
