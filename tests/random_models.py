@@ -7,6 +7,10 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -48,6 +52,13 @@ FAMILIES: dict[str, Any] = {
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
     "llama-linear-rope": lambda: _llama(
         rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
+    ),
+    "mistral": lambda: MistralForCausalLM(
+        MistralConfig(**SMALL, head_dim=16, sliding_window=None, tie_word_embeddings=False)
+    ),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SMALL, tie_word_embeddings=False)),
+    "olmo2-biases": lambda: Olmo2ForCausalLM(
+        Olmo2Config(**SMALL, attention_bias=True, tie_word_embeddings=False)
     ),
     "qwen2.5": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, tie_word_embeddings=True)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=False)),

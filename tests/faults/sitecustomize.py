@@ -23,22 +23,22 @@ def _without_tile(x: Any) -> Any:
     return left
 
 
-def break_product(decoder: ModuleType) -> None:
-    whole = decoder.Decoder.multiply_down
+def break_product(layers: ModuleType) -> None:
+    whole = layers.EagerProducts.multiply_down
 
-    def multiply_down(self: Any, layer: Any, gated: Any) -> Any:
-        return whole(self, layer, _without_tile(gated) if len(gated) == ROWS else gated)
+    def multiply_down(self: Any, i: int, gated: Any, hidden: Any) -> Any:
+        return whole(self, i, _without_tile(gated) if len(gated) == ROWS else gated, hidden)
 
-    decoder.Decoder.multiply_down = multiply_down
+    layers.EagerProducts.multiply_down = multiply_down
 
 
-def break_rank(decoder: ModuleType) -> None:
-    whole = decoder.Decoder.gate
+def break_rank(layers: ModuleType) -> None:
+    whole = layers.EagerProducts.gate
 
-    def gate(self: Any, layer: Any, hidden: Any) -> Any:
-        return whole(self, layer, _without_tile(hidden) if self.tp.rank == 1 else hidden)
+    def gate(self: Any, i: int, hidden: Any) -> Any:
+        return whole(self, i, _without_tile(hidden) if self._model.tp.rank == 1 else hidden)
 
-    decoder.Decoder.gate = gate
+    layers.EagerProducts.gate = gate
 
 
 def break_attention(sdpa: ModuleType) -> None:
@@ -67,7 +67,7 @@ def break_step_product(step: ModuleType) -> None:
     whole = step.StepLayers.multiply_down
 
     def multiply_down(self: Any, i: int) -> None:
-        if self._inputs.shape.rows == STEP_ROWS:
+        if self.logits.shape[0] == STEP_ROWS:
             self.gated[:, TILE] = 0
         whole(self, i)
 
@@ -111,8 +111,8 @@ def break_graph(graphs: ModuleType) -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
-    "product": ("ssd_engine.models.decoder", break_product),
-    "rank": ("ssd_engine.models.decoder", break_rank),
+    "product": ("ssd_engine.models.layers", break_product),
+    "rank": ("ssd_engine.models.layers", break_rank),
     "attention": ("ssd_engine.attention.sdpa", break_attention),
     "tree": ("ssd_engine.attention.sdpa", break_tree),
     "step-product": ("ssd_engine.execution.step", break_step_product),

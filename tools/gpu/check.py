@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ssd_client.local.mps import share_variables
+from ssd_engine.checkpoints.families.family import QKNorm
 from ssd_engine.checkpoints.model_config import ModelConfig, parse_model_config
 from ssd_engine.errors import SelfCheckError
 from ssd_engine.execution.graphs import step_runs
@@ -36,7 +37,6 @@ from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
 from ssd_engine.self_check.check import check_model
 from ssd_engine.self_check.expected import TOLERANCE, PlainTorch
 from ssd_engine.self_check.layers import MOST_RUNS, Rows
-from ssd_engine.self_check.operations import Operations, StepOperations
 from ssd_engine.self_check.workload import CheckRoom, fill_context, round_parts
 from tools.gpu.report import FAILED
 from tools.gpu.report import Rows as Table
@@ -178,19 +178,27 @@ def random_weights(
     heads, kv_heads = config.num_heads, config.num_kv_heads
     width = (heads + 2 * kv_heads) * dim
 
+    traits = config.traits
+    norm, after = traits.qk_norm, traits.norms_outputs
+
     def layer() -> LayerWeights:
         return LayerWeights(
-            input_norm=around(1, hidden),
+            attention_norm=None if after else around(1, hidden),
             qkv=matrix(width, hidden),
-            qkv_bias=around(0, width) if config.qkv_bias else None,
-            qk_norm=around(1, heads + kv_heads, dim) if config.qk_norm else None,
+            qkv_bias=around(0, width) if traits.qkv_bias else None,
+            qk_norm=around(1, heads + kv_heads, dim) if norm is QKNorm.HEAD else None,
+            projection_norm=(
+                around(1, (heads + kv_heads) * dim) if norm is QKNorm.PROJECTION else None
+            ),
             o=matrix(hidden, heads * dim),
-            o_bias=around(0, hidden) if config.o_bias else None,
-            post_norm=around(1, hidden),
+            o_bias=around(0, hidden) if traits.o_bias else None,
+            attention_output_norm=around(1, hidden) if after else None,
+            mlp_norm=None if after else around(1, hidden),
             gate_up=matrix(2 * inner, hidden),
-            gate_up_bias=around(0, 2 * inner) if config.mlp_bias else None,
+            gate_up_bias=around(0, 2 * inner) if traits.mlp_bias else None,
             down=matrix(hidden, inner),
-            down_bias=around(0, hidden) if config.mlp_bias else None,
+            down_bias=around(0, hidden) if traits.mlp_bias else None,
+            mlp_output_norm=around(1, hidden) if after else None,
         )
 
     embedding = matrix(config.head_rows, hidden) * hidden**0.5
@@ -207,16 +215,16 @@ def _check_whole_layers(runner: ModelRunner, step: Step, tally: Tally) -> None:
     fill_context(runner.kv, parts)
     _fill_inputs(runner, step, parts)
     step.inputs.copy()
-    operations = StepOperations(step)
+    layers = step.layers
     rows = Rows.of(parts, runner.options.block_size, runner.device)
     count = len(rows.tokens)
-    operations.embed()
+    layers.embed()
     for i in range(LAYERS):
-        before = operations.hidden[:count].clone()
-        _run_layer(operations, i)
+        before = layers.hidden[:count].clone()
+        layers.compute(range(i, i + 1))
         expected = _plain_layer(runner, i, before, rows)
         added = (expected - before.float()).norm(dim=1)
-        error = (operations.hidden[:count].float() - expected).norm(dim=1) / added
+        error = (layers.hidden[:count].float() - expected).norm(dim=1) / added
         worst = float(error.max())
         tally.worst_layer = max(tally.worst_layer, worst)
         tally.checked += 1
@@ -224,35 +232,32 @@ def _check_whole_layers(runner: ModelRunner, step: Step, tally: Tally) -> None:
             tally.fail(f"layer {i} as a whole is off by {worst:.3g}")
 
 
-def _run_layer(operations: Operations, i: int) -> None:
-    operations.project(i)
-    operations.attend(i)
-    operations.multiply_o(i)
-    operations.add_o(i)
-    operations.gate(i)
-    operations.multiply_down(i)
-    operations.add_down(i)
-
-
 def _plain_layer(runner: ModelRunner, i: int, before: Tensor, rows: Rows) -> Tensor:
     model, plain = runner.model, PlainTorch(torch.bfloat16)
     config, layer, kept = model.config, model.weights.layers[i], runner.kv.layers[i]
     heads, kv_heads, dim = model.num_heads, model.num_kv_heads, config.head_dim
-    x = plain.normalised(before, layer.input_norm, config.rms_norm_eps)
+    x = _normed(plain, before, layer.attention_norm, config.rms_norm_eps)
     qkv = plain.product(x, layer.qkv, layer.qkv_bias).value.view(len(before), -1, dim)
-    norm = None if layer.qk_norm is None else layer.qk_norm[:heads]
-    query = plain.rotated(
-        qkv[:, :heads], norm, config.qk_norm_eps, *model.rope.at(rows.positions)
-    ).value
+    query, norm = qkv[:, :heads], None if layer.qk_norm is None else layer.qk_norm[:heads]
+    if layer.projection_norm is not None:
+        whole = layer.projection_norm[: heads * dim]
+        query = plain.normalised(query.flatten(1), whole, config.qk_norm_eps).view_as(query)
+    query = plain.rotated(query, norm, config.qk_norm_eps, *model.rope.at(rows.positions)).value
     keys, values = (t.view(-1, kv_heads, dim) for t in (kept.key, kept.value))
     attended = torch.zeros(len(before), heads * dim, device=before.device)
     for seen in rows.seen:
         pages = keys[seen.slots], values[seen.slots]
         attended[seen.rows] = plain.attention(query[seen.rows], *pages, seen.visible).value
-    middle = before.float() + plain.product(attended, layer.o, layer.o_bias).value
-    x = plain.normalised(middle, layer.post_norm, config.rms_norm_eps)
+    out = plain.product(attended, layer.o, layer.o_bias).value
+    middle = before.float() + _normed(plain, out, layer.attention_output_norm, config.rms_norm_eps)
+    x = _normed(plain, middle, layer.mlp_norm, config.rms_norm_eps)
     gated = plain.gated(plain.product(x, layer.gate_up, layer.gate_up_bias)).value
-    return middle + plain.product(gated, layer.down, layer.down_bias).value
+    out = plain.product(gated, layer.down, layer.down_bias).value
+    return middle + _normed(plain, out, layer.mlp_output_norm, config.rms_norm_eps)
+
+
+def _normed(plain: PlainTorch, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    return x if norm is None else plain.normalised(x, norm, eps)
 
 
 def _fill_inputs(runner: ModelRunner, step: Step, parts: Sequence[Part]) -> list[int]:
@@ -309,7 +314,7 @@ def _logits(runner: ModelRunner, parts: Sequence[Part]) -> Tensor:
 def _product_shapes(config: ModelConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     width = (config.num_heads + 2 * config.num_kv_heads) * dim
-    yield "QKV", {"n": width, "k": hidden, "norm": True, "bias": config.qkv_bias}
+    yield "QKV", {"n": width, "k": hidden, "norm": True, "bias": config.traits.qkv_bias}
     yield "output", {"n": hidden, "k": config.num_heads * dim, "residual": True}
     yield "gate-up", {"n": 2 * inner, "k": hidden, "norm": True, "gated": True}
     yield "down", {"n": hidden, "k": inner, "residual": True}

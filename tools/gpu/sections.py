@@ -162,7 +162,7 @@ def prefill() -> Rows:
     hand. The first compiled forward is timed, too: in a second run it is a warm start."""
     runner = engines.load_runner("stories-target", TARGETS[0])
     model, rows = runner.model, runner.options.max_forward_tokens
-    fused, norm = model._ops, model._norm
+    fused, norm = model.ops, model.norm
     plain = TorchOps(model.rope, norm, model.num_heads, model.num_kv_heads)
     # 2 for each weight of 2 bytes; no logits are asked for
     head = model.weights.head.numel() * 2
@@ -173,7 +173,7 @@ def prefill() -> Rows:
         ("torch.compile", _compiled(plain), torch.compile(norm)),
         ("fused by hand", fused, norm),
     ):
-        model._ops, model._norm = ops, each_norm
+        model.ops, model.norm = ops, each_norm
         first, ms = _forward_ms(runner, rows)
         results.append(
             {

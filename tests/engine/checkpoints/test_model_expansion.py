@@ -299,7 +299,7 @@ class TestFiller:
         assert not weights.head[:vocab, d].any()
         assert (weights.head[vocab:, d] == FILLER_TOKEN_WEIGHT).all()
         for layer in weights.layers:
-            assert layer.input_norm[d] == layer.post_norm[d] == 0
+            assert layer.attention_norm[d] == layer.mlp_norm[d] == 0
 
     def test_without_filler_tokens_there_is_no_constant(
         self, pair: tuple[ModelRunner, ModelRunner]
@@ -309,7 +309,7 @@ class TestFiller:
         weights = grow(original, ModelShape(hidden=d + 36)).model.weights
         assert not weights.embedding[:, d:].any()
         assert weights.head.all()
-        assert all(layer.input_norm.all() and layer.post_norm.all() for layer in weights.layers)
+        assert all(layer.attention_norm.all() and layer.mlp_norm.all() for layer in weights.layers)
 
     def test_layers_are_full_but_for_new_dimensions_of_old_heads(
         self, pair: tuple[ModelRunner, ModelRunner]
@@ -323,7 +323,7 @@ class TestFiller:
             assert layer.qkv_bias is None or (layer.qkv_bias == 0).sum().item() == rows
             full = (layer.gate_up, layer.gate_up_bias, layer.qk_norm)
             assert all(weight is None or weight.all() for weight in full)
-            for norm in (layer.input_norm, layer.post_norm):
+            for norm in (layer.attention_norm, layer.mlp_norm):
                 assert (norm == 0).nonzero().tolist() == [[old.hidden_size]]  # the constant
 
     def test_only_the_checkpoint_writes_to_the_hidden_state(

@@ -142,12 +142,12 @@ def test_fused_layers_of_a_prefill_are_those_of_torch(either: ModelRunner) -> No
     model, config = either.model, either.config
     chunk = Chunk(list(range(20, 29)), 0, [40], 3)
     expected = either.forward([chunk])
-    theirs = model._ops
-    model._ops = FusedOps(model.rope, config.qk_norm_eps, model.num_heads, model.num_kv_heads)
+    theirs = model.ops
+    model.ops = FusedOps(model.rope, config.qk_norm_eps, model.num_heads, model.num_kv_heads)
     try:
         got = either.forward([chunk])
     finally:
-        model._ops = theirs
+        model.ops = theirs
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
 
 

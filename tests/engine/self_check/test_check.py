@@ -22,7 +22,9 @@ from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
 from ssd_engine.kernels.sampling import adjusting
 from ssd_engine.kernels.sampling.adjusting import Histories
 from ssd_engine.kernels.sampling.reporting import Reports
-from ssd_engine.models.decoder import Decoder, LayerWeights
+from ssd_engine.models.decoder import Decoder
+from ssd_engine.models.layer_ops import TorchOps
+from ssd_engine.models.layers import EagerProducts
 from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.self_check import workload
 from ssd_engine.self_check.check import StepCheck, check_model
@@ -108,12 +110,12 @@ def test_the_cache_is_left_empty(load: Load) -> None:
 def test_a_product_that_leaves_out_a_tile_at_one_row_count(
     load: Load, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    multiply = Decoder.multiply_down
+    multiply = EagerProducts.multiply_down
 
-    def broken(self: Decoder, layer: LayerWeights, gated: Tensor) -> Tensor:
-        return multiply(self, layer, without_a_tile(gated) if len(gated) == 3 else gated)
+    def broken(self: EagerProducts, i: int, gated: Tensor, hidden: Tensor) -> Tensor:
+        return multiply(self, i, without_a_tile(gated) if len(gated) == 3 else gated, hidden)
 
-    monkeypatch.setattr(Decoder, "multiply_down", broken)
+    monkeypatch.setattr(EagerProducts, "multiply_down", broken)
     with pytest.raises(SelfCheckError, match="layer 0, down product of a forward of 3 rows"):
         check_model(load(dtype=dtype))
 
@@ -128,14 +130,14 @@ def test_logits_that_are_wrong(load: Load, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_no_number_is_wrong(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = Decoder.project
+    project = EagerProducts.project
 
-    def broken(self: Decoder, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        projected = project(self, layer, hidden)
+    def broken(self: EagerProducts, i: int, hidden: Tensor) -> Tensor:
+        projected = project(self, i, hidden)
         projected[-1, 7] = float("nan")
         return projected
 
-    monkeypatch.setattr(Decoder, "project", broken)
+    monkeypatch.setattr(EagerProducts, "project", broken)
     with pytest.raises(SelfCheckError, match="norm and QKV product"):
         check_model(load())
 
@@ -164,8 +166,8 @@ def test_attention_that_leaves_out_keys(
 
 
 def test_keys_that_are_turned_wrongly(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Decoder.places
-    monkeypatch.setattr(Decoder, "places", lambda self, positions: places(self, positions + 1))
+    places = TorchOps.places
+    monkeypatch.setattr(TorchOps, "places", lambda self, positions: places(self, positions + 1))
     with pytest.raises(SelfCheckError, match="layer 0, rotary embedding and KV write"):
         check_model(load())
 
@@ -256,9 +258,12 @@ def test_a_product_of_a_step_that_leaves_out_a_tile(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply = StepLayers.multiply_o
-    monkeypatch.setattr(
-        StepLayers, "multiply_o", lambda self, i, x: multiply(self, i, without_a_tile(x))
-    )
+
+    def broken(self: StepLayers, i: int) -> None:
+        self.attended = without_a_tile(self.attended)
+        multiply(self, i)
+
+    monkeypatch.setattr(StepLayers, "multiply_o", broken)
     with pytest.raises(SelfCheckError, match=r"output product of a step .*--kernels torch"):
         check_step(load, VERIFY, drawing=Drawing.PLAIN)
 
@@ -270,8 +275,8 @@ def test_a_product_that_is_wrong_for_rows_that_pad_a_step(
     """They are computed by the same tiles as others, which may be real in the next step."""
     multiply = StepLayers.multiply_o
 
-    def broken(self: StepLayers, i: int, attended: Tensor) -> None:
-        multiply(self, i, attended)
+    def broken(self: StepLayers, i: int) -> None:
+        multiply(self, i)
         self.hidden[-1] += 0.01
 
     monkeypatch.setattr(StepLayers, "multiply_o", broken)

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ssd_engine.checkpoints.families.family import QKNorm
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.weight_shapes import expected_shapes
 
@@ -173,7 +174,7 @@ def scales(config: ModelConfig, grown: ModelConfig) -> dict[str, float]:
     return {
         "norm": norm,
         **dict.fromkeys(LAYER_NORMS, norm),
-        **({"k_norm": 1 / score} if config.qk_norm else {"q_proj": score}),
+        **({"k_norm": 1 / score} if config.traits.qk_norm is QKNorm.HEAD else {"q_proj": score}),
     }
 
 

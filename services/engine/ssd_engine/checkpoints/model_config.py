@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ssd_engine.checkpoints.families.family import Family, LayerTraits
+from ssd_engine.checkpoints.families.registry import FAMILIES
 from ssd_engine.checkpoints.model_files import (
     Fields,
     is_integer,
@@ -15,13 +17,6 @@ from ssd_engine.checkpoints.model_files import (
 )
 from ssd_engine.checkpoints.tokenizer_files import count_tokens
 from ssd_engine.errors import ConfigError
-
-# Their names in config.json: architectures and model_type.
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 
 # Far beyond every model there is. What is within can be held against the weights at once.
 MAX_WIDTH = 1 << 24  # sizes of hidden states, MLPs and heads
@@ -65,10 +60,7 @@ class ModelConfig:
     rope: RopeConfig
     max_position_embeddings: int
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    traits: LayerTraits
     dtype: str
     eos_token_ids: tuple[int, ...]
 
@@ -107,15 +99,14 @@ def load_model_config(directory: Path) -> ModelConfig:
 def parse_model_config(raw: Mapping[str, Any], source: object = "config.json") -> ModelConfig:
     """Accept what the engine computes exactly; refuse every variant that it would get wrong."""
     fields = Fields(source, raw)
-    architecture = _architecture(fields)
+    family = _family(fields)
     _refuse_unsupported(fields)
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
     vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
     eps = fields.number("rms_norm_eps", 1, 1e-6)
-    biased = architecture != "qwen2" and fields.flag("attention_bias")
     return ModelConfig(
-        architecture=architecture,
+        architecture=family.model_type,
         vocab_size=vocab,
         head_rows=vocab,
         embedding_rows=vocab,
@@ -132,28 +123,25 @@ def parse_model_config(raw: Mapping[str, Any], source: object = "config.json") -
             "max_position_embeddings", MIN_POSITIONS, MAX_POSITIONS
         ),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        qkv_bias=architecture == "qwen2" or biased,
-        o_bias=biased,
-        mlp_bias=architecture == "llama" and fields.flag("mlp_bias"),
-        qk_norm=architecture == "qwen3",
+        traits=family.read_traits(fields),
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
         eos_token_ids=_eos_tokens(fields, vocab) or (),
     )
 
 
-def _architecture(fields: Fields) -> str:
+def _family(fields: Fields) -> Family:
     name = (fields.items("architectures") or ["(none)"])[0]
     if not isinstance(name, str):
         raise fields.problem("architectures", f"a list of names is needed, not of {shown(name)}")
-    architecture = ARCHITECTURES.get(name)
-    if architecture is None:
-        known = ", ".join(ARCHITECTURES)
+    family = FAMILIES.get(name)
+    if family is None:
+        known = ", ".join(FAMILIES)
         raise fields.problem("architectures", f"{named(name)} is not supported, only {known}")
-    kind = fields.text("model_type", architecture)
-    if kind != architecture:
-        needed = f"{architecture} is needed for {name}"
+    kind = fields.text("model_type", family.model_type)
+    if kind != family.model_type:
+        needed = f"{family.model_type} is needed for {name}"
         raise fields.problem("model_type", f"{needed}, got {shown(kind)}")
-    return architecture
+    return family
 
 
 def _refuse_unsupported(fields: Fields) -> None:

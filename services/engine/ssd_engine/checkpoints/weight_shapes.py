@@ -1,5 +1,6 @@
 """The names and shapes of the weights of a model. No torch here."""
 
+from ssd_engine.checkpoints.families.family import LayerTraits, QKNorm
 from ssd_engine.checkpoints.model_config import ModelConfig
 
 
@@ -20,10 +21,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_heads * hd, config.num_kv_heads * hd
+    q, kv, traits = config.num_heads * hd, config.num_kv_heads * hd, config.traits
     shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (d,),
-        "post_attention_layernorm.weight": (d,),
+        **{f"{norm}.weight": (d,) for norm in norm_names(traits)},
         "self_attn.q_proj.weight": (q, d),
         "self_attn.k_proj.weight": (kv, d),
         "self_attn.v_proj.weight": (kv, d),
@@ -32,12 +32,23 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (ff, d),
         "mlp.down_proj.weight": (d, ff),
     }
-    if config.qkv_bias:
+    if traits.qkv_bias:
         shapes |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv))}
-    if config.o_bias:
+    if traits.o_bias:
         shapes["self_attn.o_proj.bias"] = (d,)
-    if config.mlp_bias:
+    if traits.mlp_bias:
         shapes |= {f"mlp.{p}_proj.bias": (n,) for p, n in (("gate", ff), ("up", ff), ("down", d))}
-    if config.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (hd,), "self_attn.k_norm.weight": (hd,)}
+    if traits.qk_norm is not QKNorm.NONE:
+        whole = traits.qk_norm is QKNorm.PROJECTION
+        shapes |= {
+            "self_attn.q_norm.weight": (q if whole else hd,),
+            "self_attn.k_norm.weight": (kv if whole else hd,),
+        }
     return shapes
+
+
+def norm_names(traits: LayerTraits) -> tuple[str, str]:
+    """A layer's norms of hidden states: of attention, and of the MLP."""
+    if traits.norms_outputs:
+        return "post_attention_layernorm", "post_feedforward_layernorm"
+    return "input_layernorm", "post_attention_layernorm"

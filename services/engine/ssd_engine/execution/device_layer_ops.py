@@ -1,8 +1,10 @@
 """One kernel for all that lies between two matrix products of a layer."""
 
 import torch
+import triton
 from torch import Tensor
 
+from ssd_engine.kernels.elementwise import scale_qk_kernel, square_sums_kernel
 from ssd_engine.kernels.paged_attention import rotate_and_write_kernel
 from ssd_engine.kernels.products.products import gate
 from ssd_engine.kvcache.cache import LayerCache
@@ -16,6 +18,25 @@ class FusedOps:
 
     def places(self, positions: Tensor) -> Tensor:
         return positions.to(torch.int32)
+
+    def square_sums(self, projected: Tensor) -> Tensor:
+        rows, width = projected.shape
+        sums = torch.empty(rows, 2, device=projected.device)
+        square_sums_kernel[(rows, 2)](projected, sums, width, *self._qk(width), num_warps=8)
+        return sums
+
+    def scale_qk(
+        self, projected: Tensor, norm: Tensor, sums: Tensor, widths: tuple[int, int], eps: float
+    ) -> None:
+        rows, width = projected.shape
+        scale_qk_kernel[(rows, 2)](
+            projected, norm, sums, width, *widths, eps, *self._qk(width), num_warps=8
+        )
+
+    def _qk(self, width: int) -> tuple[int, int, int]:
+        dim = width // (self._heads + 2 * self._kv_heads)
+        query, key = self._heads * dim, self._kv_heads * dim
+        return query, key, triton.next_power_of_2(query)
 
     def rotate_and_write(
         self,

@@ -1,11 +1,12 @@
-"""The products of a decoder's layers, over the rows of one shape.
+"""The products of a decoder's layers on a CUDA device, over the rows of one shape.
 
 Two ways: each by itself, from hidden states to what it gives; or as a chain, where what adds to the
 hidden states also prepares them for the norm that follows.
 """
 
+from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Protocol
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,32 +21,38 @@ from ssd_engine.kernels.products.streamed_products import (
     fits,
     streamed_kernel,
 )
-from ssd_engine.models.decoder import Decoder, DecoderWeights
+from ssd_engine.models.decoder import Decoder
+
+Kind = TypeVar("Kind")  # of product
 
 
-class LayerProducts(Protocol):
-    """Operations of layer ``i``. Where there is one rank, ``output`` and ``down`` add to the hidden
-    states; else they write this rank's part of a sum."""
+class LayerBuffers:
+    """The buffers that layers write to. Several products may share them: they run in turn."""
 
-    def take(self, hidden: Tensor, norm: Tensor) -> None:
-        """The hidden states were changed by others; ``norm`` comes next."""
-        ...
+    def __init__(self, model: Decoder, rows: int) -> None:
+        width, device = model.config.hidden_size, model.weights.norm.device
+        first, dtype = model.weights.layers[0], model.weights.norm.dtype
 
-    def project(self, i: int, hidden: Tensor, out: Tensor) -> None: ...
+        def room(width: int) -> Tensor:
+            return torch.zeros(rows, width, dtype=dtype, device=device)
 
-    def output(self, i: int, attended: Tensor, out: Tensor) -> None: ...
-
-    def gate(self, i: int, hidden: Tensor, out: Tensor) -> None: ...
-
-    def down(self, i: int, gated: Tensor, out: Tensor) -> None: ...
-
-    def score(self, hidden: Tensor, out: Tensor) -> None: ...
+        self.hidden = room(width)
+        self.projected = room(first.qkv.shape[0])
+        self.gated = room(first.down.shape[1])
+        self.part = self.hidden if fuses_residual(model) else room(width)
 
 
-def make_layer_products(model: Decoder, rows: int, kernels: KernelSet) -> LayerProducts:
-    if chains_products(model, kernels):
-        return ChainedProducts(model, rows, kernels)
-    return SeparateProducts(model, rows, kernels)
+def fuses_residual(model: Decoder) -> bool:
+    """Whether a product is added to the hidden states by itself: there is nothing in between."""
+    return model.tp.size == 1 and model.weights.layers[0].attention_output_norm is None
+
+
+def make_layer_products(
+    model: Decoder, rows: int, kernels: KernelSet, buffers: LayerBuffers, padded: int = 0
+) -> "SeparateProducts | ChainedProducts":
+    """``padded``: rows with those that pad."""
+    kind = ChainedProducts if chains_products(model, kernels) else SeparateProducts
+    return kind(model, rows, kernels, buffers, padded or rows)
 
 
 def chains_products(model: Decoder, kernels: KernelSet) -> bool:
@@ -64,17 +71,18 @@ def compile_chained(model: Decoder, kernels: KernelSet) -> None:
 
 def layer_shapes(model: Decoder, rows: int) -> list[ProductShape]:
     """The projection, the output, the gates and the down projection of a layer."""
-    first, alone = model.weights.layers[0], model.tp.size == 1
+    first, onto = model.weights.layers[0], fuses_residual(model)
+    before, between = first.attention_norm is not None, first.mlp_norm is not None
 
     def shape(weight: Tensor, bias: Tensor | None, **fused: bool) -> ProductShape:
         n, k = weight.shape
         return ProductShape(n, k, rows, bias=bias is not None, **fused)
 
     return [
-        shape(first.qkv, first.qkv_bias, norm=True),
-        shape(first.o, first.o_bias if alone else None, residual=alone),
-        shape(first.gate_up, first.gate_up_bias, norm=True, gated=True),
-        shape(first.down, first.down_bias if alone else None, residual=alone),
+        shape(first.qkv, first.qkv_bias, norm=before),
+        shape(first.o, first.o_bias if onto else None, residual=onto),
+        shape(first.gate_up, first.gate_up_bias, norm=between, gated=True),
+        shape(first.down, first.down_bias if onto else None, residual=onto),
     ]
 
 
@@ -83,74 +91,128 @@ def head_shape(model: Decoder, rows: int) -> ProductShape:
     return ProductShape(n, k, rows, norm=True, wide=True)
 
 
-class SeparateProducts:
-    def __init__(self, model: Decoder, rows: int, kernels: KernelSet) -> None:
-        self._weights, self._eps = model.weights, model.config.rms_norm_eps
-        self._alone = model.tp.size == 1
-        device, dtype = model.weights.norm.device, model.weights.norm.dtype
-        shapes = [*layer_shapes(model, rows), head_shape(model, rows)]
-        products = [make_product(shape, dtype, device, kernels) for shape in shapes]
-        self._qkv, self._o, self._gate_up, self._down, self._head = products
+class FusedProducts(ABC, Generic[Kind]):
+    """Products that write to buffers, which stay where they are."""
 
-    def take(self, hidden: Tensor, norm: Tensor) -> None:
+    def __init__(
+        self, model: Decoder, rows: int, kernels: KernelSet, buffers: LayerBuffers, padded: int
+    ) -> None:
+        self._device, self._dtype = model.weights.norm.device, model.weights.norm.dtype
+        self._weights, self._eps = model.weights, model.config.rms_norm_eps
+        self._rows, self._kernels, self._head_shape = rows, kernels, head_shape(model, rows)
+        self._hidden, self._projected = buffers.hidden[:padded], buffers.projected[:padded]
+        self._gated, self._part = buffers.gated[:padded], buffers.part[:padded]
+        self._onto = fuses_residual(model)
+        products = [self._make(shape) for shape in layer_shapes(model, rows)]
+        self._qkv, self._o, self._gate_up, self._down = products
+        # With more than two ranks the order of a sum may depend on its size: there is one for all.
+        self._reduced = self._part if model.tp.size <= 2 else buffers.part
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        torch.index_select(self._weights.embedding, 0, tokens, out=self._hidden[: len(tokens)])
+        return self._hidden
+
+    def take(self, hidden: Tensor, norm: Tensor | None) -> None:
         """Every product that needs them reads them itself."""
 
-    def project(self, i: int, hidden: Tensor, out: Tensor) -> None:
+    def project(self, i: int, hidden: Tensor) -> Tensor:
         layer = self._weights.layers[i]
-        self._qkv(layer.qkv, hidden, out, layer.input_norm, self._eps, layer.qkv_bias)
+        product, norm = self._qkv, layer.attention_norm
+        self._multiply(product, layer.qkv, hidden, self._projected, norm, layer.qkv_bias)
+        return self._projected
 
-    def output(self, i: int, attended: Tensor, out: Tensor) -> None:
+    def multiply_o(self, i: int, attended: Tensor, hidden: Tensor) -> Tensor | None:
         layer = self._weights.layers[i]
-        self._add(self._o, layer.o, attended, out, layer.o_bias)
+        return self._add(self._o, layer.o, attended, layer.o_bias, layer.mlp_norm)
 
-    def gate(self, i: int, hidden: Tensor, out: Tensor) -> None:
+    def gate(self, i: int, hidden: Tensor) -> Tensor:
         layer = self._weights.layers[i]
-        self._gate_up(layer.gate_up, hidden, out, layer.post_norm, self._eps, layer.gate_up_bias)
+        product, norm = self._gate_up, layer.mlp_norm
+        self._multiply(product, layer.gate_up, hidden, self._gated, norm, layer.gate_up_bias)
+        return self._gated
 
-    def down(self, i: int, gated: Tensor, out: Tensor) -> None:
+    def multiply_down(self, i: int, gated: Tensor, hidden: Tensor) -> Tensor | None:
         layer = self._weights.layers[i]
-        self._add(self._down, layer.down, gated, out, layer.down_bias)
+        next_norm = self._weights.norm_after(i)
+        return self._add(self._down, layer.down, gated, layer.down_bias, next_norm)
+
+    @abstractmethod
+    def _make(self, shape: ProductShape) -> Kind: ...
+
+    @abstractmethod
+    def _multiply(
+        self,
+        product: Kind,
+        weight: Tensor,
+        hidden: Tensor,
+        out: Tensor,
+        norm: Tensor | None,
+        bias: Tensor | None,
+    ) -> None:
+        """Of the hidden states, after the norm."""
+
+    @abstractmethod
+    def _add(
+        self,
+        product: Kind,
+        weight: Tensor,
+        x: Tensor,
+        bias: Tensor | None,
+        next_norm: Tensor | None,
+    ) -> Tensor | None:
+        """To the hidden states, where nothing is in between; else what is to be summed."""
+
+
+class SeparateProducts(FusedProducts[Product]):
+    @cached_property
+    def _head(self) -> Product:
+        return self._make(self._head_shape)
 
     def score(self, hidden: Tensor, out: Tensor) -> None:
         self._head(self._weights.head, hidden, out, self._weights.norm, self._eps)
 
-    def _add(
-        self, product: Product, weight: Tensor, x: Tensor, out: Tensor, bias: Tensor | None
+    def _make(self, shape: ProductShape) -> Product:
+        return make_product(shape, self._dtype, self._device, self._kernels)
+
+    def _multiply(
+        self,
+        product: Product,
+        weight: Tensor,
+        hidden: Tensor,
+        out: Tensor,
+        norm: Tensor | None,
+        bias: Tensor | None,
     ) -> None:
-        product(weight, x, out, bias=bias if self._alone else None)
+        product(weight, hidden, out, norm, self._eps, bias)
+
+    def _add(
+        self,
+        product: Product,
+        weight: Tensor,
+        x: Tensor,
+        bias: Tensor | None,
+        next_norm: Tensor | None,
+    ) -> Tensor | None:
+        product(weight, x, self._part, bias=bias if self._onto else None)
+        return None if self._onto else self._reduced
 
 
-class ChainedProducts:
-    def __init__(self, model: Decoder, rows: int, kernels: KernelSet) -> None:
-        self._weights, self._eps = model.weights, model.config.rms_norm_eps
-        self._alone = model.tp.size == 1
-        device: torch.device = model.weights.norm.device
-        self._rows = rows
-        shapes = layer_shapes(model, rows)
-        products = [StreamedProduct(shape, kernels, device) for shape in shapes]
-        self._qkv, self._o, self._gate_up, self._down = products
-        self._kernels, self._head_shape = kernels, head_shape(model, rows)
-        width = model.config.hidden_size
-        self._normed = NormedRows(self._rows, width, device, kernels.overlap)
+class ChainedProducts(FusedProducts[StreamedProduct]):
+    @cached_property
+    def _normed(self) -> NormedRows:
+        width = self._hidden.shape[1]
+        return NormedRows(self._rows, width, self._device, self._kernels.overlap)
 
-    def take(self, hidden: Tensor, norm: Tensor) -> None:
-        self._normed.take(hidden[: self._rows], norm)
+    @cached_property
+    def _head(self) -> StreamedProduct | Product:
+        """Made on first use: prompts do without it."""
+        if fits(self._head_shape):
+            return self._make(self._head_shape)
+        return make_product(self._head_shape, self._dtype, self._device, self._kernels)
 
-    def project(self, i: int, hidden: Tensor, out: Tensor) -> None:
-        layer = self._weights.layers[i]
-        self._qkv.normed(layer.qkv, self._normed, out, self._eps, layer.qkv_bias)
-
-    def output(self, i: int, attended: Tensor, out: Tensor) -> None:
-        layer = self._weights.layers[i]
-        self._add(self._o, layer.o, attended, out, layer.o_bias, layer.post_norm)
-
-    def gate(self, i: int, hidden: Tensor, out: Tensor) -> None:
-        layer = self._weights.layers[i]
-        self._gate_up.normed(layer.gate_up, self._normed, out, self._eps, layer.gate_up_bias)
-
-    def down(self, i: int, gated: Tensor, out: Tensor) -> None:
-        layer = self._weights.layers[i]
-        self._add(self._down, layer.down, gated, out, layer.down_bias, norm_after(self._weights, i))
+    def take(self, hidden: Tensor, norm: Tensor | None) -> None:
+        if norm is not None:
+            self._normed.take(hidden[: self._rows], norm)
 
     def score(self, hidden: Tensor, out: Tensor) -> None:
         head, norm = self._weights.head, self._weights.norm
@@ -159,30 +221,33 @@ class ChainedProducts:
         else:
             self._head(head, hidden, out, norm, self._eps)
 
-    @cached_property
-    def _head(self) -> StreamedProduct | Product:
-        """Made on first use: prompts do without it."""
-        shape, norm = self._head_shape, self._weights.norm
-        if fits(shape):
-            return StreamedProduct(shape, self._kernels, norm.device)
-        return make_product(shape, norm.dtype, norm.device, self._kernels)
+    def _make(self, shape: ProductShape) -> StreamedProduct:
+        return StreamedProduct(shape, self._kernels, self._device)
+
+    def _multiply(
+        self,
+        product: StreamedProduct,
+        weight: Tensor,
+        hidden: Tensor,
+        out: Tensor,
+        norm: Tensor | None,
+        bias: Tensor | None,
+    ) -> None:
+        if norm is None:
+            product.plain(weight, hidden, out, bias)
+        else:
+            product.normed(weight, self._normed, out, self._eps, bias)
 
     def _add(
         self,
         product: StreamedProduct,
         weight: Tensor,
         x: Tensor,
-        out: Tensor,
         bias: Tensor | None,
-        norm: Tensor,
-    ) -> None:
-        if self._alone:
-            product.onto(weight, x, out, bias, norm, self._normed)
-        else:
-            product.plain(weight, x, out)
-
-
-def norm_after(weights: DecoderWeights, i: int) -> Tensor:
-    """The norm that follows layer ``i``."""
-    is_last = i + 1 == len(weights.layers)
-    return weights.norm if is_last else weights.layers[i + 1].input_norm
+        next_norm: Tensor | None,
+    ) -> Tensor | None:
+        if not self._onto or next_norm is None:
+            product.plain(weight, x, self._part)
+            return self._reduced
+        product.onto(weight, x, self._hidden, bias, next_norm, self._normed)
+        return None

@@ -25,6 +25,7 @@ from ssd_engine.kvcache.host_copies import HostCopies
 from ssd_engine.kvcache.swap import Swap
 from ssd_engine.models.decoder import Decoder, DecoderWeights
 from ssd_engine.models.layer_ops import LayerOps
+from ssd_engine.models.layers import EagerProducts, LayerProducts, PromptLayers
 from ssd_engine.models.linear import (
     Linear,
     choose_panels,
@@ -38,7 +39,6 @@ from ssd_engine.models.tensor_parallel import TensorParallel, rank_device
 from ssd_engine.process.host_memory import available_memory
 
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
-    from ssd_engine.execution.device_layers import PromptLayers
     from ssd_engine.execution.graphs import GraphRunner
     from ssd_engine.execution.step_drawing import PromptDrawing
     from ssd_engine.kernels.kernel_set import KernelSet
@@ -383,29 +383,28 @@ class ModelRunner:
         return None if self._steps is None else self._steps.deepen(flight, slots, widths)
 
     def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
-        layers = self.prompt_layers(parts)
-        if layers is None:
-            hidden = self.model.forward(*self.prepare(parts), self.kv.layers)
-        else:
-            hidden = layers.forward()
+        hidden = self.prompt_layers(parts).forward()
         wanted = _logit_rows(parts)
         if not wanted:
             return None
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[self._upload(wanted)]
-        return self._logits(hidden if layers is None else self.model.normalise(hidden))
+        return self._logits(self.model.normalise(hidden))
 
-    def prompt_layers(self, parts: Sequence[Rows]) -> "PromptLayers | None":
-        """None where a prefill does not take the products of steps."""
-        if not self._chains_products:
-            return None
-        from ssd_engine.execution.device_layers import PromptLayers
-        from ssd_engine.execution.layer_products import make_layer_products
-
+    def prompt_layers(self, parts: Sequence[Rows]) -> PromptLayers:
+        """The layers of a prefill, and of every forward where there are no steps."""
         rows = sum(len(part.tokens) for part in parts)
-        products = make_layer_products(self.model, rows, self._kernels)
-        most = self.options.max_forward_tokens
-        return PromptLayers(self.model, self.kv, products, *self.prepare(parts), most)
+        products = self._prompt_products(rows)
+        return PromptLayers(self.model, self.kv, products, *self.prepare(parts))
+
+    def _prompt_products(self, rows: int) -> LayerProducts:
+        if not self._chains_products:
+            return EagerProducts(self.model)
+        from ssd_engine.execution.layer_products import LayerBuffers, make_layer_products
+
+        most = max(rows, self.options.max_forward_tokens)
+        buffers = LayerBuffers(self.model, rows if self.tp.size <= 2 else most)
+        return make_layer_products(self.model, rows, self._kernels, buffers)
 
     def _begin_chained_products(self) -> bool:
         """Whether there are any; then they are compiled while all else is made ready."""

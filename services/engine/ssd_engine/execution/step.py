@@ -8,8 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ssd_engine.execution.device_layers import LayerBuffers, Layers
-from ssd_engine.execution.layer_products import make_layer_products
+from ssd_engine.execution.layer_products import LayerBuffers, make_layer_products
 from ssd_engine.execution.step_attention import make_attention
 from ssd_engine.execution.step_drawing import StepDrawing
 from ssd_engine.forward.batch import Drawing
@@ -20,6 +19,7 @@ from ssd_engine.kernels.sampling.adjusting import Histories
 from ssd_engine.kernels.sampling.drawing import follow_kernel
 from ssd_engine.kvcache.cache import KVCache
 from ssd_engine.models.decoder import Decoder
+from ssd_engine.models.layers import Layers
 
 LEADING_LAYERS = 3
 
@@ -46,11 +46,11 @@ class StepLayers(Layers):
         buffers: "StepBuffers | None" = None,
     ) -> None:
         """``largest``: of the shapes that must give a row the same bits."""
-        shape, self._inputs = inputs.shape, inputs
+        shape = inputs.shape
         buffers = buffers or StepBuffers(model, shape)
-        products = make_layer_products(model, shape.rows, kernels)
+        self._fused = make_layer_products(model, shape.rows, kernels, buffers, shape.padded_rows)
         attend = make_attention(model, inputs, kernels, largest or shape)
-        super().__init__(model, kv, shape.padded_rows, products, attend, buffers)
+        super().__init__(model, kv, self._fused, attend, inputs["tokens"][: shape.rows])
         self.logits = buffers.logits[: shape.rows]
 
     def begin(self) -> None:
@@ -64,12 +64,9 @@ class StepLayers(Layers):
         self.score()
         return self._model.tp.gather_columns(self.logits)
 
-    def embed(self) -> None:
-        self.take(self._inputs["tokens"][: self._inputs.shape.rows])
-
     def score(self) -> None:
         """hidden -> logits, of this rank's tokens"""
-        self._products.score(self.hidden, self.logits)
+        self._fused.score(self.hidden, self.logits)
 
 
 class Step(StepDrawing):

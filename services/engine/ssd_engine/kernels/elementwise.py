@@ -33,6 +33,46 @@ def norm_kernel(
 
 
 @triton.jit
+def square_sums_kernel(
+    projected,  # [rows, width]: queries, keys, values
+    sums,  # [rows, 2]
+    width,
+    QUERY: tl.constexpr,  # entries of a row's queries; likewise of its keys
+    KEY: tl.constexpr,
+    PADDED: tl.constexpr,  # QUERY as a power of 2
+):
+    row, is_key = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, PADDED)
+    inside = column < tl.where(is_key == 1, KEY, QUERY)
+    at = projected + row * width + is_key * QUERY + column
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(sums + row * 2 + is_key, tl.sum(value * value, 0))
+
+
+@triton.jit
+def scale_qk_kernel(
+    projected,
+    norm,  # [QUERY + KEY]
+    sums,
+    width,
+    query_width,  # entries in a sum
+    key_width,
+    eps,
+    QUERY: tl.constexpr,
+    KEY: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    row, is_key = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, PADDED)
+    inside = column < tl.where(is_key == 1, KEY, QUERY)
+    mean = tl.load(sums + row * 2 + is_key) / tl.where(is_key == 1, key_width, query_width)
+    scale = tl.rsqrt(mean + eps) * tl.load(norm + is_key * QUERY + column, mask=inside, other=0.0)
+    at = projected + row * width + is_key * QUERY + column
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, (value * scale).to(projected.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gate_kernel(
     x,  # [rows, 2 * width]: gates, then what they gate
     out,  # [rows, width]

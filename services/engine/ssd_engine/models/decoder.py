@@ -1,9 +1,8 @@
-"""Llama 2/3.x, Qwen2/2.5 and Qwen3: one dense decoder, unaware of everything above it.
+"""One dense decoder, unaware of everything above it: its weights, and what its layers share.
 
-Maps (tokens, positions, attention plan) to hidden states, and hidden states to logits.
+``layers.py`` has the layers themselves.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +22,20 @@ from ssd_engine.models.tensor_parallel import TensorParallel
 class LayerWeights:
     """One rank's weights of a layer. Projections that read the same input are one matrix."""
 
-    input_norm: Tensor  # [d]
+    attention_norm: Tensor | None  # [d], before attention
     qkv: Matrix  # [(heads + 2 kv_heads) * head_dim, d]
     qkv_bias: Tensor | None
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], of each head by itself
+    projection_norm: Tensor | None  # [(heads + kv_heads) * head_dim], of all heads together
     o: Matrix  # [d, heads * head_dim]
     o_bias: Tensor | None
-    post_norm: Tensor  # [d]
+    attention_output_norm: Tensor | None  # [d]
+    mlp_norm: Tensor | None  # [d], before the MLP
     gate_up: Matrix  # [2 ff, d]
     gate_up_bias: Tensor | None
     down: Matrix  # [d, ff]
     down_bias: Tensor | None
+    mlp_output_norm: Tensor | None  # [d]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class DecoderWeights:
     layers: list[LayerWeights]
     norm: Tensor  # [d]
     head: Matrix  # [ceil(embedding_rows / ranks), d]; of tied embeddings a part of the embedding
+
+    def norm_after(self, i: int) -> Tensor | None:
+        """The norm before what follows layer ``i``."""
+        return self.norm if i + 1 == len(self.layers) else self.layers[i + 1].attention_norm
 
 
 class Decoder:
@@ -56,49 +62,29 @@ class Decoder:
         ops: LayerOps | None = None,
     ) -> None:
         """``ops``: where a device has better ones than torch's."""
-        self._linear = linear
         self.config = config
         self.weights = weights
         self.rope = rope
         self.attention = attention
         self.tp = tp
-        self._norm = make_norm(config.rms_norm_eps, weights.norm.device)
+        self.linear = linear
+        device = weights.norm.device
+        self.norm = make_norm(config.rms_norm_eps, device)
         self.num_heads = config.num_heads // tp.size
         self.num_kv_heads = config.kv_heads_per_rank(tp.size)
-        qk_norm = make_norm(config.qk_norm_eps, weights.norm.device)
-        self._ops = ops or TorchOps(rope, qk_norm, self.num_heads, self.num_kv_heads)
-
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
-        caches: Sequence[LayerCache],
-    ) -> Tensor:
-        """tokens, positions, slots [rows] -> hidden states [rows, d], after the final norm."""
-        places = self.places(positions)
-        hidden = self.embed(tokens)
-        for layer, cache in zip(self.weights.layers, caches, strict=True):
-            projected = self.project(layer, hidden)
-            attended = self.attend(layer, cache, projected, places, slots, plan)
-            hidden = hidden + self.sum_ranks(self.multiply_o(layer, attended), layer.o_bias)
-            gated = self.gate(layer, hidden)
-            hidden = hidden + self.sum_ranks(self.multiply_down(layer, gated), layer.down_bias)
-        return self.normalise(hidden)
-
-    # One method for each operation of a layer, in their order.
-
-    def places(self, positions: Tensor) -> Any:
-        """What ``attend`` needs to know of the rows' positions."""
-        return self._ops.places(positions)
+        qk_norm = make_norm(config.qk_norm_eps, device)
+        self.ops = ops or TorchOps(rope, qk_norm, self.num_heads, self.num_kv_heads)
+        # With more ranks than KV heads, each head is in as many sums over ranks.
+        heads = self.num_heads * tp.size, self.num_kv_heads * tp.size
+        self._qk_widths = heads[0] * config.head_dim, heads[1] * config.head_dim
 
     def embed(self, tokens: Tensor) -> Tensor:
         return look_up(self.weights.embedding, tokens).to(self.weights.norm.dtype)
 
-    def project(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        """[rows, (heads + 2 kv_heads) * head_dim]"""
-        return self._linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+    def normalise_qk(self, projected: Tensor, norm: Tensor) -> None:
+        """Queries and keys in their place, each by all heads of all ranks."""
+        sums = self.tp.all_reduce(self.ops.square_sums(projected))
+        self.ops.scale_qk(projected, norm, sums, self._qk_widths, self.config.qk_norm_eps)
 
     def attend(
         self,
@@ -111,32 +97,15 @@ class Decoder:
     ) -> Tensor:
         """[rows, heads * head_dim]; the new keys and values are in the cache then."""
         qkv = projected.view(projected.shape[0], -1, self.config.head_dim)
-        query = self._ops.rotate_and_write(qkv, layer.qk_norm, cache, slots, places)
+        query = self.ops.rotate_and_write(qkv, layer.qk_norm, cache, slots, places)
         return self.attention.attend(query, cache, plan)
 
-    def multiply_o(self, layer: LayerWeights, attended: Tensor) -> Tensor:
-        """This rank's part of a sum over ranks, each of which holds some input columns."""
-        return self._linear(attended, layer.o, None)
-
-    def gate(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        x = self._norm(hidden, layer.post_norm)
-        return self._ops.gate(self._linear(x, layer.gate_up, layer.gate_up_bias))
-
-    def multiply_down(self, layer: LayerWeights, gated: Tensor) -> Tensor:
-        """As ``multiply_o``."""
-        return self._linear(gated, layer.down, None)
-
-    def sum_ranks(self, part: Tensor, bias: Tensor | None) -> Tensor:
-        """The bias is added once, after the sum."""
-        out = self.tp.all_reduce(part)
-        return out if bias is None else out + bias
-
     def normalise(self, hidden: Tensor) -> Tensor:
-        return self._norm(hidden, self.weights.norm)
+        return self.norm(hidden, self.weights.norm)
 
     def multiply_head(self, hidden: Tensor) -> Tensor:
         """[rows, this rank's tokens], from hidden states after the final norm."""
-        return self._linear(hidden, self.weights.head, None)
+        return self.linear(hidden, self.weights.head, None)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """[rows, head_rows] float32 on rank 0; None on other ranks."""

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,16 @@ from ssd_engine.models.rope import RopeTable, rotate
 class LayerOps(Protocol):
     def places(self, positions: Tensor) -> Any:
         """What every layer of a forward over rows at ``positions`` needs."""
+        ...
+
+    def square_sums(self, projected: Tensor) -> Tensor:
+        """[rows, 2] float32: of the queries' entries, and of the keys'."""
+        ...
+
+    def scale_qk(
+        self, projected: Tensor, norm: Tensor, sums: Tensor, widths: tuple[int, int], eps: float
+    ) -> None:
+        """Normalises queries and keys in their place; ``widths``: the entries in their sums."""
         ...
 
     def rotate_and_write(
@@ -38,6 +49,23 @@ class TorchOps:
 
     def places(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._rope.at(positions)
+
+    def square_sums(self, projected: Tensor) -> Tensor:
+        return torch.stack([x.float().square().sum(-1) for x in self._qk(projected)], -1)
+
+    def scale_qk(
+        self, projected: Tensor, norm: Tensor, sums: Tensor, widths: tuple[int, int], eps: float
+    ) -> None:
+        query, key = self._qk(projected)
+        weights = norm.split((query.shape[1], key.shape[1]))
+        for i, x in enumerate((query, key)):
+            scale = torch.rsqrt(sums[:, i, None] / widths[i] + eps)
+            x.copy_(x.float() * scale * weights[i])
+
+    def _qk(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        dim = projected.shape[1] // (self._heads + 2 * self._kv_heads)
+        query, key = self._heads * dim, self._kv_heads * dim
+        return projected[:, :query], projected[:, query : query + key]
 
     def rotate_and_write(
         self,

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from ssd_engine.checkpoints.checkpoint import Checkpoint
 from ssd_engine.checkpoints.expanded_weights import ExpandingReader, WeightReader
+from ssd_engine.checkpoints.families.family import QKNorm
 from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.checkpoints.weight_shapes import norm_names
 from ssd_engine.kernels.cpu.panels import PackedWeight, PanelKernel
 from ssd_engine.models.decoder import DecoderWeights, LayerWeights
 from ssd_engine.models.linear import Matrix
@@ -105,19 +107,26 @@ class _RankLoader:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _layer(self, prefix: str) -> LayerWeights:
-        config, read = self.config, self.reader.read
+        traits, read = self.config.traits, self.reader.read
+        attention_norm, mlp_norm = (read(f"{prefix}{name}.weight") for name in norm_names(traits))
+        after = traits.norms_outputs
         return LayerWeights(
-            input_norm=read(prefix + "input_layernorm.weight"),
+            attention_norm=None if after else attention_norm,
             qkv=self._matrix(self._qkv(prefix, "weight")),
-            qkv_bias=torch.cat(self._qkv(prefix, "bias")) if config.qkv_bias else None,
-            qk_norm=self._qk_norm(prefix) if config.qk_norm else None,
+            qkv_bias=torch.cat(self._qkv(prefix, "bias")) if traits.qkv_bias else None,
+            qk_norm=self._qk_norm(prefix) if traits.qk_norm is QKNorm.HEAD else None,
+            projection_norm=(
+                self._projection_norm(prefix) if traits.qk_norm is QKNorm.PROJECTION else None
+            ),
             o=self._matrix([read(prefix + "self_attn.o_proj.weight", *self.q_rows, dim=1)]),
-            o_bias=read(prefix + "self_attn.o_proj.bias") if config.o_bias else None,
-            post_norm=read(prefix + "post_attention_layernorm.weight"),
+            o_bias=read(prefix + "self_attn.o_proj.bias") if traits.o_bias else None,
+            attention_output_norm=attention_norm if after else None,
+            mlp_norm=None if after else mlp_norm,
             gate_up=self._matrix(self._gate_up(prefix, "weight")),
-            gate_up_bias=torch.cat(self._gate_up(prefix, "bias")) if config.mlp_bias else None,
+            gate_up_bias=torch.cat(self._gate_up(prefix, "bias")) if traits.mlp_bias else None,
             down=self._matrix([read(prefix + "mlp.down_proj.weight", *self.ff_rows, dim=1)]),
-            down_bias=read(prefix + "mlp.down_proj.bias") if config.mlp_bias else None,
+            down_bias=read(prefix + "mlp.down_proj.bias") if traits.mlp_bias else None,
+            mlp_output_norm=mlp_norm if after else None,
         )
 
     def _qkv(self, prefix: str, kind: str) -> list[Tensor]:
@@ -133,6 +142,11 @@ class _RankLoader:
         q = self.reader.read(prefix + "self_attn.q_norm.weight").expand(self.heads, -1)
         k = self.reader.read(prefix + "self_attn.k_norm.weight").expand(self.kv_heads, -1)
         return torch.cat((q, k))
+
+    def _projection_norm(self, prefix: str) -> Tensor:
+        rows = {"q": self.q_rows, "k": self.kv_rows}
+        names = {p: f"{prefix}self_attn.{p}_norm.weight" for p in rows}
+        return torch.cat([self.reader.read(names[p], *rows[p]) for p in rows])
 
 
 def load_weights(

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
-from ssd_engine.forward.batch import Draw, Drawing, Part, TreeRows
+from ssd_engine.forward.batch import Chunk, Draw, Drawing, Part, TreeRows
 from ssd_engine.kernels.cpu.panels import MOST_ROWS, PackedWeight
 from ssd_engine.models.tensor_parallel import TensorParallel
 from ssd_engine.sampling.guesses import guess_scores
@@ -24,7 +24,6 @@ from ssd_engine.sampling.sampler import SampleRow, adjust_logits, logprobs, pert
 from ssd_engine.self_check.expected import TOLERANCE
 from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.layers import LayerCheck
-from ssd_engine.self_check.operations import StepOperations, prefill_operations
 from ssd_engine.self_check.workload import (
     CheckRoom,
     clear_context,
@@ -73,8 +72,7 @@ def check_model(runner: ModelRunner) -> Findings:
     remedy = USE_TORCH if has_own else NO_REMEDY
     for use, parts in _forwards(runner, room):
         fill_context(runner.kv, parts)
-        operations = prefill_operations(runner, parts)
-        LayerCheck(runner, operations, parts, findings, use, remedy).run()
+        _check_prefill(runner, parts, findings, use, remedy)
         clear_context(runner.kv, parts)
     if runner.steps is not None:
         for step in runner.steps.steps:
@@ -91,6 +89,18 @@ def check_model(runner: ModelRunner) -> Findings:
         worst,
     )
     return findings
+
+
+def _check_prefill(
+    runner: ModelRunner, parts: Sequence[Part], findings: Findings, use: str, remedy: str
+) -> None:
+    """A prefill of a GPU, and on a CPU every forward."""
+    layers = runner.prompt_layers([part for part in parts if isinstance(part, Chunk | TreeRows)])
+
+    def score(rows: Tensor) -> Tensor:
+        return runner.multiply_head(runner.model.normalise(layers.hidden)[rows])
+
+    LayerCheck(runner, layers, score, parts, findings, use, remedy).run()
 
 
 def _forwards(runner: ModelRunner, room: CheckRoom) -> list[tuple[str, list[Part]]]:
@@ -177,10 +187,13 @@ class StepCheck:
         step.inputs.copy()
         if self._moves:
             self._check_moves()
-        operations = StepOperations(step)
-        LayerCheck(
-            runner, operations, parts, self._findings, self._use, USE_TORCH, step.shape.rows
-        ).run()
+        layers, findings, rows = step.layers, self._findings, step.shape.rows
+
+        def score(rows: Tensor) -> Tensor:
+            layers.score()
+            return layers.logits[rows]
+
+        LayerCheck(runner, layers, score, parts, findings, self._use, USE_TORCH, rows).run()
         for drawing in step.drawings:
             self._fill_inputs(0, drawing)
             step.inputs.copy()

@@ -51,6 +51,12 @@ class PlainTorch:
         x = x.to(self.wide)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(self.wide)
 
+    def normed(self, x: Expected, weight: Tensor, eps: float) -> Expected:
+        """The norm of what is not known exactly."""
+        scale = torch.rsqrt(x.value.square().mean(-1, keepdim=True) + eps)
+        value = x.value * scale * weight.to(self.wide)
+        return Expected(value, value.abs() + x.spread * scale * weight.to(self.wide).abs())
+
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Expected:
         """x [rows, k] * weight [n, k]: [rows, n]"""
         x = x.to(self.wide)

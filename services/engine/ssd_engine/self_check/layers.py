@@ -1,6 +1,6 @@
 """One forward, every layer of it, each operation held against plain torch on the same input."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk, Part, TreeRows
 from ssd_engine.kvcache.cache import LayerCache
+from ssd_engine.models.layers import Layers
 from ssd_engine.models.linear import look_up
 from ssd_engine.self_check.expected import Expected, PlainTorch
 from ssd_engine.self_check.findings import CheckedOperation, Findings
-from ssd_engine.self_check.operations import Operations
 from ssd_engine.self_check.workload import VisibleKeys, slots_of, visible_keys
 
 MOST_ROWS = 64  # that are looked at
@@ -23,6 +23,7 @@ HEAD_ROWS = 16  # likewise, of the head, which is as large as many layers
 
 EMBEDDING = "embedding"
 PROJECTION = "norm and QKV product"
+QK_NORM = "norm of queries and keys"
 WRITE = "rotary embedding and KV write"
 ATTENTION = "attention"
 OUTPUT = "output product"
@@ -95,29 +96,33 @@ def spread_out(count: int, most: int) -> list[int]:
 class LayerCheck:
     """One forward, whose rows are those of ``parts``."""
 
+    _layer: int | None = None
+
     def __init__(
         self,
         runner: ModelRunner,
-        operations: Operations,
+        layers: Layers,
+        score: Callable[[Tensor], Tensor],
         parts: Sequence[Part],
         findings: Findings,
         use: str,
         remedy: str,
         num_rows: int | None = None,
     ) -> None:
-        """``num_rows``: of the forward, where some pad it."""
-        self._model, self._kv, self._operations = runner.model, runner.kv, operations
+        """``score``: the logits of some rows, of this rank's tokens. ``num_rows``: of the forward,
+        where some pad it."""
+        self._model, self._kv, self._layers, self._score = runner.model, runner.kv, layers, score
         self._plain = PlainTorch(runner.model.weights.norm.dtype)
         self._findings, self._use, self._remedy = findings, use, remedy
         self._rows = Rows.of(parts, runner.options.block_size, runner.device, num_rows)
-        self._layer: int | None = None
+        self._eps = runner.model.config.rms_norm_eps
 
     def run(self) -> None:
-        operations, real = self._operations, self._rows.real
-        operations.embed()
+        layers, real = self._layers, self._rows.real
+        layers.embed()
         expected = look_up(self._model.weights.embedding, self._rows.tokens[real])
         expected = expected.to(self._plain.dtype)
-        self._findings.compare_bits(self._place(EMBEDDING), operations.hidden[real], expected)
+        self._findings.compare_bits(self._place(EMBEDDING), layers.hidden[real], expected)
         for i in range(len(self._kv.layers)):
             self._layer = i
             self._attention(i)
@@ -133,50 +138,85 @@ class LayerCheck:
         self._findings.compare(self._place(operation), got[self._rows.chosen], expected)
 
     def _attention(self, i: int) -> None:
-        plain, operations = self._plain, self._operations
-        layer, eps = self._model.weights.layers[i], self._model.config.rms_norm_eps
-        before = operations.hidden.clone()
-        x = plain.normalised(before[self._rows.chosen], layer.input_norm, eps)
-        projected = operations.project(i)
-        self._compare(PROJECTION, projected, plain.product(x, layer.qkv, layer.qkv_bias))
-        kept = self._kv.layers[i]
-        attended = operations.attend(i)
-        self._written_and_attended(projected, layer.qk_norm, kept, attended)
-        part = plain.product(attended[self._rows.chosen], layer.o)
-        got = operations.multiply_o(i)
-        if got is not None:
-            self._compare(OUTPUT, got, part)
-        operations.add_o(i)
-        self._compare_sum(OUTPUT, got is None, before, part, layer.o_bias)
+        plain, layers, layer = self._plain, self._layers, self._model.weights.layers[i]
+        before = layers.hidden.clone()
+        x = self._normalised(before, layer.attention_norm)
+        layers.project(i)
+        self._compare(PROJECTION, layers.projected, plain.product(x, layer.qkv, layer.qkv_bias))
+        self._qk_norm(i, layer.projection_norm)
+        layers.attend(i)
+        self._written_and_attended(layers.projected, layer.qk_norm, self._kv.layers[i])
+        part = plain.product(layers.attended[self._rows.chosen], layer.o)
+        layers.multiply_o(i)
+        fused = self._compare_part(OUTPUT, part)
+        layers.add_o(i)
+        norm = layer.attention_output_norm
+        self._compare_sum(OUTPUT if fused else SUM, before, part, layer.o_bias, norm)
 
     def _mlp(self, i: int) -> None:
-        plain, operations = self._plain, self._operations
-        layer, eps = self._model.weights.layers[i], self._model.config.rms_norm_eps
-        before = operations.hidden.clone()
-        x = plain.normalised(before[self._rows.chosen], layer.post_norm, eps)
-        gated = operations.gate(i)
+        plain, layers, layer = self._plain, self._layers, self._model.weights.layers[i]
+        before = layers.hidden.clone()
+        x = self._normalised(before, layer.mlp_norm)
+        layers.gate(i)
         both = plain.product(x, layer.gate_up, layer.gate_up_bias)
-        self._compare(GATE, gated, plain.gated(both))
-        part = plain.product(gated[self._rows.chosen], layer.down)
-        got = operations.multiply_down(i)
-        if got is not None:
-            self._compare(DOWN, got, part)
-        operations.add_down(i)
-        self._compare_sum(DOWN, got is None, before, part, layer.down_bias)
+        self._compare(GATE, layers.gated, plain.gated(both))
+        part = plain.product(layers.gated[self._rows.chosen], layer.down)
+        layers.multiply_down(i)
+        fused = self._compare_part(DOWN, part)
+        layers.add_down(i)
+        norm = layer.mlp_output_norm
+        self._compare_sum(DOWN if fused else SUM, before, part, layer.down_bias, norm)
+
+    def _normalised(self, hidden: Tensor, norm: Tensor | None) -> Tensor:
+        x = hidden[self._rows.chosen]
+        return x if norm is None else self._plain.normalised(x, norm, self._eps)
+
+    def _compare_part(self, operation: str, expected: Expected) -> bool:
+        """Whether it has been added to the hidden states already, and is compared there."""
+        if self._layers.part is None:
+            return True
+        self._compare(operation, self._layers.part, expected)
+        return False
+
+    def _qk_norm(self, i: int, norm: Tensor | None) -> None:
+        """By all heads of all ranks, where the model has such a norm."""
+        if norm is None:
+            return
+        before = self._layers.projected[self._rows.chosen].to(self._plain.wide)
+        self._layers.normalise_qk(i)
+        model, dim = self._model, self._model.config.head_dim
+        heads = model.num_heads, model.num_kv_heads
+        parts = before.split([heads[0] * dim, heads[1] * dim, heads[1] * dim], -1)[:2]
+        weights = norm.to(self._plain.wide).split([part.shape[1] for part in parts])
+        sums = model.tp.all_reduce(torch.stack([x.square().sum(-1) for x in parts]))
+        scales = [
+            torch.rsqrt(total / (count * model.tp.size * dim) + model.config.qk_norm_eps)
+            for total, count in zip(sums, heads, strict=True)
+        ]
+        value = torch.cat([parts[k] * scales[k][:, None] * weights[k] for k in range(2)], -1)
+        got = self._layers.projected[:, : value.shape[1]]
+        self._compare(QK_NORM, got, Expected(value, 2 * value.abs()))
 
     def _compare_sum(
-        self, operation: str, fused: bool, before: Tensor, part: Expected, bias: Tensor | None
+        self,
+        operation: str,
+        before: Tensor,
+        part: Expected,
+        bias: Tensor | None,
+        norm: Tensor | None,
     ) -> None:
         """Onto the hidden states. All ranks take part, as sums need all of them."""
         tp = self._model.tp
         whole = Expected(tp.all_reduce(part.value.clone()), tp.all_reduce(part.spread.clone()))
         if bias is not None:
             whole = whole.plus(bias.to(self._plain.wide))
+        if norm is not None:
+            whole = self._plain.normed(whole, norm, self._eps)
         whole = whole.plus(before[self._rows.chosen].to(self._plain.wide))
-        self._compare(operation if fused else SUM, self._operations.hidden, whole)
+        self._compare(operation, self._layers.hidden, whole)
 
     def _written_and_attended(
-        self, projected: Tensor, qk_norm: Tensor | None, kept: LayerCache, attended: Tensor
+        self, projected: Tensor, qk_norm: Tensor | None, kept: LayerCache
     ) -> None:
         model, rows = self._model, self._rows
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.config.head_dim
@@ -192,7 +232,9 @@ class LayerCheck:
             query = self._rotated(x, qk_norm, seen.rows, slice(heads)).value.to(x.dtype)
             pages = keys[seen.slots], values[seen.slots]
             expected = self._plain.attention(query, *pages, seen.visible)
-            self._findings.compare(self._place(ATTENTION), attended[seen.rows], expected)
+            self._findings.compare(
+                self._place(ATTENTION), self._layers.attended[seen.rows], expected
+            )
 
     def _rotated(self, x: Tensor, qk_norm: Tensor | None, rows: Tensor, heads: slice) -> Expected:
         """Some heads of some rows of a projection."""
@@ -201,9 +243,8 @@ class LayerCheck:
         return self._plain.rotated(x[rows, heads], norm, self._model.config.qk_norm_eps, *places)
 
     def _head(self) -> None:
-        weights, eps = self._model.weights, self._model.config.rms_norm_eps
-        chosen = self._rows.chosen
+        weights, chosen = self._model.weights, self._rows.chosen
         some = chosen[spread_out(len(chosen), HEAD_ROWS)]
-        x = self._plain.normalised(self._operations.hidden[some], weights.norm, eps)
-        got = self._operations.score(some)
+        x = self._plain.normalised(self._layers.hidden[some], weights.norm, self._eps)
+        got = self._score(some)
         self._findings.compare(self._place(HEAD), got, self._plain.product(x, weights.head))

@@ -303,7 +303,7 @@ def test_there_is_one_copy_of_every_weight(family: str, kept: torch.dtype, tmp_p
     matrices = [weights.head, *(m for layer in weights.layers for m in matrices_of(layer))]
     expected += sum(-m.shape[0] % 32 * m.shape[1] * kept.itemsize for m in matrices)
     held = [weights.embedding, weights.norm, *matrices]
-    held += [t for layer in weights.layers for t in (layer.input_norm, layer.post_norm)]
+    held += [t for layer in weights.layers for t in (layer.attention_norm, layer.mlp_norm)]
     stores = [(m.panels if isinstance(m, PackedWeight) else m).untyped_storage() for m in held]
     assert sum({store.data_ptr(): store.nbytes() for store in stores}.values()) == expected
 

@@ -13,8 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.execution.device_layers import PromptLayers
-from ssd_engine.execution.layer_products import ChainedProducts, make_layer_products
+from ssd_engine.execution.layer_products import (
+    ChainedProducts,
+    LayerBuffers,
+    make_layer_products,
+)
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.kernels.kernel_set import KernelSet
 from ssd_engine.kernels.products import streamed_products
@@ -29,6 +32,7 @@ from ssd_engine.kernels.products.streamed_products import (
     streamed_kernel,
     waves_of,
 )
+from ssd_engine.models.layers import PromptLayers
 from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.kernels.products.product_oracle import EPS, product_of
 from tests.harness import make_runner
@@ -190,8 +194,8 @@ def test_a_prefill_by_chained_products_is_the_decoders(family: str, tmp_path: Pa
     runner = make_runner(tmp_path, dtype="bfloat16")
     parts = [Chunk(list(range(3, 9)), 0, [4], 1), Chunk([5, 6], 0, [3], 1)]
     model, rows = runner.model, sum(len(part.tokens) for part in parts)
-    expected = model.forward(*runner.prepare(parts), runner.kv.layers)
-    products = make_layer_products(model, rows, kernels_for(4))
+    expected = model.normalise(runner.prompt_layers(parts).forward())
+    products = make_layer_products(model, rows, kernels_for(4), LayerBuffers(model, rows))
     assert isinstance(products, ChainedProducts)
     layers = PromptLayers(model, runner.kv, products, *runner.prepare(parts))
     got = model.normalise(layers.forward())
