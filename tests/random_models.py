@@ -45,6 +45,11 @@ def _llama(**changes: Any) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**{**SMALL, **changes}))
 
 
+def _olmo2(**changes: Any) -> PreTrainedModel:
+    few = {**SMALL, "num_attention_heads": 4, "tie_word_embeddings": False}
+    return Olmo2ForCausalLM(Olmo2Config(**few, **changes))
+
+
 FAMILIES: dict[str, Any] = {
     "llama2": lambda: _llama(num_key_value_heads=8, tie_word_embeddings=False),
     "llama3-tied": lambda: _llama(rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
@@ -56,10 +61,8 @@ FAMILIES: dict[str, Any] = {
     "mistral": lambda: MistralForCausalLM(
         MistralConfig(**SMALL, head_dim=16, sliding_window=None, tie_word_embeddings=False)
     ),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SMALL, tie_word_embeddings=False)),
-    "olmo2-biases": lambda: Olmo2ForCausalLM(
-        Olmo2Config(**SMALL, attention_bias=True, tie_word_embeddings=False)
-    ),
+    "olmo2": lambda: _olmo2(),
+    "olmo2-biases": lambda: _olmo2(attention_bias=True),
     "qwen2.5": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, tie_word_embeddings=True)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=False)),
 }

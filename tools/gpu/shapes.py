@@ -97,6 +97,46 @@ def _qwen3(
     }
 
 
+def _mistral(hidden: int, layers: int, heads: int, feed_forward: int) -> dict[str, Any]:
+    """Mistral from v0.3 on: no window."""
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "vocab_size": 32768,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        **_COMMON,
+    }
+
+
+def _olmo2(hidden: int, layers: int, heads: int, feed_forward: int) -> dict[str, Any]:
+    """OLMo 2, where as many heads have keys as have queries."""
+    return {
+        "architectures": ["Olmo2ForCausalLM"],
+        "model_type": "olmo2",
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": 100352,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        **_COMMON,
+    }
+
+
 _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "initializer_range": 0.02,
@@ -110,6 +150,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _llama(2048, 16, 32, 64, 8192, rope_factor=32.0, tied=True),
     "llama-3.2-3b": _llama(3072, 28, 24, 128, 8192, rope_factor=32.0, tied=True),
     "llama-3.1-8b": _llama(4096, 32, 32, 128, 14336, rope_factor=8.0, tied=False),
+    "mistral-7b": _mistral(4096, 32, 32, 14336),
+    "olmo2-7b": _olmo2(4096, 32, 32, 11008),
     "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 4864, vocab=151936, positions=32768, tied=True),
     "qwen2.5-1.5b": _qwen2(1536, 28, 12, 2, 8960, vocab=151936, positions=131072, tied=True),
     "qwen2.5-7b": _qwen2(3584, 28, 28, 4, 18944, vocab=152064, positions=131072, tied=False),

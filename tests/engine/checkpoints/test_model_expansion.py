@@ -59,7 +59,14 @@ def grow(
 
 
 # What differs most to growth: tied or not, norms of heads.
-GROWN = [family if family in ("llama3-tied", "qwen3") else full_only(family) for family in FAMILIES]
+GROWABLE = [family for family in FAMILIES if not family.startswith("olmo2")]
+GROWN = [family if family in ("llama3-tied", "qwen3") else full_only(family) for family in GROWABLE]
+
+
+def test_a_norm_over_all_heads_cannot_grow(tmp_path: Path) -> None:
+    runner = make_runner(make_checkpoint("olmo2", tmp_path), NUM_BLOCKS)
+    with pytest.raises(ConfigError, match="--expand-to: a model of olmo2 cannot grow"):
+        grow(runner, ModelShape(hidden=128))
 
 
 @pytest.fixture(scope="module", params=[full_only(SHIPPED), *GROWN])

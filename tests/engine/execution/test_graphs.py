@@ -9,14 +9,18 @@ import torch
 from ssd_engine.checkpoints.model_config import load_model_config, parse_model_config
 from ssd_engine.checkpoints.model_expansion import parse_shape
 from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.device_layer_ops import FusedOps
+from ssd_engine.execution.graphs import GraphRunner
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.execution.step import Step
 from ssd_engine.forward.batch import Chunk
+from ssd_engine.forward.step_inputs import StepShape, step_runs
 from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.sampling.noise import gumbel_rows
 from ssd_engine.sampling.params import MAX_TEMPERATURE, SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, sample
-from tests.harness import Request, make_core, make_runner, run
+from tests.harness import BLOCK, Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tools.gpu.check import random_weights
 from tools.gpu.shapes import SHAPES
@@ -59,6 +63,36 @@ def test_logits_follow_the_cpu(family: str, tmp_path: Path) -> None:
     assert rough is not None
     assert (cpu - exact.cpu()).abs().max().item() < 1e-3
     assert ((cpu - rough.cpu()).norm() / cpu.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("family", ["mistral", "olmo2", "olmo2-biases", "qwen3"])
+def test_a_captured_step_computes_what_transformers_does(family: str, tmp_path: Path) -> None:
+    """In float32, token after token; a prefill comes first."""
+    oracle = make_model(family, tmp_path).cuda()
+    runner = make_runner(tmp_path, device="cuda", kernels="torch")
+    model, blocks, dummy = runner.model, list(range(32)), 511 * BLOCK
+    eps = runner.config.qk_norm_eps
+    model.ops = FusedOps(model.rope, eps, model.num_heads, model.num_kv_heads)
+    shape = StepShape(rows=8, runs=1, rows_per_run=1, max_positions=512, block_size=BLOCK)
+    step = Step(model, runner.kv, shape, 1)
+    graphs = GraphRunner([step], eager=False)
+    with torch.inference_mode():
+        graphs.capture(dummy)
+    tokens, count = list(range(3, 60)), 100
+    prefilled = runner.forward([Chunk(tokens, 0, blocks, 1)])
+    assert prefilled is not None
+    found = [prefilled[-1]]
+    for _ in range(count):
+        tokens.append(int(found[-1].argmax()))
+        runs, moves = step_runs([Chunk(tokens[-1:], len(tokens) - 1, blocks, 1)], [None], BLOCK)
+        (begin,) = step.inputs.fill(runs, dummy, moves)
+        graphs.replay(step, 0)
+        torch.cuda.synchronize()
+        found.append(step.layers.logits[begin, : runner.config.vocab_size].clone())
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([tokens], device="cuda")).logits[0, -count - 1 :]
+    assert torch.equal(torch.stack(found).argmax(-1), expected.argmax(-1))
+    assert float((torch.stack(found) - expected).abs().max()) < 1e-4
 
 
 def test_the_noise_is_the_same_on_every_device() -> None:

@@ -70,7 +70,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return load(MODEL, tmp_path_factory)
 
 
-EITHER = ["qwen3"] if MODEL == "qwen3" else [MODEL, full_only("qwen3")]
+EITHER = ["qwen3"] if MODEL == "qwen3" else [MODEL, *map(full_only, ("olmo2", "qwen3"))]
 
 
 @pytest.fixture(scope="module", params=EITHER)

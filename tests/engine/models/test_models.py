@@ -1,6 +1,8 @@
 """Models against their oracle: Hugging Face transformers on the same weights, in float32."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from ssd_engine.text.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.scale import FULL, full_only, share
+from tests.thread_ranks import ThreadRanks
 
 NUM_PROMPTS = 20
 NEW_TOKENS = 256 if FULL else 48
@@ -114,6 +117,50 @@ def test_logits_are_within_1e_4_of_transformers(
         assert logits is not None
         ours.append(logits)
     assert (torch.cat(ours) - expected).abs().max().item() < 1e-4
+
+
+# Several KV heads to a rank, and several ranks to a KV head.
+@pytest.mark.parametrize("ranks", [2, full_only(4)])
+@pytest.mark.parametrize("family", ["mistral", "olmo2", full_only("olmo2-biases"), "qwen3"])
+def test_ranks_compute_together_what_transformers_does(
+    tmp_path: Path, family: str, ranks: int
+) -> None:
+    oracle = make_model(family, tmp_path)
+    prompt = list(range(3, 60))
+    parts: list[torch.Tensor] = [torch.empty(0)] * ranks
+    barrier = threading.Barrier(ranks)
+
+    def generate(rank: int) -> list[int]:
+        runner = make_runner(tmp_path, num_blocks=128, tp=ThreadRanks(rank, parts, barrier))
+        tokens, given = list(prompt), prompt
+        for _ in range(NEW_TOKENS):
+            chunk = Chunk(given, len(tokens) - len(given), list(range(32)), 1)
+            logits = runner.forward([chunk])
+            given = box.said(rank, logits)
+            tokens += given
+        return tokens[len(prompt) :]
+
+    box = SaidByFirst(barrier)
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(generate, range(ranks)))
+    assert found == [oracle_tokens(oracle, prompt)] * ranks
+
+
+class SaidByFirst:
+    """The likeliest token, which the rank that has the logits tells the others."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier = barrier
+        self._token = 0
+
+    def said(self, rank: int, logits: torch.Tensor | None) -> list[int]:
+        assert (logits is not None) == (rank == 0)
+        if logits is not None:
+            self._token = int(logits[-1].argmax())
+        self._barrier.wait(timeout=60)
+        token = self._token
+        self._barrier.wait(timeout=60)
+        return [token]
 
 
 def test_neighbours_in_a_batch_do_not_change_logits(
@@ -245,6 +292,27 @@ class TestStrictLoading:
         file = directory / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
         assert message in self.refusal(directory)
+
+
+@pytest.mark.parametrize(
+    ("window", "is_refused"), [(None, False), (2048, False), (1024, True), ("absent", True)]
+)
+def test_a_sliding_window_is_refused_by_name(
+    tmp_path: Path, window: object, is_refused: bool
+) -> None:
+    """One that is as long as the longest text limits nothing; what says nothing has 4,096."""
+    make_model("mistral", tmp_path)
+    file = tmp_path / "config.json"
+    content = {**json.loads(file.read_text()), "sliding_window": window}
+    if window == "absent":
+        del content["sliding_window"]
+        content["max_position_embeddings"] = 32768
+    file.write_text(json.dumps(content))
+    if not is_refused:
+        load_model_config(tmp_path)
+        return
+    with pytest.raises(ModelError, match="sliding_window: sliding windows are not supported"):
+        load_model_config(tmp_path)
 
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf")])

@@ -91,7 +91,9 @@ def without_a_tile(x: Tensor) -> Tensor:
 # Forwards, as on a CPU or with --kernels torch
 
 
-@pytest.mark.parametrize("family", [full_only("llama-biases"), full_only("qwen2.5"), "qwen3"])
+@pytest.mark.parametrize(
+    "family", [full_only("llama-biases"), full_only("qwen2.5"), "olmo2", "qwen3"]
+)
 @pytest.mark.parametrize("dtype", [full_only("float32"), "bfloat16"])
 def test_a_model_that_is_right_passes(load: Load, family: str, dtype: str) -> None:
     worst = worst_of(check_model(load(family, dtype=dtype, **DRAFT)))

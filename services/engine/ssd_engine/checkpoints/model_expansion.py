@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ssd_engine.checkpoints.families.family import QKNorm
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from ssd_engine.errors import ConfigError
@@ -95,6 +96,12 @@ def grow_config(config: ModelConfig, shape: ModelShape) -> ModelConfig:
 
 
 def _check_growth(config: ModelConfig, sizes: Mapping[str, int]) -> None:
+    grows = any(size != getattr(config, FIELDS[key]) for key, size in sizes.items())
+    if grows and config.traits.qk_norm is QKNorm.PROJECTION:
+        raise ConfigError(
+            f"--expand-to: a model of {config.architecture} cannot grow, as its norm of queries "
+            "and keys is over all heads together: leave it out"
+        )
     for key, size in sizes.items():
         least = getattr(config, FIELDS[key])
         if size < least:

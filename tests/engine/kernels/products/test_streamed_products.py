@@ -188,7 +188,7 @@ def test_what_adds_to_hidden_states_prepares_them_for_the_next_norm() -> None:
 @interpreted
 @needs_tool("g++")
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("family", ["llama-biases", "qwen3", "qwen2.5"])
+@pytest.mark.parametrize("family", ["llama-biases", "olmo2-biases", "qwen3", "qwen2.5"])
 def test_a_prefill_by_chained_products_is_the_decoders(family: str, tmp_path: Path) -> None:
     make_model(family, tmp_path)
     runner = make_runner(tmp_path, dtype="bfloat16")
