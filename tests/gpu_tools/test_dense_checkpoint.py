@@ -29,6 +29,8 @@ MILLIONS = {
     "llama-3.2-1b": 1236,
     "llama-3.2-3b": 3213,
     "llama-3.1-8b": 8030,
+    "mistral-7b": 7248,
+    "olmo2-7b": 7298,
     "qwen2.5-0.5b": 494,
     "qwen2.5-1.5b": 1544,
     "qwen2.5-7b": 7616,
@@ -52,7 +54,9 @@ def test_a_shape_is_that_of_the_published_model(shape: str) -> None:
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
 
 
-@pytest.mark.parametrize("shape", ["llama-3.2-1b", "llama-3.1-8b", "qwen2.5-1.5b", "qwen3-4b"])
+@pytest.mark.parametrize(
+    "shape", ["llama-3.2-1b", "llama-3.1-8b", "mistral-7b", "olmo2-7b", "qwen2.5-1.5b", "qwen3-4b"]
+)
 def test_a_small_one_gives_the_logits_of_transformers(shape: str, tmp_path: Path) -> None:
     folder = write_dense(shape, tmp_path / "model", layers=3, changes=SMALL)
     assert all(bool((weight != 0).all()) for weight in weights(folder).values())

@@ -10,12 +10,12 @@ from ssd_engine.checkpoints.model_config import load_model_config, parse_model_c
 from ssd_engine.checkpoints.model_expansion import parse_shape
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.device_layer_ops import FusedOps
-from ssd_engine.execution.graphs import GraphRunner
+from ssd_engine.execution.graphs import GraphRunner, step_runs
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.execution.step import Step
 from ssd_engine.forward.batch import Chunk
-from ssd_engine.forward.step_inputs import StepShape, step_runs
+from ssd_engine.forward.step_inputs import StepShape
 from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.sampling.noise import gumbel_rows
 from ssd_engine.sampling.params import MAX_TEMPERATURE, SamplingParams

@@ -16,8 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ssd_engine.checkpoints.model_config import ModelConfig
-from ssd_engine.checkpoints.model_files import (
+from ssd_engine.checkpoints.files.model_files import (
     LISTING_BYTES,
     Fields,
     is_integer,
@@ -29,6 +28,7 @@ from ssd_engine.checkpoints.model_files import (
     reason_of,
     shown,
 )
+from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.weight_shapes import expected_shapes
 from ssd_engine.errors import ModelError
 

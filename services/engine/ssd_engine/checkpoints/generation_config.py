@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssd_engine.checkpoints.model_files import is_integer, is_there, read_object, shown
+from ssd_engine.checkpoints.files.model_files import is_integer, is_there, read_object, shown
 from ssd_engine.errors import InputError, ModelError
 from ssd_engine.sampling.params import SamplingParams, check_sampling
 

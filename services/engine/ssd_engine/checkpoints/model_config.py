@@ -7,7 +7,7 @@ from typing import Any
 
 from ssd_engine.checkpoints.families.family import Family, LayerTraits
 from ssd_engine.checkpoints.families.registry import FAMILIES
-from ssd_engine.checkpoints.model_files import (
+from ssd_engine.checkpoints.files.model_files import (
     Fields,
     is_integer,
     is_there,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ssd_engine.checkpoints.model_files import reason_of
+from ssd_engine.checkpoints.files.model_files import reason_of
 from ssd_engine.errors import ModelError
 
 SHIPPED = Path(__file__).parents[1] / "shipped"

@@ -4,7 +4,7 @@ here."""
 from pathlib import Path
 from typing import Any
 
-from ssd_engine.checkpoints.model_files import (
+from ssd_engine.checkpoints.files.model_files import (
     LISTING_BYTES,
     Fields,
     is_integer,

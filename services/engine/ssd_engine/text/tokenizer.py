@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ssd_engine.checkpoints.files.model_files import is_there, reason_of
 from ssd_engine.checkpoints.model_config import ModelConfig
-from ssd_engine.checkpoints.model_files import is_there, reason_of
 from ssd_engine.checkpoints.tokenizer_files import NAMED, SOURCES, TOKENIZER, check_files
 from ssd_engine.errors import ConfigError, InputError, ModelError, SSDError
 from ssd_engine.text.confined.process import (

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ssd_engine.checkpoints.model_files import Fields
+from ssd_engine.checkpoints.files.model_files import Fields
 
 
 class QKNorm(Enum):

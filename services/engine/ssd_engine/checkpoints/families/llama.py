@@ -1,7 +1,7 @@
 """Llama 2 and 3.x."""
 
 from ssd_engine.checkpoints.families.family import Family, LayerTraits
-from ssd_engine.checkpoints.model_files import Fields
+from ssd_engine.checkpoints.files.model_files import Fields
 
 
 def read_traits(fields: Fields) -> LayerTraits:

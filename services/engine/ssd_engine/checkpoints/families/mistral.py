@@ -1,7 +1,7 @@
 """Mistral 7B from v0.3 on: Llama's layers, where no window limits how far back a token sees."""
 
 from ssd_engine.checkpoints.families.family import Family, LayerTraits
-from ssd_engine.checkpoints.model_files import Fields, is_integer, shown
+from ssd_engine.checkpoints.files.model_files import Fields, is_integer, shown
 
 DEFAULT_WINDOW = 4096  # the family's own, where a config.json does not say
 

@@ -2,7 +2,7 @@
 keys."""
 
 from ssd_engine.checkpoints.families.family import Family, LayerTraits, QKNorm
-from ssd_engine.checkpoints.model_files import Fields
+from ssd_engine.checkpoints.files.model_files import Fields
 
 
 def read_traits(fields: Fields) -> LayerTraits:

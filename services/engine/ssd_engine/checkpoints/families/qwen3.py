@@ -1,7 +1,7 @@
 """Qwen3: queries and keys of each head have a norm."""
 
 from ssd_engine.checkpoints.families.family import Family, LayerTraits, QKNorm
-from ssd_engine.checkpoints.model_files import Fields
+from ssd_engine.checkpoints.files.model_files import Fields
 
 
 def read_traits(fields: Fields) -> LayerTraits:
