@@ -79,9 +79,7 @@ def flashinfer(exact: bool) -> BackendFactory:
             s.dtype,
             s.device,
             exact=exact,
-            few_rows=s.few_rows,
             dummy_block=DUMMY_BLOCK,
-            max_context=s.longest,
         )
 
     return make

@@ -6,16 +6,14 @@ token, so that nothing is gathered.
 
 Exact means that a row is a function of its query and of the keys that it sees, bit for bit:
 1. FlashInfer takes the query tile from a plan's average length, and the KV tile from that alone.
-   Without a split the kernel walks the keys in such tiles from 0, wherever the chunk begins; with
-   a fixed split it does so from each multiple of that. Padding a run to whole tiles of the largest
-   kind fixes the tile; padding one of few rows to one length does.
-2. A tile, or a split, of which a row sees nothing changes nothing for it: its weights are exactly
-   0 and the scale of what was summed exactly 1. Hence the dummy block has to be finite.
-Which of the two shapes a row goes through, few rows or many, is a matter of its own run's length.
+   Without a split the kernel walks the keys in such tiles from 0, wherever the chunk begins.
+   Padding a run to whole tiles of the largest kind fixes the tile.
+2. A tile of which a row sees nothing changes nothing for it: its weights are exactly 0 and the
+   scale of what was summed exactly 1. Hence the dummy block has to be finite.
 Trees are never exact: they are a draft's, whose results decide about speed and not about text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -37,7 +35,6 @@ except ImportError as error:
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)  # head sizes that the kernels that merge parts know
-SPLIT = 256  # tokens: enough blocks of threads for one long sequence, not too many for a batch
 FULL_TILE = 128  # query rows; no tile is larger
 MOST_PADDED = 2048  # query rows of a launch, those that pad included
 
@@ -95,8 +92,6 @@ class FlashInferBackend:
         device: torch.device,
         *,
         exact: bool,
-        few_rows: int,  # the longest run of a decode or of a verification
-        max_context: int,
         dummy_block: int = 0,  # belongs to no sequence, and is finite
     ) -> None:
         if dtype not in DTYPES or head_dim not in HEAD_DIMS:
@@ -111,14 +106,9 @@ class FlashInferBackend:
         self.dtype = dtype
         self.device = device
         self.exact = exact
-        self.few_rows = few_rows
         self.dummy_block = dummy_block
-        self.split_pages = max(1, SPLIT // block_size)
-        # Query rows of one KV head, in a run of few rows.
-        self._packed_rows = few_rows * num_heads // num_kv_heads
-        self._few_tile = _query_tile(self._packed_rows, head_dim)
         # Only results that are split lie here, and are merged before the next kernel begins.
-        self._workspace = self._make_workspace(max_context)
+        self._workspace = self._make_workspace()
         self._wrappers: list[Any] = []
         self._planned = 0  # wrappers that the present plan uses
         self._copied = torch.cuda.Event()
@@ -152,15 +142,10 @@ class FlashInferBackend:
             if placed:
                 yield self._launch(placed, 1)
             return
-        many = [one for one in placed if one[1].length > self.few_rows]
-        for batch in _batches(many, _padded, MOST_PADDED):
+        for batch in _batches(placed):
             yield self._launch(batch, FULL_TILE, disable_split_kv=True)
-        few = [one for one in placed if one[1].length <= self.few_rows]
-        parts = self._workspace.numel() // self._part_bytes(self._few_tile)
-        for batch in _batches(few, lambda run: self._num_parts(run.context), parts):
-            yield self._launch(batch, self.few_rows, fixed_split_size=self.split_pages)
 
-    def _launch(self, placed: Sequence[Placed], unit: int, **split: int | bool) -> _Launch:
+    def _launch(self, placed: Sequence[Placed], unit: int, **split: bool) -> _Launch:
         """Every run padded to a multiple of ``unit`` rows."""
         runs = [run for _, run in placed]
         lengths = [-(-run.length // unit) * unit for run in runs]
@@ -240,49 +225,28 @@ class FlashInferBackend:
     def _upload(self, array: NDArray[Any]) -> Tensor:
         return _pinned(array).to(self.device, non_blocking=True)
 
-    def _make_workspace(self, max_context: int) -> Tensor:
-        # Where FlashInfer chooses the splits, it stops at two blocks of threads a processor.
+    def _make_workspace(self) -> Tensor:
+        # FlashInfer splits keys until there are two blocks of threads for a processor, and sets
+        # aside float32 results and weights for a query tile of each split.
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        chosen = 2 * processors // self.num_kv_heads * self._part_bytes(FULL_TILE)
-        fixed = self._num_parts(max_context) * self._part_bytes(self._few_tile)
-        return torch.empty(max(chosen, fixed) + 64, dtype=torch.uint8, device=self.device)
-
-    def _part_bytes(self, tile: int) -> int:
-        """What FlashInfer sets aside for a query tile of a split: float32 results and weights."""
-        return self.num_heads * tile * (self.head_dim + 1) * 4
-
-    def _num_parts(self, context: int) -> int:
-        """Query tiles times splits of a run of few rows."""
-        pages = -(-(context + self.few_rows) // self.block_size)
-        return -(-self._packed_rows // self._few_tile) * -(-pages // self.split_pages)
+        tile = self.num_heads * FULL_TILE * (self.head_dim + 1) * 4
+        size = 2 * processors // self.num_kv_heads * tile + 64
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
 
-def _batches(
-    placed: Sequence[Placed], size_of: Callable[[QueryRun], int], room: int
-) -> Iterator[list[Placed]]:
+def _batches(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
     """Runs that have room together; one that is too large for it has a batch of its own."""
     batch: list[Placed] = []
     size = 0
     for one in placed:
-        more = size_of(one[1])
-        if batch and size + more > room:
+        more = -(-one[1].length // FULL_TILE) * FULL_TILE
+        if batch and size + more > MOST_PADDED:
             yield batch
             batch, size = [], 0
         batch.append(one)
         size += more
     if batch:
         yield batch
-
-
-def _padded(run: QueryRun) -> int:
-    return -(-run.length // FULL_TILE) * FULL_TILE
-
-
-def _query_tile(packed_rows: int, head_dim: int) -> int:
-    """FlashInfer's FA2DetermineCtaTileQ."""
-    if packed_rows > 64 and head_dim < 256:
-        return FULL_TILE
-    return 64 if packed_rows > 16 else 16
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int32]:

@@ -51,8 +51,6 @@ def make_attention(
             dtype,
             device,
             exact=options.exact,
-            few_rows=0,
-            max_context=options.max_model_len,
         )
     from ssd_engine.attention.paged import PagedBackend
 
