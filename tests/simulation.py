@@ -15,7 +15,7 @@ from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
 from ssd_draft.records import PlaneTerms as PlaneOffer
 from ssd_draft.records import TargetFrames, TargetLinkDown, TargetLinkUp
-from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Part

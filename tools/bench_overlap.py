@@ -27,7 +27,7 @@ from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_expansion import parse_shape
 from ssd_engine.checkpoints.model_store import resolve_model
@@ -202,10 +202,10 @@ class DraftAlone:
         """The longest of its branches is taken, in every sequence."""
         frames: list[TargetFrame] = []
         for key in self.keys:
-            offers = self.sequence(key).offers.values()
-            offer = max(offers, key=lambda offer: offer.accepted)
-            frames.append(Outcome(key, self.round, offer.accepted, offer.token))
-            frames.append(self._launch(key, offer.tokens[: self.depth]))
+            branches = self.sequence(key).branches.values()
+            branch = max(branches, key=lambda branch: branch.accepted)
+            frames.append(Outcome(key, self.round, branch.accepted, branch.token))
+            frames.append(self._launch(key, branch.tokens[: self.depth]))
         self.round += 1
         return frames
 
@@ -213,7 +213,7 @@ class DraftAlone:
         """Outcomes that it has not prepared for."""
         frames: list[TargetFrame] = []
         for key in self.keys:
-            prepared = {offer.token for offer in self.sequence(key).offers.values()}
+            prepared = {branch.token for branch in self.sequence(key).branches.values()}
             token = next(t for t in range(300, 4000) if t not in prepared)
             frames.append(Outcome(key, self.round, 0, token))
         return frames
@@ -222,7 +222,7 @@ class DraftAlone:
         """The rounds after these, with what was drafted just in time."""
         frames: list[TargetFrame] = []
         for key in self.keys:
-            (decided,) = self.sequence(key).offers.values()
+            (decided,) = self.sequence(key).branches.values()
             frames.append(self._launch(key, decided.tokens[: self.depth]))
         self.round += 1
         return frames

@@ -80,7 +80,7 @@ def test_a_step_indexes_no_more_than_its_rows() -> None:
     steps_until_complete(core, 1, 1)
     sequence = core._links[1].sequences[1]
     assert len(sequence.state.index) == LONG
-    assert sequence.offers
+    assert sequence.branches
 
 
 def test_what_is_held_is_bounded() -> None:

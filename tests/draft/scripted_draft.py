@@ -30,7 +30,7 @@ from tests.waiting import HANG_SECONDS
 
 ENDPOINT = DraftIdentity(
     name="scripted",
-    speculator=pb.SPECULATOR_KIND_MODEL,
+    speculator="SPECULATOR_KIND_MODEL",
     tokenizer_fingerprint="abc",
     vocab_size=1000,
     max_context=64,

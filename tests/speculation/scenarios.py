@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.runner import ModelRunner

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ssd_draft.planning.sequence import PreparedBranch
+from ssd_draft.speculators.model.sequence import ModelSequence
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Draw, Part
 from ssd_engine.forward.result import ImmediateForward
@@ -352,16 +354,16 @@ def missing_is_accepted(p: Tensor, speculations: Sequence[Speculation]) -> list[
     return verify_rejection(p, filled)
 
 
-def first_branch_is_reported(self: Any, sequence: Any) -> None:
+def first_branch_is_reported(self: ModelSequence, branch: PreparedBranch) -> None:
     """Of all branches of the tree, whichever was taken."""
-    state = sequence.state
-    state.wires = [wire[:1] for wire in state.wires] if state.tree is not None else []
-    state.drafted_in = []
+    drafted = self.drafting is not None
+    self.distributions = [each[:1] for each in self.distributions] if drafted else []
+    self._decided_slots = []
 
 
-DRAWN = "ssd_draft.speculators.model.drawn_guesses"
+DRAWN = "ssd_draft.speculators.model.results.drawn_guesses"
 FILL = "ssd_target.speculation.sequence_speculation.RowSpeculation.fill"
-KEEP = "ssd_draft.speculators.model.ModelSpeculator._keep_branch"
+KEEP = "ssd_draft.speculators.model.sequence.ModelSequence.keep_branch"
 RESIDUAL = "ssd_engine.sampling.rejection.STREAM_RESIDUAL"
 VERIFY = "ssd_target.scheduling.verifier.verify_rejection"
 MUTANTS = {

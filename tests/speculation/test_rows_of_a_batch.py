@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
-from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.planning.sequence import DraftRoundPhase
+from ssd_draft.speculators.model.sequence import ModelSequence
 from ssd_engine.forward.batch import Chunk, Part
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Source
@@ -100,7 +100,7 @@ class Watch:
         self.rows: dict[int, Row] = defaultdict(Row)
         self._simulation = simulation
         patch.setattr(SpeculationCoordinator, "take", self._watch_take(SpeculationCoordinator.take))
-        patch.setattr(ModelSpeculator, "_parts", self._watch_parts(ModelSpeculator._parts))
+        patch.setattr(ModelSequence, "next_parts", self._watch_parts(ModelSequence.next_parts))
 
     def _watch_take(
         self, take: Callable[..., list[RowSpeculation]]
@@ -133,8 +133,8 @@ class Watch:
         counts.delayed += waited
 
     def _watch_parts(self, parts_of: Callable[..., list[Part]]) -> Callable[..., list[Part]]:
-        def watched(speculator: ModelSpeculator, sequence: DraftSequence, *rest: Any) -> list[Part]:
-            parts = parts_of(speculator, sequence, *rest)
+        def watched(state: ModelSequence, *rest: Any) -> list[Part]:
+            parts, sequence = parts_of(state, *rest), state.sequence
             if sequence.phase is DraftRoundPhase.VERIFYING and sequence.source is Source.CACHE:
                 again = sum(len(part.tokens) for part in parts if isinstance(part, Chunk))
                 self.rows[sequence.id].drafted_again += again
@@ -184,7 +184,7 @@ def one_miss_is_everybodys(patch: pytest.MonkeyPatch) -> None:
 
 
 def branches_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ModelSpeculator, "_move", lambda self, state: [])
+    patch.setattr(ModelSequence, "move_branch", lambda self: [])
 
 
 @pytest.mark.full

@@ -128,13 +128,13 @@ class ToySpeculator:
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
     ) -> int:
         for sequence, plan in zip(sequences, plans, strict=True):
-            if sequence.phase is DraftRoundPhase.VERIFYING and not sequence.offers:
+            if sequence.phase is DraftRoundPhase.VERIFYING and not sequence.branches:
                 self._start_branches(sequence, plan)
-            for offer in sequence.offers.values():
-                if len(offer.tokens) < plan.depth:
-                    text = _text_before(sequence, offer)
-                    offer.tokens.append(guesses((*text, *offer.tokens))[0])
-            depths = [len(offer.tokens) for offer in sequence.offers.values()]
+            for branch in sequence.branches.values():
+                if len(branch.tokens) < plan.depth:
+                    text = _text_before(sequence, branch)
+                    branch.tokens.append(guesses((*text, *branch.tokens))[0])
+            depths = [len(branch.tokens) for branch in sequence.branches.values()]
             sequence.complete = min(depths, default=plan.depth) >= plan.depth
         return len(sequences)
 
@@ -145,12 +145,12 @@ class ToySpeculator:
             wrong = chain[accepted : accepted + 1]
             candidates = [token for token in guesses(text) if token not in wrong]
             for token in candidates[:width]:
-                sequence.offers[accepted, token] = PreparedBranch(accepted, token)
+                sequence.branches[accepted, token] = PreparedBranch(accepted, token)
 
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
+    def draft_distributions(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         return None
 
     def close(self, sequence: DraftSequence) -> None:
@@ -161,11 +161,11 @@ class ToySpeculator:
             raise RuntimeError("toy integrity: a sequence was not opened or closed once")
 
 
-def _text_before(sequence: DraftSequence, offer: PreparedBranch) -> Text:
+def _text_before(sequence: DraftSequence, branch: PreparedBranch) -> Text:
     committed = (*sequence.prompt, *sequence.output)
     if sequence.phase is DraftRoundPhase.DECIDED:
         return committed
-    return (*committed, *sequence.speculation[: offer.accepted], offer.token)
+    return (*committed, *sequence.speculation[: branch.accepted], branch.token)
 
 
 def toy_verify(works: list[Work], scored: ForwardResult, *_: object) -> list[RoundOutcome]:
@@ -846,20 +846,20 @@ def _draft_key(draft: DraftCore, now: float) -> list[Any]:
 
 
 def _sequence_key(sequence: DraftSequence, now: float) -> list[Any]:
-    offers = [[*name, o.tokens, o.num_pushed] for name, o in sequence.offers.items()]
+    branches = [[*name, o.tokens, o.num_pushed] for name, o in sequence.branches.items()]
     return [
         sequence.id,
         sequence.round,
         sequence.phase.value,
         sequence.output,
         sequence.speculation,
-        sequence.decided,
+        sequence.decided and (sequence.decided.accepted, sequence.decided.token),
         sequence.depth,
         sequence.source,
         sequence.complete,
-        sequence.answered,
+        sequence.was_answered,
         now - sequence.pushed_at,
-        offers,
+        branches,
     ]
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from ssd_draft import __version__
-from ssd_draft.config import SPECULATORS, DraftConfig
+from ssd_draft.config import DraftConfig
+from ssd_draft.speculators.registry import KINDS
 from ssd_engine.process.log import setup_logging
 from ssd_serving.command_line import (
     CONTEXT,
@@ -31,7 +32,7 @@ def main() -> None:
 @option(
     "--speculator",
     "A draft model, or look-up in prompt and output, which needs no MODEL.",
-    type=click.Choice(SPECULATORS),
+    type=click.Choice(list(KINDS)),
 )
 @option.model()
 @option("--max-links", "Targets at a time; one more is refused.", type=int)

@@ -7,9 +7,8 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_serving.config import ServiceConfig, check_service_config
 
-SPECULATORS = ("model", "ngram")
 AUTO = "auto"
-NGRAM_CONTEXT = 131_072  # tokens of a sequence, where no model sets a limit
+CONTEXT_WITHOUT_MODEL = 131_072  # tokens of a sequence
 BOUNDS = {
     "max_links": (1, 4096),
     "max_links_per_identity": (1, 4096),
@@ -71,12 +70,8 @@ class DraftEngineOptions:
 
 
 def check_config(config: DraftConfig) -> None:
-    """Everything that can be judged without looking at the model."""
+    """Raises ConfigError for what is wrong without a look at the model."""
     check_service_config(config, BOUNDS)
-    if config.speculator == "model" and config.model is None:
-        raise ConfigError("MODEL is missing: name a draft model, or use --speculator ngram")
-    if config.speculator == "ngram" and config.model is not None:
-        raise ConfigError(f"--speculator ngram takes no MODEL, got {config.model!r}")
     if config.max_rows < config.budget:
         raise ConfigError(
             f"--max-rows {config.max_rows} must be at least --budget {config.budget}: "

@@ -11,7 +11,7 @@ from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import FILL, IN_TIME, LATE, RANKS, Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk, KVCopy, Part
 from ssd_engine.sampling.params import SamplingParams
@@ -93,8 +93,8 @@ class Draft:
         return said
 
     def hit(self) -> tuple[Outcome, list[int]]:
-        offer = max(self.sequence.offers.values(), key=lambda o: (o.accepted, len(o.tokens)))
-        return Outcome(1, self.round, offer.accepted, offer.token), offer.tokens
+        branch = max(self.sequence.branches.values(), key=lambda o: (o.accepted, len(o.tokens)))
+        return Outcome(1, self.round, branch.accepted, branch.token), branch.tokens
 
     def launch(self, tokens: list[int], source: Source, depth: int) -> Launch:
         self.round += 1
@@ -124,17 +124,17 @@ def test_what_was_moved_is_what_would_have_been_computed(runner: ModelRunner) ->
     for source in (Source.CACHE, Source.NGRAM):
         draft = Draft(runner)
         draft.open(prompt=30, max_tokens=200, depth=DEPTH)
-        offers = []
+        branches = []
         for _ in range(6):
             outcome, tokens = draft.hit()
             launch = draft.launch(tokens[:DEPTH], source, DEPTH)
             if source is Source.NGRAM:  # as if it had never been drafted
-                draft.sequence.offers.clear()
-                draft.sequence.state.tree = None
+                draft.sequence.branches.clear()
+                draft.sequence.state.drafting = None
             draft.tell(outcome, launch)
-            best = max(draft.sequence.offers.values(), key=lambda o: o.accepted)
-            offers.append((best.accepted, best.token, best.tokens))
-        texts.append(offers)
+            best = max(draft.sequence.branches.values(), key=lambda o: o.accepted)
+            branches.append((best.accepted, best.token, best.tokens))
+        texts.append(branches)
     assert texts[0] == texts[1]
 
 
@@ -152,7 +152,7 @@ def test_a_path_at_the_end_of_the_context_does_not_go_beyond_it(runner: ModelRun
     for prompt in range(50, 64):
         draft = Draft(runner, max_context=64)
         draft.open(prompt, max_tokens=200, depth=DEPTH)
-        if not draft.sequence.offers:
+        if not draft.sequence.branches:
             continue
         outcome, _ = draft.hit()
         draft.tell(outcome)  # and no launch: it goes on with that path
@@ -198,8 +198,8 @@ def test_no_more_is_pushed_than_was_planned(runner: ModelRunner) -> None:
     draft.open(prompt=30, max_tokens=200, depth=DEPTH)
     sequence = draft.sequence
     sequence.plan = RoundPlan(sequence.plan.fan_out, DEPTH - 2)
-    for offer in sequence.offers.values():
-        offer.num_pushed = 0
+    for branch in sequence.branches.values():
+        branch.num_pushed = 0
     assert {len(branch.tokens) for branch in sequence.pushes(0.0)} == {DEPTH - 2}
     assert not sequence.push_is_due
 

@@ -79,7 +79,7 @@ class Engine:
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
+    def draft_distributions(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         return None
 
     def close(self, sequence: DraftSequence) -> None:

@@ -41,7 +41,7 @@ def test_a_fitting_target_is_welcomed() -> None:
                 protocol_version=1,
                 epoch=EPOCH,
                 draft_name="scripted",
-                speculator=pb.SPECULATOR_KIND_MODEL,
+                speculator="SPECULATOR_KIND_MODEL",
                 max_sequences=5,
                 max_context=64,
                 max_depth=8,

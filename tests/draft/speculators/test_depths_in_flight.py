@@ -11,7 +11,7 @@ import torch
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
 from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_draft.speculators.model import ModelSpeculator
+from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.sampling.params import SamplingParams
@@ -76,12 +76,12 @@ class World:
     def advance(self, key: int, rng: random.Random) -> None:
         """The target ends the round in one of the offered outcomes, and takes what is there."""
         sequence = self.core._links[1].sequences[key]
-        offers = sorted(sequence.offers.values(), key=lambda o: (o.accepted, o.token))
-        if not offers:
+        branches = sorted(sequence.branches.values(), key=lambda o: (o.accepted, o.token))
+        if not branches:
             return
-        offer = rng.choice(offers)
-        outcome = Outcome(key, self.rounds[key], offer.accepted, offer.token)
-        taken = self.pushed.get((key, self.rounds[key], offer.accepted, offer.token), [])
+        branch = rng.choice(branches)
+        outcome = Outcome(key, self.rounds[key], branch.accepted, branch.token)
+        taken = self.pushed.get((key, self.rounds[key], branch.accepted, branch.token), [])
         self.rounds[key] += 1
         source = Source.CACHE if taken else Source.NONE
         launch = Launch(key, self.rounds[key], taken[:DEPTH], source, DEPTH, 0)
@@ -161,7 +161,7 @@ def test_branches_are_drawn_for_rejection_wherever_that_is(
         world.advance(1, random.Random(4))
         link = world.core._links[1]
         world.core._follower._follow(link, link.inbox.popleft())  # the outcome, not yet the launch
-        make = world.core._speculator.drawn_from(link.sequences[1], DEPTH)
+        make = world.core._speculator.draft_distributions(link.sequences[1], DEPTH)
         assert make is not None
         shipped.append(make())
     assert books[0] == books[1]

@@ -33,9 +33,9 @@ class BranchPusher:
             self._trace.moment(TraceEventKind.PUSH, tokens=tokens, **about)
 
     def _is_silent(self, sequence: DraftSequence, now: float) -> bool:
-        """A target takes an endpoint for dead that leaves its rounds without any answer."""
+        """Whether even an empty push is due: an endpoint that never answers is taken for dead."""
         if sequence.complete:
-            return not sequence.answered
+            return not sequence.was_answered
         return now - sequence.pushed_at > ALIVE_SECONDS
 
     def _push_pays(self, sequence: DraftSequence, now: float) -> bool:
@@ -47,7 +47,7 @@ class BranchPusher:
         if sequence.ready or sequence.complete:
             return True
         verify = sequence.verify_seconds
-        held = HOLD_BACK if sequence.phase is DraftRoundPhase.VERIFYING else HOLD_BACK / 2
-        if now - sequence.changed_at < held * verify:
+        held_share = HOLD_BACK if sequence.phase is DraftRoundPhase.VERIFYING else HOLD_BACK / 2
+        if now - sequence.changed_at < held_share * verify:
             return False
         return now - sequence.pushed_at >= PUSH_SHARE * verify

@@ -25,8 +25,7 @@ from ssd_draft.records import (
     TargetLinkDown,
     TargetLinkUp,
 )
-from ssd_draft.speculators.base import Speculator
-from ssd_draft.speculators.model import DraftRunner
+from ssd_draft.speculators.base import DraftRunner, Speculator
 from ssd_draft.speculators.registry import make_speculator
 from ssd_engine.speculation.frames import (
     Load,
@@ -123,9 +122,9 @@ class DraftCore:
             self._pusher.push(link)
         return DraftOutput(self._outputs(), self.load(), self.stats(), self._trace.take())
 
-    def _speculate(self, chosen: list[DraftSequence], rows_of: list[int], chunk: int) -> None:
-        total = sum(rows_of)
-        plans = [self._plan(s, total - rows) for s, rows in zip(chosen, rows_of, strict=True)]
+    def _speculate(self, chosen: list[DraftSequence], rows_each: list[int], chunk: int) -> None:
+        total = sum(rows_each)
+        plans = [self._plan(s, total - rows) for s, rows in zip(chosen, rows_each, strict=True)]
         begin = self._now()
         rows = self._speculator.step(chosen, chunk, plans)
         now = self._now()
@@ -137,7 +136,7 @@ class DraftCore:
         self.counters.rows += rows
         for sequence in chosen:
             if sequence.completes_tree():
-                self.counters.built(now - sequence.changed_at)
+                self.counters.count_tree(now - sequence.changed_at)
 
     def _trace_step(self, chosen: list[DraftSequence], begin: float, end: float, rows: int) -> None:
         first = chosen[0]
@@ -153,12 +152,12 @@ class DraftCore:
         )
 
     def _plan(self, sequence: DraftSequence, others: int) -> RoundPlan:
-        """One for each round, made when it begins."""
+        """The plan of a sequence's phase, made when it begins."""
         if sequence.plan is None:
             planner = self._links[sequence.link].planner
             sequence.plan = planner.plan(sequence, self._tree_clock, others)
             if sequence.phase is DraftRoundPhase.VERIFYING:
-                sequence.planned = sequence.plan.depth
+                sequence.planned_depth = sequence.plan.depth
         plan: RoundPlan = sequence.plan
         return plan
 

@@ -20,7 +20,7 @@ from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.loop import PipeInbox, run_engine, serve_records, warm_up
 from ssd_serving.engine.records import Ready, encode
 
-SILENCE_SECONDS = 0.05  # an engine that works says something at least so often
+SILENCE_SECONDS = 0.05  # an engine that works sends an output at least so often
 
 
 def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
@@ -35,16 +35,16 @@ def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
     settle_memory()
     pipe.send_bytes(encode(Ready(num_blocks, time.monotonic() - started)))
     check = core.check_integrity if options.check_integrity else None
-    serve_records(PipeInbox(pipe, decode_to_engine), Sparing(core), check)
+    serve_records(PipeInbox(pipe, decode_to_engine), OutputCoalescer(core), check)
 
 
-class Sparing:
+class OutputCoalescer:
     """The engine's core, without outputs that have nothing for a link: between two depths of a tree
     every message takes time. Statistics and traces come with the next output, or soon."""
 
     def __init__(self, core: DraftCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core, self._now = core, clock
-        self._said_at = clock()
+        self._sent_at = clock()
         self._trace: list[TraceEvent] = []
 
     @property
@@ -59,9 +59,9 @@ class Sparing:
     def step(self) -> DraftOutput | None:
         output, now = self._core.step(), self._now()
         self._trace += output.trace
-        if not output.links and self.has_work and now - self._said_at < SILENCE_SECONDS:
+        if not output.links and self.has_work and now - self._sent_at < SILENCE_SECONDS:
             return None
-        trace, self._trace, self._said_at = self._trace, [], now
+        trace, self._trace, self._sent_at = self._trace, [], now
         return DraftOutput(output.links, output.load, output.stats, trace)
 
 

@@ -22,7 +22,7 @@ class ForwardPlanner:
         self._speculator, self._links, self._now = speculator, links, clock
         # A long prompt leaves room for others, and never overflows a forward.
         self._chunk = max(1, min(prefill_chunk, max_rows // 2))
-        self._shares = FairScheduler(max_rows, step_clock)
+        self._scheduler = FairScheduler(max_rows, step_clock)
 
     def choose(self) -> tuple[dict[DraftSequence, int], int]:
         """Sequences of the next forward, with their rows, and the longest piece of a prompt in it.
@@ -32,7 +32,7 @@ class ForwardPlanner:
         """
         links = {link.account: link for link in self._links.values()}
         active = [account for account, link in links.items() if link.is_active]
-        turn = self._shares.turn(links, active, self._now())
+        turn = self._scheduler.turn(links, active, self._now())
         chunk = max(1, min(self._chunk, turn.max_rows // 2))
         chosen: dict[DraftSequence, int] = {}
         left = turn.max_rows
@@ -42,7 +42,7 @@ class ForwardPlanner:
         for account in turn.sharing:  # what others left of their parts
             left -= self._fill(chosen, links[account], left, chunk)
         if turn.sharing and turn.joining:
-            left = min(left, self._shares.rows_to_join(turn.max_rows - left))
+            left = min(left, self._scheduler.rows_to_join(turn.max_rows - left))
         for account in turn.joining:
             left -= self._fill(chosen, links[account], left, chunk)
         return chosen, chunk
@@ -50,20 +50,20 @@ class ForwardPlanner:
     def _fill(
         self, chosen: dict[DraftSequence, int], link: LinkSequences, room: int, chunk: int
     ) -> int:
-        """Add sequences of a link; returns their rows."""
-        taken = 0
+        """Adds sequences of a link; returns their rows."""
+        added = 0
         for sequence in _by_urgency(link):
             if sequence in chosen:
                 continue
             rows = self._speculator.rows(sequence, chunk)
-            if taken + rows <= room or not chosen:
+            if added + rows <= room or not chosen:
                 chosen[sequence] = rows
-                taken += rows
-        self._shares.charge(link.account, taken)
-        return taken
+                added += rows
+        self._scheduler.charge(link.account, added)
+        return added
 
 
 def _by_urgency(link: LinkSequences) -> list[DraftSequence]:
-    """Sequences with something to do."""
+    """Sequences with something to do, most urgent first."""
     waiting = [s for s in link.sequences.values() if not s.complete]
     return sorted(waiting, key=lambda s: (s.phase is not DraftRoundPhase.DECIDED, s.changed_at))

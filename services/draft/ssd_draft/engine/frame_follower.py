@@ -20,7 +20,7 @@ from ssd_engine.speculation.frames import (
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
 
-SHIPPED = (Source.CACHE, Source.JUST_IN_TIME)  # speculations that were drawn here
+DRAFTED_HERE = (Source.CACHE, Source.JUST_IN_TIME)
 FRAMES_PER_STEP = 64  # frames of one link that are looked at between two forwards
 FRAME_SECONDS = 0.001  # for these, at most
 
@@ -39,7 +39,7 @@ class FrameFollower:
         self.leaving = False  # nothing new is opened
 
     def follow_some(self, link: LinkSequences) -> None:
-        """As many frames as may be looked at between two forwards."""
+        """Follows as many frames as may be looked at between two forwards."""
         begin = self._now()
         for _ in range(min(FRAMES_PER_STEP, len(link.inbox))):
             self._follow(link, link.inbox.popleft())
@@ -57,10 +57,10 @@ class FrameFollower:
         elif sequence is None:
             self._counters.dropped_frames += 1
         else:
-            self._move(link, sequence, frame)
+            self._change_round(link, sequence, frame)
 
     def _open(self, link: LinkSequences, frame: Open) -> None:
-        """Opening what is open replaces it."""
+        """Opens a sequence, in place of one of that number that is open."""
         known = link.sequences.get(frame.sequence)
         if known is not None:
             self._room.close(link, known)
@@ -80,11 +80,13 @@ class FrameFollower:
         self._counters.refusals += 1
         link.notify(frame.sequence, frame.round, kind, reason)
 
-    def _move(self, link: LinkSequences, sequence: DraftSequence, frame: TargetFrame) -> None:
+    def _change_round(
+        self, link: LinkSequences, sequence: DraftSequence, frame: TargetFrame
+    ) -> None:
         if isinstance(frame, Outcome):
-            self._learn(link, sequence, frame)
+            self._observe_outcome(link, sequence, frame)
         elif isinstance(frame, Launch):
-            self._ship(link, sequence, frame)
+            self._send_distributions(link, sequence, frame)
             if sequence.is_called_for:
                 link.planner.observe_use(sequence, sequence.is_late(frame))
         self._trace_frame(frame)
@@ -110,22 +112,25 @@ class FrameFollower:
         elif isinstance(frame, Outcome):
             self._trace.moment(TraceEventKind.OUTCOME, accepted=frame.accepted, **about)
 
-    def _ship(self, link: LinkSequences, sequence: DraftSequence, launch: Launch) -> None:
-        """Rejection: what the tokens that were taken were drawn from, hidden under the forward."""
+    def _send_distributions(
+        self, link: LinkSequences, sequence: DraftSequence, launch: Launch
+    ) -> None:
+        """Rejection: sends what the taken tokens were drawn from, hidden under the forward."""
         if link.sender is None or sequence.verification is not Verification.REJECTION:
             return
-        offer = sequence.offers.get(sequence.decided or (-1, -1))
-        count = len(launch.speculation)
-        if launch.source not in SHIPPED or offer is None:
+        branch, count = sequence.decided, len(launch.speculation)
+        if launch.source not in DRAFTED_HERE or branch is None:
             return
-        if launch.round != sequence.round + 1 or offer.tokens[:count] != launch.speculation:
+        if launch.round != sequence.round + 1 or branch.tokens[:count] != launch.speculation:
             return
-        rows = self._speculator.drawn_from(sequence, count)
+        rows = self._speculator.draft_distributions(sequence, count)
         if rows is not None:
             link.sender.send_made(RowsKey(sequence.id, launch.round, 0), rows)
 
-    def _learn(self, link: LinkSequences, sequence: DraftSequence, frame: Outcome) -> None:
-        """What the rates of theorem 12 are measured from."""
+    def _observe_outcome(
+        self, link: LinkSequences, sequence: DraftSequence, frame: Outcome
+    ) -> None:
+        """The rates of theorem 12 are measured here."""
         if sequence.phase is not DraftRoundPhase.VERIFYING or frame.round != sequence.round:
             return
         rank, ranked = self._speculator.rank(sequence, frame.accepted, frame.token)

@@ -43,7 +43,7 @@ class Counters:
         self.evictions = self.refusals = self.dropped_frames = 0
         self.builds, self.build_micros = new_counts(), 0
 
-    def built(self, seconds: float) -> None:
+    def count_tree(self, seconds: float) -> None:
         """A tree is complete, so long after the launch of its round."""
         count_seconds(self.builds, seconds)
         self.build_micros += int(seconds * 1e6)

@@ -50,7 +50,7 @@ class SequenceRoom:
         link.sequences[sequence.id] = sequence
 
     def grow(self, link: LinkSequences, sequence: DraftSequence) -> None:
-        """Follow a frame; raises NoRoom where that takes more memory than can be had."""
+        """Follows a frame; raises NoRoom where that takes more memory than can be had."""
         while True:
             try:
                 return self._speculator.on_round_changed(sequence)
@@ -70,7 +70,7 @@ class SequenceRoom:
         link.sequences.pop(sequence.id, None)
 
     def _evict_for(self, link: LinkSequences, sequence: DraftSequence) -> bool:
-        """Make room for a sequence of ``link``: where nobody is harmed, or within fair shares.
+        """Makes room for a sequence of ``link``: where nobody is harmed, or within fair shares.
 
         First a sequence of its own that has not been heard of for long; then, when the link stays
         within its share of places and memory, the least recent one of a link that holds more.
@@ -80,8 +80,9 @@ class SequenceRoom:
             self._evict(link, idle)
             return True
         share = 1 / max(1, len(self._links)) + ROUNDING
-        largest = max(self._links.values(), key=self._held)
-        if self._held(link) + self._weight(sequence) > share or self._held(largest) <= share:
+        largest = max(self._links.values(), key=self._share_held)
+        wanted = self._share_held(link) + self._share_of(sequence)
+        if wanted > share or self._share_held(largest) <= share:
             return False
         victim = self._least_recent(largest)
         if victim is None:
@@ -90,22 +91,22 @@ class SequenceRoom:
         return True
 
     def _evict_to_grow(self, own: LinkSequences, sequence: DraftSequence) -> bool:
-        """The youngest of the link that holds most, but not what is older than the sequence. A link
+        """Evicts the youngest of the link that holds most, but none older than the sequence. A link
         beyond its share makes room for itself among its own."""
         share = 1 / max(1, len(self._links)) + ROUNDING
-        links = [own] if self._held(own) > share else [*self._links.values()]
-        for link in sorted(links, key=self._held, reverse=True):
+        links = [own] if self._share_held(own) > share else [*self._links.values()]
+        for link in sorted(links, key=self._share_held, reverse=True):
             youngest = max(link.sequences.values(), key=lambda s: s.opened_at, default=sequence)
             if youngest is not sequence and youngest.opened_at >= sequence.opened_at:
                 self._evict(link, youngest)
                 return True
         return False
 
-    def _held(self, link: LinkSequences) -> float:
-        return sum(map(self._weight, link.sequences.values()))
+    def _share_held(self, link: LinkSequences) -> float:
+        return sum(map(self._share_of, link.sequences.values()))
 
-    def _weight(self, sequence: DraftSequence) -> float:
-        """What part of the endpoint it takes: of its places or of its memory, whichever is more."""
+    def _share_of(self, sequence: DraftSequence) -> float:
+        """The part of the endpoint that it takes: of places or of memory, whichever is more."""
         return max(1 / self._max_num_seqs, self._speculator.memory_share(sequence))
 
     def _least_recent(self, link: LinkSequences) -> DraftSequence | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.front.wire import FrameLimits
 from ssd_draft.records import PlaneTerms, TargetLinkUp
+from ssd_draft.speculators.registry import WITHOUT_MODEL
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 
@@ -27,7 +28,7 @@ class DraftIdentity:
     """What this endpoint is, and what a target must share with it."""
 
     name: str
-    speculator: pb.SpeculatorKind
+    speculator: str  # a name of pb.SpeculatorKind
     tokenizer_fingerprint: str | None  # None: any tokenizer will do
     vocab_size: int | None
     max_context: int
@@ -80,14 +81,13 @@ def _check_tokens(hello: pb.Hello, endpoint: DraftIdentity) -> None:
         raise HandshakeRefused(
             "tokenizer",
             f"tokenizer_fingerprint: the target has {hello.tokenizer_fingerprint[:64]!r}, this "
-            f"draft {ours!r}: serve a draft model with the target's tokenizer, or "
-            "--speculator ngram",
+            f"draft {ours!r}: serve a draft model with the target's tokenizer, or {WITHOUT_MODEL}",
         )
     if endpoint.vocab_size is not None and hello.vocab_size != endpoint.vocab_size:
         raise HandshakeRefused(
             "vocabulary",
             f"vocab_size: the target has {hello.vocab_size}, this draft {endpoint.vocab_size}: "
-            "serve a draft model with the target's vocabulary, or --speculator ngram",
+            f"serve a draft model with the target's vocabulary, or {WITHOUT_MODEL}",
         )
 
 

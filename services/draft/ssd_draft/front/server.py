@@ -4,7 +4,7 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import trace_pb2
 from ssd_draft import __version__
 from ssd_draft.config import (
-    NGRAM_CONTEXT,
+    CONTEXT_WITHOUT_MODEL,
     DraftConfig,
     DraftEngineOptions,
     check_config,
@@ -19,6 +19,7 @@ from ssd_draft.front.sequence_watch import TextOf, make_watch
 from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
 from ssd_draft.front.wire import largest_message
 from ssd_draft.planning.plan import RANKS
+from ssd_draft.speculators.registry import check_kind
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_engine.tracing.events import TraceRing
@@ -31,7 +32,6 @@ from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
 
-KINDS = {"model": pb.SPECULATOR_KIND_MODEL, "ngram": pb.SPECULATOR_KIND_NGRAM}
 MESSAGES_IN_FLIGHT = 2  # largest messages that one link may have on their way to the engine
 
 
@@ -41,6 +41,7 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
     None: speculates without a model.
     """
     check_config(config)
+    check_kind(config)
     check_security(config)
     if config.model is None:
         return None
@@ -135,7 +136,7 @@ class DraftServer(ServiceServer):
 def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
     if plan is not None:
         return plan.runner.max_model_len
-    return config.max_model_len or NGRAM_CONTEXT
+    return config.max_model_len or CONTEXT_WITHOUT_MODEL
 
 
 def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineOptions:
@@ -171,7 +172,7 @@ def _endpoint(
     per_link = config.max_seqs_per_link or config.max_num_seqs
     return DraftIdentity(
         name=plan.name if plan is not None else config.name or config.speculator,
-        speculator=KINDS[config.speculator],
+        speculator=f"SPECULATOR_KIND_{config.speculator.upper()}",
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
         vocab_size=None if plan is None else plan.model.vocab_size,
         max_context=_max_context(config, plan),

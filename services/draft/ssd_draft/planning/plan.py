@@ -1,4 +1,4 @@
-"""How many outcomes of a round to prepare for: from rates that are measured on each link."""
+"""Plans how many outcomes of a round to prepare for, from rates measured on each link."""
 
 from dataclasses import dataclass, field
 from itertools import product
@@ -66,16 +66,17 @@ class Planner:
         # By what has been measured.
         self._fan_outs: dict[tuple[Verification, bool, int, int], list[int]] = {}
         self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
-        self._late = dict.fromkeys(Verification, 0)  # in a row
-        self._in_time = dict.fromkeys(Verification, 0)  # likewise
+        self._late_in_a_row = dict.fromkeys(Verification, 0)
+        self._in_time_in_a_row = dict.fromkeys(Verification, 0)
 
     def observe_use(self, sequence: DraftSequence, late: bool) -> None:
         """A branch that was prepared was called for: it was there, or too late."""
         kind = sequence.verification
-        self._late[kind] = min(self._late[kind] + 1, MOST_IN_A_ROW) if late else 0
-        self._in_time[kind] = 0 if late else self._in_time[kind] + 1
-        more = IN_TIME * min(max(self._in_time[kind] - MANY, 1), MOST_AFTER_MANY)
-        fill = self._fill[kind] + (-LATE * self._late[kind] if late else more)
+        num_late = min(self._late_in_a_row[kind] + 1, MOST_IN_A_ROW) if late else 0
+        num_in_time = 0 if late else self._in_time_in_a_row[kind] + 1
+        self._late_in_a_row[kind], self._in_time_in_a_row[kind] = num_late, num_in_time
+        more = IN_TIME * min(max(num_in_time - MANY, 1), MOST_AFTER_MANY)
+        fill = self._fill[kind] + (-LATE * num_late if late else more)
         self._fill[kind] = min(max(fill, LEAST_FILL), 1.0)
 
     def observe(
@@ -95,9 +96,9 @@ class Planner:
         from_cache = sequence.source is Source.CACHE
         depth = min(self.depth, sequence.depth)
         length = len(sequence.speculation)
-        chosen = self._lists[from_cache]
-        if chosen is not None:
-            padded = (*chosen, *(chosen[-1:] * (length + 1)))
+        given = self._lists[from_cache]
+        if given is not None:
+            padded = (*given, *(given[-1:] * (length + 1)))
             return RoundPlan(list(padded[: length + 1]), depth)
         budget, depth = self._affordable(sequence, clock, depth, others)
         case = (sequence.verification, from_cache, length, budget)
@@ -115,10 +116,11 @@ class Planner:
         available = self._fill[sequence.verification] * sequence.verify_seconds
         if not available or not clock.known or sequence.phase is not DraftRoundPhase.VERIFYING:
             return self._budget, depth
-        first, budget = not sequence.foreseen, self._budget
+        # A forward over the chain comes first, unless the guesses after it are known.
+        chain, budget = not sequence.guesses_known, self._budget
         least = min(self._budget, len(sequence.speculation) + 1)
-        while depth > 1 and (depth + first) * clock.seconds(others + least) > available:
+        while depth > 1 and (depth + chain) * clock.seconds(others + least) > available:
             depth -= 1
-        while budget > least and (depth + first) * clock.seconds(others + budget) > available:
+        while budget > least and (depth + chain) * clock.seconds(others + budget) > available:
             budget -= 1
         return budget, depth

@@ -1,4 +1,4 @@
-"""A sequence at the draft: the round that its target verifies, and what is offered for its end."""
+"""A sequence at the draft: the round that its target verifies, and the branches for its end."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -44,7 +44,7 @@ def transition(phase: DraftRoundPhase, event: DraftRoundEvent) -> DraftRoundPhas
 
 @dataclass(slots=True)
 class PreparedBranch:
-    """A branch: the continuation if the round ends in (accepted, token)."""
+    """The continuation if the round ends in (accepted, token)."""
 
     accepted: int
     token: int
@@ -58,7 +58,7 @@ class PreparedBranch:
         return len(self.tokens)
 
     def push(self, depth: int) -> Branch | None:
-        """What was not pushed yet, None where that is nothing; beyond ``depth`` it is of no use."""
+        """The tokens up to ``depth`` that were not pushed yet; None where there are none."""
         start, end = self.num_pushed, min(len(self.tokens), depth)
         if start >= end:
             return None
@@ -71,7 +71,7 @@ class DraftSequence:
         """``max_depth``: of the branches that this endpoint drafts."""
         self.link = link
         self.id = frame.sequence
-        self.round = self.opened_in = frame.round
+        self.round = self.opened_in_round = frame.round
         self.phase = DraftRoundPhase.VERIFYING
         self.prompt = unpack_tokens(frame.prompt)
         self.output = unpack_tokens(frame.output)
@@ -86,17 +86,17 @@ class DraftSequence:
         self._max_depth = max_depth
         self.depth = min(frame.depth, max_depth)  # tokens of a branch that are of use
         self.verify_seconds = frame.verify_micros / 1e6
-        self.offers: dict[tuple[int, int], PreparedBranch] = {}
-        self.decided: tuple[int, int] | None = None
-        self.prepared = False  # that outcome was, before it was known
-        self.foreseen = False  # the guesses after the speculation are known as the round begins
+        self.branches: dict[tuple[int, int], PreparedBranch] = {}
+        self.decided: PreparedBranch | None = None  # the outcome's branch, in phase DECIDED
+        self.was_prepared = False  # that branch was there before the outcome was known
+        self.guesses_known = False  # those after the speculation, as the round begins
         self.opened_at = self.changed_at = self.pushed_at = now
-        self.ready = False  # all offers are as long as they are of use
+        self.ready = False  # all branches are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
-        self.built = False  # the tree of this phase was complete once
-        self.answered = False  # something was pushed in this phase
+        self.tree_counted = False  # the tree of this phase was complete once
+        self.was_answered = False  # something was pushed in this phase
         self.plan: Any = None  # this phase's, once it is made
-        self.planned = 0  # depth of the last round's tree
+        self.planned_depth = 0  # of the last round's tree
         self.state: Any = None  # the speculator's own
 
     @property
@@ -117,11 +117,11 @@ class DraftSequence:
             return False
         self.phase = after
         self.output += (*self.speculation[: frame.accepted], frame.token)
-        self.decided = (frame.accepted, frame.token)
-        self.prepared = self.decided in self.offers
-        offer = self.offers.get(self.decided) or PreparedBranch(*self.decided)
-        self.offers = {self.decided: offer}
-        self._moved(now)
+        outcome = (frame.accepted, frame.token)
+        self.was_prepared = outcome in self.branches
+        self.decided = self.branches.get(outcome) or PreparedBranch(*outcome)
+        self.branches = {outcome: self.decided}
+        self._on_round_changed(now)
         return True
 
     def _begin_round(self, frame: Launch, now: float) -> bool:
@@ -133,41 +133,41 @@ class DraftSequence:
         self.speculation, self.source = frame.speculation, Source(frame.source)
         self.depth = min(frame.depth, self._max_depth)
         self.verify_seconds = frame.verify_micros / 1e6
-        self.offers, self.decided = {}, None
-        self._moved(now)
+        self.branches, self.decided = {}, None
+        self._on_round_changed(now)
         return True
 
     def is_late(self, frame: Launch) -> bool:
         """Whether a branch that was prepared came too late to be taken in full."""
-        taken = len(frame.speculation) if frame.source == Source.CACHE else 0
+        num_taken = len(frame.speculation) if frame.source == Source.CACHE else 0
         # Towards the end less may be wanted.
-        return taken < min(self.depth, self.planned, frame.depth)
+        return num_taken < min(self.depth, self.planned_depth, frame.depth)
 
-    def _moved(self, now: float) -> None:
+    def _on_round_changed(self, now: float) -> None:
         self.changed_at = self.pushed_at = now
-        self.ready = self.complete = self.built = self.answered = False
+        self.ready = self.complete = self.tree_counted = self.was_answered = False
         self.plan = None
 
     def completes_tree(self) -> bool:
-        """Whether all that is of use after this round is there now, and was not before."""
+        """Whether all that is of use after this round is there, for the first time."""
         ready = self.phase is DraftRoundPhase.VERIFYING and (self.ready or self.complete)
-        completes, self.built = ready and not self.built, ready
+        completes, self.tree_counted = ready and not self.tree_counted, ready
         return completes
 
     def close(self) -> None:
         self.phase = transition(self.phase, DraftRoundEvent.CLOSE) or self.phase
 
     def pushes(self, now: float) -> list[Branch]:
-        """Branches, or parts of them, that the target has not got."""
-        self.pushed_at, self.answered = now, True
+        """Branches, or parts of them, that were not pushed yet."""
+        self.pushed_at, self.was_answered = now, True
         depth = self.useful_depth
-        pushed = [offer.push(depth) for offer in self.offers.values()]
+        pushed = [branch.push(depth) for branch in self.branches.values()]
         return [branch for branch in pushed if branch is not None]
 
     @property
     def push_is_due(self) -> bool:
         depth = self.useful_depth
-        return any(min(len(o.tokens), depth) > o.num_pushed for o in self.offers.values())
+        return any(min(len(b.tokens), depth) > b.num_pushed for b in self.branches.values())
 
     @property
     def useful_depth(self) -> int:
@@ -180,5 +180,6 @@ class DraftSequence:
     def is_called_for(self) -> bool:
         """Whether a branch of its tree is what the target asks for next, and the tree began with
         its round: in the first one the prompt comes before it."""
-        named = self.phase is DraftRoundPhase.DECIDED and self.prepared and self.planned > 0
-        return named and self.round != self.opened_in
+        if self.phase is not DraftRoundPhase.DECIDED or self.round == self.opened_in_round:
+            return False
+        return self.was_prepared and self.planned_depth > 0

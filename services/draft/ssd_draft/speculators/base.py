@@ -1,8 +1,8 @@
-"""The interface of a speculator.
+"""The interface of a speculator, and of the runner of a draft model.
 
-It fills the offers of sequences, step by step. While a round is being verified, these are branches
-for its likely outcomes; once it is decided, the continuation of its outcome. Frames are looked at
-between two steps, so a step should be short: one depth, not one tree.
+A speculator fills the branches of sequences, step by step. While a round is being verified, there
+is one for each of its likely outcomes; once it is decided, that of its outcome. Frames are looked
+at between two steps, so a step should be short: one depth, not one tree.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,8 @@ from typing import Protocol
 
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
+from ssd_engine.forward.batch import Draw, Part
+from ssd_engine.forward.result import PendingForward
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
@@ -30,7 +32,7 @@ class Speculator(Protocol):
         ...
 
     def new_scope(self) -> int:
-        """What is cached for one scope is never seen from another."""
+        """A new scope: what is cached for one is never seen from another."""
         ...
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
@@ -38,7 +40,7 @@ class Speculator(Protocol):
         ...
 
     def memory_share(self, sequence: DraftSequence) -> float:
-        """What part of all memory for sequences it takes, or would take if it were open."""
+        """The part of all memory for sequences that it takes, or would take if it were open."""
         ...
 
     def on_round_changed(self, sequence: DraftSequence) -> None:
@@ -60,11 +62,29 @@ class Speculator(Protocol):
         """Where the token stood among the guesses after ``accepted``, and how many these were."""
         ...
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
-        """Rejection: what the first tokens of the decided branch were drawn from [count, vocab]. It
-        is made on another thread, while the engine goes on."""
+    def draft_distributions(self, sequence: DraftSequence, count: int) -> MakeRows | None:
+        """Rejection: the distributions of the first tokens of the decided branch [count, vocab].
+        They are made on another thread, while the engine goes on."""
         ...
 
     def close(self, sequence: DraftSequence) -> None: ...
 
     def check_integrity(self, num_sequences: int) -> None: ...
+
+
+class DraftRunner(Protocol):
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def chains(self) -> bool:
+        """Whether a forward can be launched on tokens that only the device knows."""
+        ...
+
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> PendingForward: ...
+
+    def deepen(
+        self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
+    ) -> PendingForward | None:
+        """The same rows, one depth further, where the device allows it."""
+        ...

@@ -62,7 +62,7 @@ class NgramSpeculator:
             if _left(sequence):
                 continue
             if sequence.phase is DraftRoundPhase.VERIFYING:
-                self._offer_outcomes(sequence, plan)
+                self._prepare_outcomes(sequence, plan)
             else:
                 self._continue(sequence, plan)
             sequence.complete = True
@@ -71,7 +71,7 @@ class NgramSpeculator:
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         return None, 0
 
-    def drawn_from(self, sequence: DraftSequence, count: int) -> MakeRows | None:
+    def draft_distributions(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         return None  # nothing is drawn here
 
     def close(self, sequence: DraftSequence) -> None:
@@ -83,7 +83,7 @@ class NgramSpeculator:
         if self._held < 0 or (self._held and not num_sequences):
             raise RuntimeError("draft integrity: tokens of no sequence are held")
 
-    def _offer_outcomes(self, sequence: DraftSequence, plan: RoundPlan) -> None:
+    def _prepare_outcomes(self, sequence: DraftSequence, plan: RoundPlan) -> None:
         index: NgramIndex = sequence.state.index
         for accepted, width in enumerate(plan.fan_out):
             chain = sequence.speculation[:accepted]
@@ -91,12 +91,12 @@ class NgramSpeculator:
             guesses = index.candidates(width + 1, chain) if width else []
             for token in [guess for guess in guesses if guess not in wrong][:width]:
                 tokens = index.propose(plan.depth, (*chain, token))
-                sequence.offers[accepted, token] = PreparedBranch(accepted, token, tokens)
+                sequence.branches[accepted, token] = PreparedBranch(accepted, token, tokens)
 
     def _continue(self, sequence: DraftSequence, plan: RoundPlan) -> None:
-        for offer in sequence.offers.values():
-            if not offer.tokens:
-                offer.tokens += sequence.state.index.propose(plan.depth)
+        for branch in sequence.branches.values():
+            if not branch.tokens:
+                branch.tokens += sequence.state.index.propose(plan.depth)
 
 
 @dataclass
@@ -119,5 +119,5 @@ def _index(sequence: DraftSequence, limit: int) -> None:
     index.extend(sequence.output[max(0, begin - prompt) : max(0, end - prompt)])
 
 
-def make_ngram_speculator(options: DraftEngineOptions, runner: object) -> NgramSpeculator:
+def make_speculator(options: DraftEngineOptions, runner: object) -> NgramSpeculator:
     return NgramSpeculator()

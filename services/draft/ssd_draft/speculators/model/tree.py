@@ -19,33 +19,35 @@ Ranked = Sequence[Sequence[int]] | NDArray[np.int32]  # guesses of each row, bes
 class Tree:
     def __init__(
         self,
-        offers: list[PreparedBranch],
+        branches: list[PreparedBranch],
         num_committed: int,
         blocks: Sequence[int],
         scratch: list[int],
+        max_context: int,
     ) -> None:
         """``blocks`` of committed tokens and chain; ``scratch`` slots for the branches' own."""
-        self.offers = offers
-        self.longest = max(offer.accepted for offer in offers)  # chain before a branch
+        self.branches = branches
         self._num_committed = num_committed
         self._blocks = blocks
         self._scratch = scratch
-        self._max_depth = len(scratch) // len(offers)
-        self._limits = [num_committed + offer.accepted - 1 for offer in offers]
+        longest = max(branch.accepted for branch in branches)  # chain before a branch
+        self._max_depth = min(len(scratch) // len(branches), max_context - num_committed - longest)
+        self._limits = [num_committed + branch.accepted - 1 for branch in branches]
         self._ranked: list[Ranked] = []  # one for each depth, where guesses are ranked
 
     @property
     def depth(self) -> int:
         """Tokens that each branch has after its first, the guessed outcome."""
-        return len(self.offers[0].tokens)
+        return len(self.branches[0].tokens)
 
     def has_room(self, ahead: int = 0) -> bool:
+        """Whether a row more for each branch fits, when each has so many tokens more."""
         return self.depth + ahead < self._max_depth
 
     def rows(self) -> TreeRows:
         """The forward that gives every branch its next token."""
         depth = self.depth
-        tokens = [offer.tokens[-1] if depth else offer.token for offer in self.offers]
+        tokens = [branch.tokens[-1] if depth else branch.token for branch in self.branches]
         return self._rows(depth, tokens)
 
     def rows_ahead(self, tokens: list[int]) -> TreeRows:
@@ -53,12 +55,12 @@ class Tree:
         return self._rows(self.depth + 1, tokens)
 
     def _rows(self, depth: int, tokens: list[int]) -> TreeRows:
-        rows = len(self.offers)
+        rows = len(self.branches)
         end = rows * (depth + 1)
         first = self._num_committed + depth
         return TreeRows(
             tokens=tokens,
-            positions=[first + offer.accepted for offer in self.offers],
+            positions=[first + branch.accepted for branch in self.branches],
             limits=self._limits,
             slots=self._scratch[end - rows : end],
             context=self._num_committed,
@@ -68,24 +70,29 @@ class Tree:
 
     def slots_ahead(self) -> list[int]:
         """Where the forward after that one writes the branches' KV."""
-        rows, depth = len(self.offers), self.depth + 1
+        rows, depth = len(self.branches), self.depth + 1
         return self._scratch[rows * depth : rows * (depth + 1)]
 
-    def index(self, offer: PreparedBranch) -> int | None:
-        return next((i for i, other in enumerate(self.offers) if other is offer), None)
+    def index(self, branch: PreparedBranch) -> int | None:
+        return next((i for i, other in enumerate(self.branches) if other is branch), None)
 
-    def slots_of(self, at: int) -> list[int]:
-        """Where a branch's KV is: of its first token, the outcome, and all others but the last."""
-        rows = len(self.offers)
-        return self._scratch[at : rows * self.depth : rows]
+    def slots_of(self, index: int) -> list[int]:
+        """Where a branch's KV is: that of its first token, the outcome, and all others but the
+        last."""
+        rows = len(self.branches)
+        return self._scratch[index : rows * self.depth : rows]
 
-    def rankings_of(self, at: int) -> list[list[int]]:
+    def rankings_of(self, index: int) -> list[list[int]]:
         """The guesses of each of a branch's tokens."""
-        lines = (np.asarray(ranked[at]).tolist() for ranked in self._ranked)
-        return [[token for token in line if token >= 0] for line in lines]
+        return [ranking_of(ranked, index) for ranked in self._ranked]
 
     def extend(self, tokens: Sequence[int], ranked: Ranked | None = None) -> None:
-        for offer, token in zip(self.offers, tokens, strict=True):
-            offer.tokens.append(token)
+        for branch, token in zip(self.branches, tokens, strict=True):
+            branch.tokens.append(token)
         if ranked is not None:
             self._ranked.append(ranked)
+
+
+def ranking_of(ranked: Ranked, row: int) -> list[int]:
+    """The guesses of one row."""
+    return [token for token in np.asarray(ranked[row]).tolist() if token >= 0]

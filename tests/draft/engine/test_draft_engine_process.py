@@ -1,7 +1,7 @@
 """Between two depths of a tree the draft's engine is silent, and loses nothing of what it saw."""
 
 from ssd_draft.engine.core import DraftCore
-from ssd_draft.engine.engine_process import SILENCE_SECONDS, Sparing
+from ssd_draft.engine.engine_process import SILENCE_SECONDS, OutputCoalescer
 from ssd_draft.planning.plan import Planner
 from ssd_draft.records import DraftOutput, LinkOutput
 from ssd_draft.speculators.ngram import NgramSpeculator
@@ -30,7 +30,7 @@ class Working(DraftCore):
 def spoken(core: Working, seconds: float) -> dict[int, list[int]]:
     """The steps that are told, each with those whose traces come with it."""
     now = 0.0
-    engine = Sparing(core, clock=lambda: now)
+    engine = OutputCoalescer(core, clock=lambda: now)
     told: dict[int, list[int]] = {}
     while engine.has_work:
         now += seconds

@@ -1,0 +1,1 @@
+"""A draft model as a speculator: its sequences, their forwards, and what these give."""
