@@ -160,7 +160,7 @@ def _generate(side: Side, flags: dict[str, Any], number: int, prompt: str) -> Ge
 
 
 def _gap(logprobs: Sequence[TokenLogprobs], position: int, other: int | None) -> float | None:
-    """Between a side's own token and the other's: logits and log probabilities differ alike."""
+    """The gap of a side's own token to the other's: logits and log probabilities differ alike."""
     if other is None or position >= len(logprobs):
         return None
     here = logprobs[position]

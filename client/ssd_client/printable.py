@@ -20,7 +20,7 @@ def _of(*ranges: tuple[int, int]) -> Iterable[int]:
 
 _CONTROLS = _of((0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F))
 _DIRECTIONS = _of((0x061C, 0x061C), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069))
-_LINES = _of((0x2028, 0x2029))  # which few terminals show as such
+_LINES = _of((0x2028, 0x2029))  # few terminals show them as such
 _UNSEEN = _of(
     (0x2061, 0x2065),  # operators of formulas
     (0x206A, 0x206F),  # deprecated

@@ -220,7 +220,7 @@ class Bench:
             self._progress.note(f"no prediction: {missing}")
 
     def _cannot_predict(self) -> str | None:
-        """Why not; empty where nobody expects one, None where it can be done."""
+        """The reason; empty where nobody expects one, None where it can be done."""
         if not set(MODES) <= set(self._settings.modes):
             return ""
         if not self._settings.alone:

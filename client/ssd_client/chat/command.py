@@ -124,7 +124,7 @@ class Chat:
         self._notes, self._metrics, self._baseline = notes, metrics, baseline
 
     def run(self, read: Callable[[], str]) -> None:
-        """Until the user leaves; nothing that goes wrong with one reply ends the chat."""
+        """Chats until the user leaves; nothing that goes wrong with one reply ends it."""
         while True:
             try:
                 line = read().strip()
@@ -179,7 +179,7 @@ class Chat:
             render.note(self._notes, line)
 
     def _ask_baseline(self, tokens: int) -> None:
-        """As many tokens, of the same conversation."""
+        """Asks for as many tokens of the same conversation."""
         if self._baseline is None:
             return
         messages = self._session.messages[:-1]

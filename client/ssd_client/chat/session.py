@@ -45,7 +45,7 @@ class Session:
         return ChatPrompt((*system, *self.messages, ("user", said)))
 
     def replied(self, said: str, result: GenerationResult) -> None:
-        """Also where the reply was stopped: what was heard of it was said."""
+        """A reply that was stopped counts, too: what was heard of it was said."""
         self.messages += [("user", said), ("assistant", result.text)]
         self.replies += 1
         self.tokens += len(result.token_ids)
@@ -58,7 +58,7 @@ class Session:
             self.speculation = self.speculation + stats if self.speculation else stats
 
     def obey(self, line: str) -> str:
-        """Follows a command; returns what to say about it. ValueError: what is wrong with it."""
+        """Follows a command; returns what to say about it; a ValueError says what is wrong."""
         name, _, rest = line[1:].partition(" ")
         rest = rest.strip()
         match name:
@@ -91,7 +91,7 @@ class Session:
         return f"{name}: {'the server decides' if value is None else value}"
 
     def _save(self, name: str) -> str:
-        """As a list of messages, which other tools read, too. What is there is not overwritten."""
+        """Saves a list of messages, which other tools read, too; overwrites nothing."""
         if not name:
             raise ValueError("/save: the name of a file is needed")
         path = Path(name).expanduser()

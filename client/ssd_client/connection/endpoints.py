@@ -149,7 +149,7 @@ class Endpoints(Sequence[Endpoint]):
                     self._endpoints.append(Endpoint(address, server_name, self._security))
 
     def _addresses(self, named: str) -> list[tuple[str, str | None]]:
-        """In random order where they are behind a name: clients spread over them."""
+        """Addresses, in random order where they are behind a name: clients spread over them."""
         if not named.startswith(DNS):
             return [(named, None)]
         host, _, port = named.removeprefix(DNS).rpartition(":")
@@ -193,7 +193,7 @@ def connect_one(named: str, security: Security = PLAIN) -> Iterator[Endpoint]:
 
 def linked_drafts(info: target_pb2.GetModelInfoResponse) -> dict[str, str | None]:
     """Addresses of a target's drafts as it knows them, and whom to expect there: the name behind
-    which it found them. None: the address's own host."""
+    which it found them. None stands for the address's own host."""
     return {each.address: _name_of(each.source) for each in info.speculation_endpoints}
 
 

@@ -110,7 +110,7 @@ class RetrySchedule:
         candidate.ready_at = now + min(wait, self._policy.lost_wait_max_s)
 
     def _leaving(self, candidate: _Candidate, failure: EndpointLeavingError, now: float) -> None:
-        """No loss: it said so. Where it was lost before, or another was, who is back first?"""
+        """This is no loss: it said so. Where any was lost before, who is back first?"""
         if self._leaving_left <= 0:
             raise failure
         self._leaving_left -= 1
@@ -118,7 +118,7 @@ class RetrySchedule:
         candidate.ready_at = now + min(failure.retry_delay_s, self._policy.full_wait_max_s)
 
     def _unfit(self, candidate: _Candidate, failure: ModelMismatchError) -> None:
-        """Never again; the request ends here unless an endpoint is left that may fit."""
+        """It is not tried again; the request ends unless an endpoint is left that may fit."""
         candidate.standing = _Standing.UNFIT
         if min(each.standing for each in self._candidates) >= _Standing.LOST:
             raise failure

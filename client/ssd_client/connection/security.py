@@ -42,7 +42,7 @@ class Security:
     def async_channel(
         self, address: str, options: Options, server_name: str | None = None
     ) -> grpc.aio.Channel:
-        """Likewise, for asyncio; the token goes with every call, as `metadata`."""
+        """The same for asyncio; the token goes with every call, as `metadata`."""
         chosen, credentials = self._transport(address, options, server_name)
         self.metadata(address)  # whether it may be shown
         if credentials is None:
@@ -75,8 +75,8 @@ class Security:
         return chosen, grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
 
     def for_named_by_others(self) -> Security:
-        """For addresses that no user wrote but a server named: whoever has no certificate of the
-        user's own authority gets no token."""
+        """Security for addresses that a server named, not the user: whoever has no certificate of
+        the user's own authority gets no token."""
         return self if self.ca is not None else replace(self, token=None)
 
 

@@ -10,8 +10,8 @@ Item = TypeVar("Item")
 
 
 def take(source: "queue.SimpleQueue[Item]") -> Item:
-    """As ``get``. A signal that arrives just before a wait does not end it: Python sees it when the
-    wait is over, so none of them is long."""
+    """Gets an item. A signal that arrives just before a wait does not end it: Python sees it when
+    the wait is over, so none of them is long."""
     while True:
         with contextlib.suppress(queue.Empty):
             return source.get(timeout=_LOOK_SECONDS)

@@ -90,7 +90,7 @@ class Client(Closing):
         timeout: float | None = None,
         policy: RetryPolicy | None = None,
     ) -> Self:
-        """Over endpoints that are the caller's."""
+        """A client over endpoints that are the caller's."""
         client = cls.__new__(cls)
         client._endpoints, client._timeout = endpoints, timeout
         client._policy = policy or RetryPolicy()

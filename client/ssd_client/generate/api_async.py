@@ -67,7 +67,7 @@ class AsyncStream(AsyncClosing):
 
 
 class AsyncClient(AsyncClosing):
-    """As `Client`, for asyncio: its generations run side by side in one thread."""
+    """Does what `Client` does, for asyncio: its generations run side by side in one thread."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class GenerateOptions:
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
-    """BadInputError where a value cannot be sent; whether it can be served, the server judges."""
+    """Raises BadInputError where a value cannot be sent; the server judges the rest."""
     request = target_pb2.GenerateRequest(
         request_id=options.request_id or "", cache_salt=options.cache_salt or ""
     )

@@ -50,7 +50,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 def request_of(prompt: Prompt, options: Mapping[str, Any]) -> target_pb2.GenerateRequest:
-    """BadInputError where a value is none that can be sent; the server judges the rest."""
+    """Raises BadInputError where a value cannot be sent; the server judges the rest."""
     unknown = options.keys() - GenerateOptions.__dataclass_fields__.keys()
     if unknown:
         raise BadInputError(f"{', '.join(sorted(unknown))}: no such option")

@@ -42,11 +42,11 @@ class GenerationResult:
     origins: list[str] = field(default_factory=list)  # one for each token, if the server says it
     started: Started | None = None
     finished: Finished | None = None
-    endpoints: list[str] = field(default_factory=list)  # that accepted the request, in order
+    endpoints: list[str] = field(default_factory=list)  # those that accepted the request, in order
     resumed: int = 0
     # Only a finish says how its part of the generation was sped up; a lost part counts nowhere.
     speculation: SpeculationStats | None = None
-    speculation_tokens: int = 0  # that came in those parts
+    speculation_tokens: int = 0  # tokens that came in those parts
     _part_begins: int = 0
 
     def add(self, event: Event, now: float) -> None:
@@ -60,7 +60,7 @@ class GenerationResult:
                 self._finish(event)
 
     def end(self, now: float) -> None:
-        """For a generation that ends without a finish."""
+        """The generation ends without a finish."""
         self.timing.ended = now
 
     @property

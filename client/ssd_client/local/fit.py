@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ssd_client.local.mps import DRAFT_SHARE
 
 # As measured on an H200 (docs/gpu.md, "One GPU for both").
-BYTES_PER_SECOND = 3.8e12  # that a forward reads
+BYTES_PER_SECOND = 3.8e12  # a forward reads so many
 SHORTEST_STEP = 0.8e-3  # seconds of a draft's step, however small the model: its launches
 SLOWER = 80 / 30  # times as long as on the whole GPU a draft's step takes on DRAFT_SHARE of it
 
@@ -26,7 +26,7 @@ class Fit(NamedTuple):
 
 
 def choose_fit(target_bytes: int, draft_bytes: int, depths: Sequence[int] = DEPTHS) -> Fit | None:
-    """The deepest tree that is ready in time; None: there is no room.
+    """The deepest tree that is ready in time; None where there is no room.
 
     The rule: while the target reads its weights once, the draft makes depth + 1 steps, and reads
     its own in each. A step takes its bytes at the GPU's bandwidth, but at least SHORTEST_STEP, and
@@ -47,7 +47,7 @@ def choose_fit(target_bytes: int, draft_bytes: int, depths: Sequence[int] = DEPT
 
 
 def forward_bytes(model: str) -> int | None:
-    """Weights that a forward of the model reads, its layers and its head; None: not known.
+    """Weights that a forward of the model reads, its layers and its head; None if not known.
 
     A folder is looked into, and what the hub's cache has; nothing is downloaded.
     """

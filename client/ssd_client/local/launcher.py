@@ -240,7 +240,7 @@ class LocalTarget:
 
 
 def check_installed(*services: str) -> None:
-    """ClientError unless this interpreter can import what they need; imports nothing."""
+    """Raises ClientError unless this interpreter can import what they need; imports nothing."""
     for module in (*services, "torch"):
         if importlib.util.find_spec(module) is None:
             raise ClientError(NEEDS_SERVE)

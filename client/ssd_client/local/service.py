@@ -82,7 +82,7 @@ class LocalService:
         self._stack.close()
 
     def check_starting(self) -> None:
-        """ClientError, with the last lines of its log, once the start has failed."""
+        """Raises ClientError, with the last lines of its log, once the start has failed."""
         if self._process.poll() is not None:
             raise ClientError(self.last_words())
         if time.monotonic() - self._begun > self._startup_timeout_s:
@@ -137,7 +137,7 @@ class LocalService:
 
 
 def wait_until_ready(services: Sequence[LocalService]) -> None:
-    """Until all of them are; a ClientError as soon as one has failed.
+    """Waits until all of them are; raises ClientError as soon as one has failed.
 
     Start them all before: a process with open gRPC channels had better not fork.
     """

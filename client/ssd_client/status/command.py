@@ -140,7 +140,7 @@ def _exit(seen: Sequence[ServiceSnapshot], drafts: Sequence[str]) -> None:
 def _watch(
     targets: Sequence[str], drafts: Sequence[str], seconds: float, security: Security
 ) -> None:
-    """Until Ctrl-C."""
+    """Shows it again and again until Ctrl-C."""
     with Live(console=_console(), auto_refresh=False) as live:
         while True:
             live.update(_status_tables(see_all(targets, drafts, security)), refresh=True)
@@ -179,7 +179,7 @@ def _see_linked(seen: Sequence[ServiceSnapshot], security: Security) -> list[Ser
 
 
 def _is_address(text: str) -> bool:
-    """As the target knows it, which may be in words that are none here."""
+    """Whether a place, as the target knows it, is an address here, too."""
     try:
         check_address(text)
     except ValueError:

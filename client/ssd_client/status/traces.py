@@ -63,7 +63,7 @@ class TraceReader:
         self.offset = estimate_offset(endpoint)
 
     def take(self) -> list[TraceEvent]:
-        """What came since the last time."""
+        """The events since the last time."""
         events: list[TraceEvent] = []
         while True:
             answer = self._ask(self._next)
@@ -98,7 +98,7 @@ class TraceReader:
 
 
 def estimate_offset(endpoint: Endpoint) -> ClockOffset:
-    """From the quickest of some exchanges: its answer was given between asking and hearing it."""
+    """Takes the quickest of some exchanges: its answer came between asking and hearing it."""
     found = [_exchange(endpoint) for _ in range(_EXCHANGES)]
     return min(found, key=lambda offset: offset.error_s)
 
@@ -114,7 +114,7 @@ def _exchange(endpoint: Endpoint) -> ClockOffset:
 
 
 def between(events: Iterable[TraceEvent], begin: float, end: float) -> list[TraceEvent]:
-    """Those that begin in this time, in order."""
+    """Events that begin in this time, in order."""
     return sorted(
         (event for event in events if begin <= event.begin <= end), key=lambda event: event.begin
     )
@@ -168,7 +168,7 @@ def _details(event: TraceEvent) -> dict[str, Any]:
 
 
 def _name(enum: Any, number: int, prefix: str) -> str:
-    """Empty where nothing was said, or where a newer service says what is not known here."""
+    """The name; empty where nothing was said, or what only a newer version knows."""
     if not number or number not in enum.values():
         return ""
     return str(enum.Name(number)).removeprefix(prefix).lower()

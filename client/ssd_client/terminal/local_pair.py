@@ -44,8 +44,8 @@ pair_options = options(
 
 
 def plan_pair(flags: Mapping[str, Any], modes: Collection[str], named: bool) -> LocalPlan:
-    """For these modes. `named`: the user said them; else, where one GPU has no room for both, ssd
-    is left out."""
+    """Plans for these modes. `named`: the user said them; else, where one GPU has no room for both,
+    ssd is left out."""
     name = flags["local_draft"] or DEFAULT_DRAFTS.get(flags["local_model"] or DEFAULT_MODEL)
     model = None if name == NO_DRAFT else name
     named_ssd = named and "ssd" in modes and model is not None

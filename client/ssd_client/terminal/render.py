@@ -35,7 +35,7 @@ class Output(Protocol):
     def show(self, event: Event) -> None: ...
 
     def end(self, result: GenerationResult, why: str | None) -> None:
-        """After the last event. `why` it ended early: "interrupted", "failed" or None."""
+        """Ends after the last event. `why` it ended early: "interrupted", "failed" or None."""
 
 
 class TextOutput:
@@ -255,7 +255,7 @@ def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
 
 
 def _sampling_json(options: target_pb2.SamplingOptions) -> dict[str, float]:
-    """Those that are set, as they were written: they travel as float32."""
+    """Options that are set, as they were written: they travel as float32."""
     return {each.name: float(f"{value:.7g}") for each, value in options.ListFields()}
 
 

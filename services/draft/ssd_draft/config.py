@@ -44,7 +44,7 @@ class DraftConfig(ServiceConfig):
 
 @dataclass(frozen=True)
 class DraftEngineOptions:
-    """What the engine process is started with."""
+    """The options that the engine process is started with."""
 
     speculator: str  # a name of the registry
     model: ModelConfig | None  # None: speculates without one, and runner is None, too
@@ -82,7 +82,7 @@ def check_config(config: DraftConfig) -> None:
 
 
 def plane_ports(config: DraftConfig) -> range | None:
-    """None: any port that is free."""
+    """Ports for tensor planes; None where any free one will do."""
     if config.plane_ports is None:
         return None
     low, dash, high = config.plane_ports.partition("-")
@@ -100,7 +100,7 @@ def _is_port(text: str) -> bool:
 
 
 def fan_outs(config: DraftConfig) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """After a speculation from the cache, and after any other."""
+    """The fan-outs after a speculation from the cache, and after any other."""
     return (
         _parse_fan_out("--fan-out", config.fan_out, config),
         _parse_fan_out("--fan-out-miss", config.fan_out_miss, config),

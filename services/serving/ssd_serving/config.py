@@ -80,12 +80,12 @@ class ServiceConfig:
 
     @property
     def local_ranks(self) -> int:
-        """That run on this node."""
+        """Ranks that run on this node."""
         return self.tp
 
     @property
     def prompt_rows(self) -> int:
-        """A prefill forward has so many at most. Everybody waits for one that has begun: on a CPU
+        """The most rows of a prefill forward. Everybody waits for one that has begun: on a CPU
         more rows make it longer, and hardly more of them a second."""
         default = PROMPT_ROWS[_device(self)]
         return self.prefill_chunk or -(-default // self.block_size) * self.block_size
@@ -98,7 +98,7 @@ def max_message_bytes(config: ServiceConfig, needed: int | None = None) -> int:
 
 
 def parse_address(option: str, value: str) -> tuple[str, int]:
-    """HOST:PORT, [IPv6]:PORT."""
+    """The host and port of HOST:PORT or [IPv6]:PORT."""
     try:
         return split_address(value)
     except ValueError as error:
@@ -106,7 +106,7 @@ def parse_address(option: str, value: str) -> tuple[str, int]:
 
 
 def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
-    """Everything that can be judged without looking at the model."""
+    """Raises ConfigError for what is wrong without a look at the model."""
     _check_listening(config)
     if config.otlp_endpoint is not None:
         check_otlp_endpoint(config.otlp_endpoint)
@@ -235,7 +235,7 @@ def _visible_devices() -> bool:
 
 
 def _dtype(config: ServiceConfig, model: ModelConfig, device: str) -> str:
-    """On CPU float32: exact there means equal tokens, and few CPUs compute bf16 any faster."""
+    """A CPU has float32: exact there means equal tokens, and few CPUs compute bf16 any faster."""
     if config.dtype != "auto":
         return config.dtype
     if device == "cpu":

@@ -43,7 +43,7 @@ class ModelPlan:
         return self._described(tokenizer, self.checkpoint.fingerprint)
 
     def digest(self, tokenizer: Tokenizer) -> str:
-        """The same, with every byte of the weights. It takes a while."""
+        """The same over every byte of the weights. It takes a while."""
         return f"{DIGEST_VERSION}-{self._described(tokenizer, self.checkpoint.digest)}"
 
     def _described(self, tokenizer: Tokenizer, weights: str) -> str:
@@ -67,7 +67,7 @@ class ModelPlan:
         return (runner.device, runner.kernels, runner.exact, runner.max_model_len, *sizes)
 
     def describe(self, num_blocks: int, ranks: int) -> list[str]:
-        """In a few lines, the model first."""
+        """A few lines for the log, the model first."""
         runner = self.runner
         tokens, context = num_blocks * runner.block_size, runner.max_model_len
         where = f"{ranks} ranks on {runner.device}" if ranks > 1 else f"on {runner.device}"

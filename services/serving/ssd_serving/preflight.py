@@ -16,7 +16,7 @@ LISTENING = ("listen", "health_listen", "metrics_listen")
 
 
 def check_here(config: ServiceConfig, plan: ModelPlan | None, ranks: int) -> None:
-    """``plan``: None where there is no model. ``ranks``: of this node."""
+    """``plan`` is None where there is no model; ``ranks`` are those of this node."""
     for name in LISTENING:
         address = getattr(config, name)
         if address is not None:
@@ -30,7 +30,7 @@ def check_here(config: ServiceConfig, plan: ModelPlan | None, ranks: int) -> Non
 
 
 def _check_port(flag: str, address: str) -> None:
-    """An address that nobody has yet; port 0 is anybody's."""
+    """Raises ConfigError where somebody has the address; port 0 is anybody's."""
     host, port = parse_address(flag, address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

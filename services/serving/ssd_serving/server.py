@@ -122,10 +122,10 @@ class ServiceServer(ABC):
 
     @abstractmethod
     def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
-        """The service of the trace that this ring keeps; None: there is none."""
+        """The service of the trace that this ring keeps; None where there is none."""
 
     async def run(self) -> None:
-        """Until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
+        """Serves until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
         keep_reserve()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
@@ -224,7 +224,7 @@ class ServiceServer(ABC):
         return bound("--listen", address, lambda at: server.add_secure_port(at, credentials))
 
     def _make_health_server(self) -> HealthServer | None:
-        """Up or down, for whoever asks without a certificate."""
+        """It says up or down to whoever asks without a certificate."""
         address = self._service_config.health_listen
         if address is None:
             return None
@@ -254,7 +254,7 @@ class ServiceServer(ABC):
         log.info("metrics on %s://%s:%d/metrics", scheme, host, port)
 
     async def _load(self) -> bool:
-        """The front's part and the engine's at the same time. False when told to stop meanwhile."""
+        """Loads the front's part and the engine's at once; False when told to stop meanwhile."""
         self.prepare()
         await self._first_of(self._engine_process.ready)
         if not self._engine_process.ready.done():
@@ -275,7 +275,7 @@ class ServiceServer(ABC):
         return True
 
     def in_background(self, work: Callable[[], Value]) -> "asyncio.Future[Value]":
-        """What may take as long as loading does. A stop does not wait for it."""
+        """Runs what may take as long as loading does. A stop does not wait for it."""
         future = in_daemon_thread(work, "background")
         self._background.append(future)
         return future
@@ -349,7 +349,7 @@ def _remove_port(path: Path | None) -> None:
 
 
 def _write_port(path: Path | None, port: int) -> None:
-    """Whole or not at all: a reader never sees half a number."""
+    """Writes it whole or not at all: a reader never sees half a number."""
     if path is None:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -105,7 +105,7 @@ class JoinConfig:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine process is started with."""
+    """The options that the engine process is started with."""
 
     model: ModelConfig
     runner: RunnerOptions
@@ -155,7 +155,7 @@ def _check_cluster(config: TargetConfig) -> None:
 
 
 def modes(config: TargetConfig) -> tuple[Mode, ...]:
-    """What requests may name; first the one that a server begins with that chooses itself."""
+    """Modes that requests may name; first the one that a server begins with that chooses itself."""
     possible = [Mode.OFF]
     if config.draft_model is not None:
         possible.insert(0, Mode.SYNC)

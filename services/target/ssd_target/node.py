@@ -33,7 +33,7 @@ def software() -> str:
 def cluster_options(
     config: TargetConfig, plan: ModelPlan, farewell: Connection
 ) -> ClusterOptions | None:
-    """None: there is one node."""
+    """The cluster's options; None where there is one node."""
     if config.cluster_listen is None or config.cluster_secret_file is None:
         return None
     host, port = parse_address("--cluster-listen", config.cluster_listen)
@@ -87,7 +87,7 @@ def check_join(config: JoinConfig) -> MemberOptions:
 
 
 def run_join(config: JoinConfig, options: MemberOptions) -> None:
-    """Until the leader ends; raises SSDError when it does not end on purpose."""
+    """Computes until the leader ends; raises SSDError when it does not end on purpose."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit(0))
     probe = None if config.health_listen is None else Probe("--health-listen", config.health_listen)

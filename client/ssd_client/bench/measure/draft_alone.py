@@ -139,7 +139,7 @@ class _Link:
         return self._hear_all()
 
     def _hear_all(self) -> float:
-        """Until nothing more comes; seconds to the last that did."""
+        """Hears messages until no more come; returns the seconds to the last."""
         begin = last = time.monotonic()
         while not self._branches or time.monotonic() - last < self._quiet_s:
             if self._hear(self._quiet_s):
@@ -152,7 +152,7 @@ class _Link:
         return ClientError(f"{self._endpoint.address}: the draft does not answer")
 
     def _hear(self, seconds: float) -> bool:
-        """One message; whether it brought tokens."""
+        """Hears one message; returns whether it brought tokens."""
         message = self._next(seconds)
         if message is None:
             return False
@@ -174,7 +174,7 @@ class _Link:
         return int(1e6 * self._about.verify_s)
 
     def _tell(self, **body: Any) -> None:
-        """One of the bodies of a frame, by its name."""
+        """Sends one of the bodies of a frame, by its name."""
         self._deadline = time.monotonic() + _PATIENCE_S
         frame = pb.TargetFrame(sequence=_SEQUENCE, round=self._round, **body)
         frames = pb.TargetFrames(epoch=1, frames=[frame])
@@ -192,7 +192,7 @@ class _Link:
             self._inbox.put(error)
 
     def _next(self, seconds: float) -> pb.SpeculateResponse | None:
-        """None where nothing comes in time."""
+        """The next message; None where nothing comes in time."""
         try:
             found = self._inbox.get(timeout=seconds)
         except queue.Empty:

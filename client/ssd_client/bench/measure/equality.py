@@ -72,5 +72,5 @@ def _good(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def token_at(tokens: Sequence[int], position: int) -> int | None:
-    """None after the end."""
+    """The token at this place; None after the end."""
     return tokens[position] if position < len(tokens) else None

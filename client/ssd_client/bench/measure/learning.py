@@ -51,7 +51,7 @@ def _check(mode: str, done: Sequence[MeasuredRequest], events: Sequence[TraceEve
 
 
 def _round(plain: MeasuredRequest, events: Mapping[str, Sequence[TraceEvent]]) -> Round:
-    """As the target's are."""
+    """A round like the target's."""
     depths = [event.tokens for event in events["ssd"] if event.kind == "round"]
     forwards = [event.seconds for event in events["sync"] if event.kind == "forward"]
     return Round(plain.tokens, max(depths), statistics.median(forwards))

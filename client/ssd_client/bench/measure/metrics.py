@@ -66,14 +66,14 @@ def _latencies(name: str, values: Sequence[float | None]) -> Metrics:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between the two values on either side."""
+    """Interpolates between the two values on either side."""
     at = (len(ordered) - 1) * percent / 100
     low, high = math.floor(at), math.ceil(at)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def _acceptance(stats: SpeculationStats) -> Metrics:
-    """As vLLM counts: a draft is a round that speculated."""
+    """Acceptance as vLLM counts it: a draft is a round that speculated."""
     drafts = stats.rounds - stats.plain_rounds
     if not drafts:
         return {}

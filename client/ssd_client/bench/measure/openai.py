@@ -115,7 +115,7 @@ class _Heard:
         self._ended = False
 
     def take(self, chunk: Any) -> None:
-        """ValueError for what no server of this protocol says, or for its error."""
+        """Raises ValueError for what no server of this protocol says, or for its error."""
         if not isinstance(chunk, dict) or chunk.get("error"):
             raise ValueError(f"the server says {json.dumps(chunk)[:300]}")
         usage = chunk.get("usage") or {}
@@ -134,7 +134,7 @@ class _Heard:
             raise ValueError("nothing was generated")
 
     def counted(self) -> list[tuple[float, int]]:
-        """With how many tokens each arrival brought: one, unless the server counts more in all."""
+        """Arrivals with the tokens that each brought: one, unless the server counts more in all."""
         found = [(at, 1) for at in self.arrivals]
         missing = self.usage.get("completion_tokens", 0) - len(found)
         if found and missing > 0:  # several tokens in a chunk, or tokens without text
@@ -143,7 +143,7 @@ class _Heard:
 
 
 def _headers() -> dict[str, str]:
-    """With the key that users of this protocol keep in their environment."""
+    """Headers with the key that users of this protocol keep in their environment."""
     key = os.environ.get("OPENAI_API_KEY")
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {"Content-Type": "application/json", **bearer}

@@ -46,7 +46,7 @@ class MeasuredRequest:
 
     @property
     def itls_s(self) -> list[float]:
-        """Between one arrival of tokens and the next."""
+        """Seconds between one arrival of tokens and the next."""
         times = [at for at, _ in self.arrivals]
         return [later - earlier for earlier, later in pairwise(times)]
 
@@ -56,7 +56,7 @@ class MeasuredRequest:
 
     @property
     def tpot_s(self) -> float | None:
-        """Per token after the first."""
+        """Seconds per token after the first."""
         if self.ttft_s is None or self.num_tokens < 2:
             return None
         return (self.arrivals[-1][0] - self.arrivals[0][0]) / (self.num_tokens - 1)
@@ -108,7 +108,7 @@ class TargetAsk:
 def closed_loop(
     ask: Ask, prompts: Sequence[str], concurrency: int, seen: Callable[[MeasuredRequest], None]
 ) -> list[MeasuredRequest]:
-    """As many at a time, the next one as soon as one has ended."""
+    """Asks so many at a time, the next one as soon as one has ended."""
     return _ask_all(ask, prompts, concurrency, seen, [0.0] * len(prompts))
 
 
@@ -134,7 +134,7 @@ def _ask_all(
     seen: Callable[[MeasuredRequest], None],
     moments: Sequence[float],
 ) -> list[MeasuredRequest]:
-    """By threads that nobody waits for when the user has had enough."""
+    """Asks on threads that nobody waits for when the user has had enough."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended: queue.SimpleQueue[MeasuredRequest | BaseException] = queue.SimpleQueue()
     for number in range(len(prompts)):

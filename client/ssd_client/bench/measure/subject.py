@@ -66,7 +66,7 @@ class Subject:
                 )
 
     def devices(self, mode: str) -> int:
-        """That are at work in a mode."""
+        """Devices that are at work in a mode."""
         own = max(1, self.info.tensor_parallel_size)
         return own + len(self._up()) if mode == "ssd" else own
 
@@ -112,13 +112,13 @@ class Traces:
 
 
 def command_line() -> str:
-    """As it can be run again, without what is secret in it."""
+    """The command as it can be run again, without what is secret in it."""
     words = [re.sub(r"//[^/@]*@", "//", word) for word in sys.argv[1:]]
     return shlex.join(["ssd-client", *words])
 
 
 def settled_info(target: Endpoint) -> target_pb2.GetModelInfoResponse:
-    """When links have had the time to come up, or to say why they do not."""
+    """The info once links have had the time to come up, or to say why they do not."""
     deadline = time.monotonic() + _LINK_S
     while True:
         info = target.model_info(_TIMEOUT_S)

@@ -90,7 +90,7 @@ def _hits(done: Sequence[MeasuredRequest]) -> dict[str, float]:
 
 
 def times_of(off: Sequence[TraceEvent], sync: Sequence[TraceEvent], draft: DraftTimes) -> Times:
-    """From traces of requests in turns: nothing overlaps in them, so each side was alone."""
+    """Times from traces of requests in turns: nothing overlaps, so each side was alone."""
     turn = _median(sync, "draft")
     return Times(
         plain_round=_median(off, "round"),

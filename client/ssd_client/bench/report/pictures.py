@@ -257,7 +257,7 @@ def delays(curve: Sequence[Mapping[str, float]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what the library takes for mathematics."""
+    """The text without what the library takes for mathematics."""
     return text.replace("$", r"\$")
 
 

@@ -52,7 +52,7 @@ _COLUMNS = {
 
 
 def check_report_extra() -> None:
-    """Before a long run, not after it."""
+    """Raises before a long run, not after it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ClientError('--report needs the report extra: pip install "ssd-serve[report]"')
 

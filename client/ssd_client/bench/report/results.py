@@ -81,7 +81,7 @@ class Results:
         }
 
     def save(self, path: Path) -> None:
-        """Whole or not at all: what was there stays until the new one is written."""
+        """Saves it whole or not at all: what was there stays until the new one is written."""
         write_whole(path, json.dumps(self.as_json(), ensure_ascii=False) + "\n")
 
     def save_csv(self, path: Path) -> None:
@@ -146,7 +146,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def check_output(flag: str, path: Path) -> None:
-    """Before a long run, not after it."""
+    """Raises before a long run, not after it."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise BadInputError(f"{flag} {path}: its folder does not exist")

@@ -73,7 +73,7 @@ class TerminalProgress:
 
 
 def show_results(results: Results) -> None:
-    """On stdout."""
+    """Shows the results on stdout."""
     width = None if sys.stdout.isatty() else _WIDE
     console = Console(markup=False, highlight=False, emoji=False, width=width)
     console.print(printable(_setting(results)), soft_wrap=True)

@@ -10,7 +10,7 @@ from ssd_client.errors import ClientError
 
 
 def check_wandb_extra() -> None:
-    """Before a long run, not after it."""
+    """Raises before a long run, not after it."""
     if importlib.util.find_spec("wandb") is None:
         raise ClientError('--wandb needs the wandb extra: pip install "ssd-serve[wandb]"')
 

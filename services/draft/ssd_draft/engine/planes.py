@@ -22,7 +22,7 @@ class PlaneSenderOpener:
         self._options = options
 
     def __call__(self, up: TargetLinkUp) -> tuple[Sender, Plane] | None:
-        """A sender that waits for its target, and where it waits; None: nothing joins the two."""
+        """A sender that waits for its target, and its address; None where nothing joins the two."""
         options, offer = self._options, up.plane
         if offer is None or options.runner is None or options.vocab_size is None:
             return None  # what is looked up has no distribution

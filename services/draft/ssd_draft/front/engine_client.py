@@ -70,13 +70,13 @@ class DraftEngine(EngineProcess):
         self.send(up)
 
     def forward(self, link: TargetLink, frames: list[TargetFrame], size: int) -> None:
-        """``size`` in bytes, as they came."""
+        """``size``: the bytes of these frames, as they came."""
         if frames:
             link.window.add(len(frames), size)
             self.send(TargetFrames(link.id, frames))
 
     def end(self, link: TargetLink) -> None:
-        """However it came to that, and however often it is said: the engine hears of it once."""
+        """Ends a link for any reason. The engine hears of it once, however often this is called."""
         if self._links.pop(link.id, None) is None:
             return
         if link.known_to_engine:

@@ -38,7 +38,7 @@ class DraftIdentity:
 
 
 def check_hello(hello: pb.Hello, endpoint: DraftIdentity) -> FrameLimits:
-    """What frames of this link are held to; raises HandshakeRefused."""
+    """The limits of this link's frames; raises HandshakeRefused."""
     _agree_on_version(hello)
     _check_tokens(hello, endpoint)
     if len(hello.target_name.encode()) > MAX_NAME_BYTES:
@@ -92,7 +92,7 @@ def _check_tokens(hello: pb.Hello, endpoint: DraftIdentity) -> None:
 
 
 def link_up(link: int, hello: pb.Hello, limits: FrameLimits, interface: str = "") -> TargetLinkUp:
-    """What the engine is told of the new link. ``interface``: our own address on it."""
+    """The engine's record of the new link. ``interface``: our own address on it."""
     offer = None
     if hello.HasField("tensor_plane"):
         kinds = [

@@ -108,7 +108,7 @@ class Outbox:
 
     @property
     def overfull(self) -> bool:
-        """Nothing is left that could be dropped."""
+        """Whether there is too much, and nothing left that could be dropped."""
         return len(self._frames) > self._max_frames
 
     async def take(self) -> list[DraftFrame]:

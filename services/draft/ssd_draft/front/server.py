@@ -38,7 +38,7 @@ MESSAGES_IN_FLIGHT = 2  # largest messages that one link may have on their way t
 def plan_draft(config: DraftConfig) -> ModelPlan | None:
     """Raise SSDError for whatever can be known to be wrong without loading weights.
 
-    None: speculates without a model.
+    Returns None where there is no model.
     """
     check_config(config)
     check_kind(config)

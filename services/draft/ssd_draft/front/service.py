@@ -162,7 +162,7 @@ class DraftServicer:
         return self.serving
 
     def _admit(self, identity: str) -> DraftServing:
-        """Is there a place for one more link?"""
+        """Raises SSDError unless there is a place for one more link."""
         serving = self._ready()
         if self.draining:
             raise NotServing("the endpoint is draining; use another one")
@@ -200,7 +200,7 @@ class DraftServicer:
     # Frames
 
     async def _exchange(self, greeted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
-        """Until the target closes its side, either direction fails, or the link is ended."""
+        """Exchanges frames until the target closes its side, a direction fails or the link ends."""
         link = greeted.link
         tasks = [
             asyncio.ensure_future(self._read_frames(greeted, context)),

@@ -72,7 +72,7 @@ def decode_target_frames(message: pb.TargetFrames, limits: FrameLimits) -> Targe
 
 
 def _is_newer(frame: pb.TargetFrame) -> bool:
-    """It says something that is not known here."""
+    """Whether it says something that is not known here."""
     kind = frame.WhichOneof("body")
     if kind == "open":
         return frame.open.verification not in (0, *Verification)
@@ -217,7 +217,7 @@ def encode_draft_frames(
 
 
 def _add(message: pb.DraftFrames, frame: DraftFrame) -> None:
-    """In place: a message that is copied into another takes twice the time."""
+    """Adds it in place: a message that is copied into another takes twice the time."""
     if isinstance(frame, Branches):
         wire = message.frames.add(sequence=frame.sequence, round=frame.round)
         wire.branches.SetInParent()

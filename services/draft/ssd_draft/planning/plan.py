@@ -26,7 +26,7 @@ class RoundPlan:
     depth: int
 
     def width(self, place: int) -> int:
-        """Outcomes that are prepared for at a place of the next speculation, about."""
+        """About how many outcomes are prepared for at a place of the next speculation."""
         return max(1, self.fan_out[min(place, len(self.fan_out) - 1)])
 
     @property

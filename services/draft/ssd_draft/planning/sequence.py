@@ -68,7 +68,7 @@ class PreparedBranch:
 
 class DraftSequence:
     def __init__(self, link: int, frame: Open, now: float, max_depth: int) -> None:
-        """``max_depth``: of the branches that this endpoint drafts."""
+        """``max_depth`` bounds the branches that this endpoint drafts."""
         self.link = link
         self.id = frame.sequence
         self.round = self.opened_in_round = frame.round
@@ -88,7 +88,7 @@ class DraftSequence:
         self.verify_seconds = frame.verify_micros / 1e6
         self.branches: dict[tuple[int, int], PreparedBranch] = {}
         self.decided: PreparedBranch | None = None  # the outcome's branch, in phase DECIDED
-        self.was_prepared = False  # that branch was there before the outcome was known
+        self.was_prepared = False  # the branch was there before the outcome was known
         self.guesses_known = False  # those after the speculation, as the round begins
         self.opened_at = self.changed_at = self.pushed_at = now
         self.ready = False  # all branches are as long as they are of use

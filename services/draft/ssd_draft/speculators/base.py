@@ -49,7 +49,7 @@ class Speculator(Protocol):
         ...
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
-        """Rows of the next step of this sequence, at most about ``limit``; 0: nothing to do."""
+        """Rows of the next step of this sequence, at most about ``limit``; 0 with nothing to do."""
         ...
 
     def step(

@@ -53,7 +53,7 @@ class Draw(NamedTuple):
         return cls(*noise, *filters, history, recent, path, top_logprobs)
 
     def moved(self, by: int) -> "Draw":
-        """The same, so many tokens further."""
+        """The same draw, so many tokens further."""
         before, after = self[:_POSITION], self[_POSITION + 1 :]
         return tuple.__new__(Draw, (*before, self.position + by, *after))
 
@@ -71,7 +71,7 @@ class Draw(NamedTuple):
 
     @property
     def signed_seed(self) -> int:
-        """64 unsigned bits as the int64 of the same bits."""
+        """The int64 of the same 64 bits."""
         return self.seed - (1 << 64) if self.seed >= 1 << 63 else self.seed
 
 
@@ -79,7 +79,7 @@ _POSITION = Draw._fields.index("position")
 
 
 def drawing_of(draws: Sequence[Draw | None]) -> Drawing:
-    """What a step does that draws all of these."""
+    """The kind of a step that draws all of these."""
     return max((draw.drawing for draw in draws if draw is not None), default=Drawing.PLAIN)
 
 
@@ -190,7 +190,7 @@ def _decode_part(reader: _Reader) -> Part:
 def max_encoded_size(
     max_tokens: int, max_sequences: int, max_blocks_per_sequence: int, max_tail: int = 0
 ) -> int:
-    """Integers that a forward can need; ``max_tail`` of a tree, 0 where there are none."""
+    """The most integers of an encoded forward; ``max_tail`` is 0 where there are no trees."""
     per_token = 4 if max_tail else 1
     per_part = 5 + max_blocks_per_sequence + max_tail
     parts = max_sequences * (_PARTS_OF_TREE if max_tail else 1)

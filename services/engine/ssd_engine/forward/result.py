@@ -29,7 +29,7 @@ class ForwardResult:
     make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
     best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
     following: NDArray[np.int32] | None = None  # [rows]: the best, or what rejection draws
-    sigma: FewWeights | None = None  # that it was drawn from
+    sigma: FewWeights | None = None  # what it was drawn from
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # [rows], if drawn: not 0 where logits have NaN or infinity
     reported: "ReportedLogprobs | None" = None  # where log probabilities are asked for
@@ -39,18 +39,18 @@ class ForwardResult:
 
     @property
     def seconds(self) -> float:
-        """That the device took; asked for once, and best when it has something to do again."""
+        """The device's seconds; asked for once, and best when it has something to do again."""
         return self.clock()
 
     def logprobs(self, row: int, top_n: int) -> Logprobs:
-        """What is known of a row that was drawn with log probabilities."""
+        """The log probabilities of a row that was drawn with them."""
         if self.reported is None:
             raise RuntimeError("no log probabilities were asked for")
         return self.reported.logprobs(row, top_n)
 
     @property
     def logits(self) -> Tensor:
-        """Only for those who need more than what was drawn: they take a while to look at."""
+        """Logits are for those who need more than what was drawn: a look at them takes a while."""
         logits = self.make_logits()
         if logits is None:
             raise RuntimeError("no logits were asked for")
@@ -62,7 +62,7 @@ class ReportedLogprobs:
     likeliest tokens (-1: there are no more), then theirs."""
 
     def __init__(self, lines: NDArray[np.int32]) -> None:
-        """``lines`` [rows, 1 + 2 * n]: of all rows at once, as a round waits for it."""
+        """``lines`` [rows, 1 + 2 * n] are unpacked at once, as a round waits for them."""
         middle = 1 + lines.shape[1] // 2
         values = lines.view(np.float32)
         self._chosen: list[float] = values[:, 0].tolist()
@@ -84,7 +84,7 @@ class PendingForward(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> ForwardResult:
-        """Waits for it."""
+        """Waits for the forward."""
         ...
 
 

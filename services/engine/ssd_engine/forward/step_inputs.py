@@ -97,7 +97,7 @@ class _Host:
         self.live_rows = self.live_runs = 0
 
     def follow(self, other: "_Host") -> None:
-        """Say what the other one says."""
+        """Copies all that the other one holds."""
         np.copyto(self.block.numpy(), other.block.numpy())
         self.written = list(other.written)
         self.live_rows, self.live_runs = other.live_rows, other.live_runs
@@ -157,7 +157,7 @@ class StepInputs:
         self._host = self.sides[side]
 
     def clear(self, dummy_slot: int) -> None:
-        """All rows and runs are padding."""
+        """Makes all rows and runs padding."""
         for host in self.sides:
             host.block.zero_()
             host.top_p[:], host.log_min_p[:], host.filtered = 1.0, -np.inf, 0
@@ -209,8 +209,9 @@ class StepInputs:
         return begins
 
     def deepen(self, source: int, slots: Sequence[int], widths: Sequence[int]) -> bool:
-        """As the other side, one token further: each row goes on from its own. Trees get a depth,
-        runs of one row are of the next position. False where the scratch has no room for that.
+        """Fills in the other side's step, one token further: each row goes on from its own.
+        Trees get a depth, runs of one row are of the next position. False where the scratch has no
+        room for that.
 
         Most of it stays as it is. ``widths``: of rows that are drawn for rejection.
         """
@@ -384,7 +385,7 @@ class HistoryInputs:
         host["new_tokens"][: len(added)] = _ints([token for _, token in added])
 
     def deepen(self, source: int) -> None:
-        """As the other side, one token further, which is the one that the step before was given."""
+        """Fills in the other side's, one token further: the one that the step before was given."""
         np.copyto(self._blocks[self._side].numpy(), self._blocks[source].numpy())
         arrays = self._arrays[self._side]
         arrays["chained"] += 1

@@ -73,7 +73,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def _raw_stream(device: int) -> int:
-    """A tenth of what asking for a stream object takes."""
+    """The current stream, in a tenth of the time that a stream object takes."""
     raw: Any = torch._C
     stream: int = raw._cuda_getCurrentRawStream(device)
     return stream
@@ -87,7 +87,7 @@ def _check(code: int, what: str) -> None:
 
 
 def compile_source(source: str, defines: Mapping[str, int | str], arch: str) -> bytes:
-    """A cubin."""
+    """Compiles to a cubin."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ssd.cu", 0, None, None)
@@ -126,9 +126,9 @@ class Kernel:
         _check(_driver().cuFuncSetAttribute(self._function, _CARVE_OUT, self._carve_out()), name)
 
     def _carve_out(self) -> int:
-        """No more shared memory than one block needs: the rest is L1, through which weights come,
-        and a kernel's choice stays for those after it. Left to itself the driver makes room for
-        more blocks, and products become slower by up to a third."""
+        """Takes no more shared memory than one block needs: the rest is L1, through which weights
+        come, and a kernel's choice stays for those after it. Left to itself the driver makes room
+        for more blocks, and products become slower by up to a third."""
         static = ctypes.c_int()
         _driver().cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED, self._function)
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -197,7 +197,7 @@ def compiled_kernel(
 
 
 def compile_ahead(source: Path, defines: Mapping[str, int | str]) -> None:
-    """Beside everything else: a server needs dozens of kernels, and each takes seconds."""
+    """Compiles beside everything else: a server needs dozens of kernels, each takes seconds."""
     text, key = _text_and_key(source, defines)
     if key not in _ahead:
         _ahead[key] = _compilers().submit(_binary, source, text, key, dict(defines))
@@ -232,7 +232,7 @@ def room_for_map() -> ctypes.Array[Any]:
 
 
 def tensor_map(tensor: Tensor, box: Sequence[int]) -> ctypes.Array[Any]:
-    """By which the copy engine finds boxes of a tensor of bf16; their rows of 128 bytes arrive
+    """The map by which the copy engine finds boxes of a bf16 tensor; their rows of 128 bytes arrive
     swizzled. What a box holds beyond the tensor is zero."""
     made, rank = room_for_map(), tensor.dim()
     sizes = (ctypes.c_uint64 * rank)(*reversed(tensor.shape))

@@ -103,7 +103,7 @@ def move_kernel(
     PADDED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Keys and values of computed tokens to other slots, in all layers; none is both."""
+    """Copies keys and values of computed tokens to other slots, in all layers; none is both."""
     which = tl.program_id(0)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()

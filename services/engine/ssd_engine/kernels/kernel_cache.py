@@ -21,7 +21,7 @@ SEED = "SSD_KERNEL_SEED"  # names a folder of kernels compiled for an image, lai
 
 
 def use_kernel_cache(directory: Path | None) -> None:
-    """Before any of them is imported. None leaves each its own place, somewhere in the home."""
+    """Is called before any of them is imported. None leaves each its own place in the home."""
     if directory is None:
         return
     if os.environ.get(SEED):
@@ -32,7 +32,7 @@ def use_kernel_cache(directory: Path | None) -> None:
 
 
 def _copy_seed(seed: Path, directory: Path) -> None:
-    """What the cache lacks of it; each file at once, as other starts may be reading."""
+    """Copies what the cache lacks; each file at once, as other starts may be reading."""
     try:
         for file in (each for each in seed.rglob("*") if each.is_file()):
             place = directory / file.relative_to(seed)

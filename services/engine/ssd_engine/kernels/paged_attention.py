@@ -239,7 +239,7 @@ def rotate_and_write_kernel(
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """QK-norm, rotary embedding, and the new keys and values into their slots."""
+    """Applies QK-norm and rotary embedding, and writes new keys and values to their slots."""
     row, head = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, DIM)
     if OVERLAP:

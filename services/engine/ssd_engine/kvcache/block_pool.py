@@ -77,7 +77,7 @@ class BlockPool:
     ) -> "BlockLease | None":
         """A lease for a sequence that starts with ``tokens``, with room for ``num_tokens``.
 
-        None when it does not fit now, and leave so many ``spare`` blocks. The last token is never
+        None when it does not fit now with so many ``spare`` blocks left. The last token is never
         taken from the cache: its forward gives the logits of the next one. Blocks are taken from
         there in multiples of ``unit``.
         """
@@ -185,7 +185,7 @@ class BlockLease:
 
     @property
     def num_blocks(self) -> int:
-        """Held or reserved."""
+        """Blocks that are held or reserved."""
         return len(self.blocks) + self.reserved
 
     def reserve(self, num_tokens: int) -> bool:
@@ -207,7 +207,7 @@ class BlockLease:
             self.reserved -= 1
 
     def grow_ahead(self, num_tokens: int) -> None:
-        """The same, as far as its reservation goes."""
+        """Holds blocks likewise, as far as its reservation goes."""
         most = self.num_blocks * self._pool.block_size
         self.grow(min(num_tokens, most))
 

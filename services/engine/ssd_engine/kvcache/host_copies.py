@@ -23,7 +23,7 @@ class HostCopies:
         self._memory = torch.empty(0)  # [layers * 2, places, block_size, kv_heads, head_dim]
 
     def allocate(self, num_places: int) -> None:
-        """All of it at once: later there is no memory that could be missing."""
+        """Allocates all of it at once: later there is no memory that could be missing."""
         pool = self._kv.pool
         shape, pinned = (pool.shape[0], num_places, *pool.shape[2:]), pool.device.type == "cuda"
         try:
@@ -54,7 +54,7 @@ class HostCopies:
         return numbers.pin_memory().to(self._kv.pool.device, non_blocking=True)
 
     def seconds_of_a_block(self) -> float:
-        """Out and in, measured over blocks that nobody has written to yet."""
+        """Seconds out and in, measured over blocks that nobody has written to yet."""
         blocks = range(min(TIMED_BLOCKS, self._kv.pool.shape[1], self._memory.shape[1]))
         seconds = []
         for _ in range(TIMED_ROUNDS):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-MOST_SCOPES = 4096  # that are remembered
+MOST_SCOPES = 4096  # so many are remembered
 
 Name = TypeVar("Name")
 

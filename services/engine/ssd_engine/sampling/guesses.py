@@ -98,7 +98,7 @@ def drawn_guesses(
 
 
 def _noise(tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """[n, tokens]; 0 for greedy rows."""
+    """The noise [n, tokens]; 0 for greedy rows."""
     device = tokens.device
     seed = torch.tensor([signed64(row.params.seed) for row in rows], device=device)
     position = torch.tensor([row.position for row in rows], device=device)

@@ -16,5 +16,5 @@ class History:
 
     @classmethod
     def of(cls, params: SamplingParams, prompt: list[int], output: list[int]) -> "History | None":
-        """None where no option asks for one."""
+        """A sequence's history; None where no option asks for one."""
         return cls(params, prompt, output) if params.adjusts_logits else None

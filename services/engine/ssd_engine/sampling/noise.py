@@ -86,5 +86,5 @@ def gumbel_rows(
 
 
 def signed64(seed: int) -> int:
-    """64 unsigned bits as the int64 of the same bits."""
+    """The int64 of the same 64 bits."""
     return seed - (1 << 64) if seed >= 1 << 63 else seed

@@ -86,7 +86,7 @@ def saguaro(
 
 
 def to_wire(q: Tensor, wire: torch.dtype = WIRE) -> Tensor:
-    """Rounded to the wire dtype, which is at most float32; what is too small becomes 0.
+    """Rounds to the wire dtype, which is at most float32; what is too small becomes 0.
 
     Every value is then a multiple of 2^-50, and float64 holds a sum of such values below 4
     exactly, in whatever order it adds them: all devices agree on sigma to the last bit.
@@ -95,7 +95,7 @@ def to_wire(q: Tensor, wire: torch.dtype = WIRE) -> Tensor:
 
 
 def smallest_weight(wire: torch.dtype) -> float:
-    """That is shipped; with all of its digits it is a multiple of 2^-50."""
+    """The smallest that is shipped: with all of its digits it is a multiple of 2^-50."""
     return 2.0**-50 / torch.finfo(wire).eps
 
 
@@ -113,13 +113,13 @@ class FewWeights:
     tokens: NDArray[np.int32]
     weights: NDArray[np.float32]
     vocab_size: int
-    device: torch.device  # that they are wanted on
+    device: torch.device  # where they are wanted
 
     def __getitem__(self, rows: slice) -> "FewWeights":
         return FewWeights(self.tokens[rows], self.weights[rows], self.vocab_size, self.device)
 
     def wire(self, device: torch.device | None = None) -> Tensor:
-        """[n, vocab_size]; ``device``: another than the one that they are wanted on."""
+        """All weights [n, vocab_size], on ``device`` or where they are wanted."""
         device = device or self.device
         there = self.tokens >= 0
         tokens = torch.from_numpy(np.where(there, self.tokens, 0).astype(np.int64))
@@ -133,7 +133,7 @@ Wire = Tensor | FewWeights  # the distributions of several rows
 
 
 def whole_wire(wires: Sequence[Wire], device: torch.device | None = None) -> Tensor:
-    """One after the other [rows, vocab]; ``device``: where few weights become many."""
+    """All rows, one after the other [rows, vocab]; few weights become many on ``device``."""
     few = [wire for wire in wires if isinstance(wire, FewWeights)]
     if len(few) < len(wires):
         return torch.cat([w.wire(device) if isinstance(w, FewWeights) else w for w in wires])

@@ -91,7 +91,7 @@ def adjust_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def _penalise(logits: Tensor, row: SampleRow) -> None:
-    """In place on [vocab]: repetition over prompt and output, the other two over output alone."""
+    """Penalises [vocab] in place: repetition over all tokens, the other two over output alone."""
     params = row.params
     if params.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(np.array([*row.prompt, *row.output], dtype=np.int64)))
@@ -120,7 +120,7 @@ def warp_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def scale_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Divided by the temperature of each row; by 1 where it is 0."""
+    """Divides each row by its temperature, or by 1 where it is 0."""
     temperature = [1.0 if p.greedy else p.temperature for p in params]
     if all(t == 1.0 for t in temperature):
         return logits
@@ -144,7 +144,7 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _masses(values: Tensor, highest: Tensor) -> Tensor:
-    """In units of 2^-MASS_BITS of the likeliest token's: int64."""
+    """Masses in units of 2^-MASS_BITS of the likeliest token's: int64."""
     share = (values.to(torch.float64) - highest.to(torch.float64)).exp()
     return (share * 2.0**MASS_BITS + 0.5).floor().to(torch.int64)
 

@@ -299,7 +299,7 @@ class StepCheck:
         self._findings.note(self._place(REPORTED), (error.max() * TOLERANCE).to(logits.device))
 
     def _drawn_tokens(self, rows: int) -> Tensor:
-        """[rows, ranks], of the first rows."""
+        """The tokens of the first rows [rows, ranks]."""
         step, drawn = self._step, self._step.drawn.long()
         if step.ranks > 1:
             return drawn.view(step.shape.rows, -1)[:rows, : step.ranks]

@@ -58,7 +58,7 @@ class PlainTorch:
         return Expected(value, value.abs() + x.spread * scale * weight.to(self.wide).abs())
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Expected:
-        """x [rows, k] * weight [n, k]: [rows, n]"""
+        """The product x [rows, k] * weight [n, k]: [rows, n]."""
         x = x.to(self.wide)
         squares, k = x.square(), weight.shape[1]
         values, terms = [], []
@@ -72,7 +72,7 @@ class PlainTorch:
         return Expected(value, value.abs() + spread * self._sum_factor(k))
 
     def _sum_factor(self, k: int) -> float:
-        """By how much sums of k terms in float32 enlarge the errors of their terms."""
+        """The factor by which sums of k terms in float32 enlarge the errors of their terms."""
         return 1 + math.sqrt(k) * _SUM_UNIT / self.unit
 
     def gated(self, both: Expected) -> Expected:

@@ -14,7 +14,7 @@ from ssd_engine.self_check.expected import TOLERANCE, Expected, unit_of
 
 log = logging.getLogger(__name__)
 
-HELD_SECONDS = 10.0  # that other ranks wait while rank 0 tells what was found
+HELD_SECONDS = 10.0  # other ranks wait so long while rank 0 tells what was found
 _NONE = 1 << 62
 
 

@@ -16,7 +16,7 @@ from ssd_engine.self_check.expected import Expected, PlainTorch
 from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.workload import VisibleKeys, slots_of, visible_keys
 
-MOST_ROWS = 64  # that are looked at
+MOST_ROWS = 64  # at most so many are looked at
 MOST_RUNS = 4  # whose attention is looked at
 MOST_ATTENDED = 48  # likewise, of a run's attention
 HEAD_ROWS = 16  # likewise, of the head, which is as large as many layers
@@ -52,7 +52,7 @@ class Rows:
         device: torch.device,
         num_rows: int | None = None,
     ) -> "Rows":
-        """``num_rows``: with those that pad; None: there are none."""
+        """``num_rows`` counts those that pad, too; None where there are none."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -205,7 +205,7 @@ class LayerCheck:
         bias: Tensor | None,
         norm: Tensor | None,
     ) -> None:
-        """Onto the hidden states. All ranks take part, as sums need all of them."""
+        """Compares the hidden states after a sum. All ranks take part, as sums need all of them."""
         tp = self._model.tp
         whole = Expected(tp.all_reduce(part.value.clone()), tp.all_reduce(part.spread.clone()))
         if bias is not None:

@@ -32,8 +32,8 @@ class CheckRoom:
     def chunk(
         self, sequence: int, sequences: int, rows: int, start: int, after: int = 0
     ) -> Chunk | None:
-        """As many rows, and as long a context, as there is room for, with so many positions
-        ``after`` them; None: for not even one row."""
+        """A chunk of as many rows, and as long a context, as there is room for, with so many
+        positions ``after`` them; None where there is none for a single row."""
         size, longest = self.options.block_size, self.options.max_model_len
         share = self.num_blocks // sequences
         count = min(share - self._scratch_blocks, -(-longest // size))
@@ -47,12 +47,12 @@ class CheckRoom:
         return Chunk(self.tokens(rows, sequence), start, blocks, rows)
 
     def most_sequences(self, wanted: int) -> int:
-        """As many as get a block each, and a scratch."""
+        """The number of sequences that get a block each, and a scratch."""
         return max(1, min(wanted, self.num_blocks // (1 + self._scratch_blocks)))
 
     @property
     def _scratch_blocks(self) -> int:
-        """For a tree's branches, and for a branch that was taken: after a sequence's own blocks."""
+        """Blocks for a tree's branches and a branch that was taken: these follow its own."""
         tail = self.options.max_tail
         return -(-(tail + MOVED) // self.options.block_size) if tail else 0
 

@@ -117,7 +117,7 @@ class MissRate:
         self._seen = [0.0] * len(self._sizes)
 
     def observe(self, rank: int | None, ranked: int) -> None:
-        """The token's rank, from 0, among ``ranked`` candidates; None: it is none of them.
+        """The token's rank, from 0, among ``ranked`` candidates; None where it is none of them.
 
         Nothing is learnt about more candidates than were ranked, whether it is one of them or not:
         to count only those that were found would bias the estimate.

@@ -31,7 +31,7 @@ class StopMatcher:
     def scan(self, data: bytes) -> tuple[int, bytes] | None:
         """Go on with the stream; the end, in ``data``, of the first stop string that ends there.
 
-        Of several that end with the same byte, the longest.
+        Where several end with the same byte, it is the longest.
         """
         for i, byte in enumerate(data):
             self._state = self._step(self._state, byte)

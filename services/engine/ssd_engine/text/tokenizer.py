@@ -57,9 +57,9 @@ class Backend(Protocol):
     """A library that reads a tokenizer's files: this is all that is asked of it."""
 
     chat_template: str | None
-    template_names: Mapping[str, Any]  # that it gives a chat template: its special tokens
+    template_names: Mapping[str, Any]  # names for a chat template: its special tokens
     special_ids: list[int]
-    reserved_names: frozenset[str]  # that it gives a chat template, or takes for itself
+    reserved_names: frozenset[str]  # names for a chat template, or its own
 
     def vocabulary(self) -> dict[str, int]: ...
 
@@ -125,7 +125,7 @@ class Tokenizer:
         return bool(self._inner.chat_template)
 
     def fewest_tokens(self, num_bytes: int) -> int:
-        """No text of this size has fewer tokens. Normalisation may shrink a text, so not tight."""
+        """No text of this size has fewer tokens. The bound is loose: normalising may shrink it."""
         return num_bytes // (4 * self._longest_token)
 
     def encode(self, text: str) -> list[int]:
@@ -153,7 +153,7 @@ class Tokenizer:
         return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """For people: what is no UTF-8 is replaced."""
+        """The text for people: what is no UTF-8 is replaced."""
         return b"".join(self.token_bytes[token] for token in tokens).decode(errors="replace")
 
     def encode_chat(
@@ -179,7 +179,7 @@ class Tokenizer:
         """All control tokens are the template's."""
         try:
             parts = controls.parts(self._render(controls.marked(chat)))
-        except InputError as error:  # which may quote the messages
+        except InputError as error:  # it may quote the messages
             raise InputError(error.field, controls.restored(error.problem)) from None
         tokens = self._encode_parts(parts)
         blanked = controls.blanked(chat)
@@ -314,7 +314,7 @@ def _load(directory: Path, architecture: str) -> Backend:
 
 
 def _try_out(directory: Path) -> None:
-    """In a process that may end over it."""
+    """Tries the tokenizer out in a process that may end over it."""
     file = directory / TOKENIZER
     if not is_there(file):
         if not any(is_there(directory / name) for name in SOURCES):
@@ -349,7 +349,7 @@ class TransformersTokenizer:
         if not self._inner.is_fast:
             raise ModelError(f"{directory}: a fast tokenizer (tokenizer.json) is needed")
         self._fast = self._inner.backend_tokenizer
-        self._fast.no_truncation()  # which transformers sees to only in calls of its own
+        self._fast.no_truncation()  # transformers sees to it only in calls of its own
         self._fast.no_padding()
         self.chat_template: str | None = _default_template(self._inner.chat_template)
         self.template_names: Mapping[str, Any] = _as_texts(self._inner.special_tokens_map)

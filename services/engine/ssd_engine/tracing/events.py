@@ -53,7 +53,7 @@ class Trace:
         self._events.append(TraceEvent(kind, self.now(), 0.0, **about))
 
     def take(self) -> list[TraceEvent]:
-        """What came since the last time."""
+        """The events since the last time."""
         events, self._events = self._events, []
         return events
 

@@ -16,8 +16,8 @@ def count_seconds(counts: list[int], seconds: float) -> None:
 
 
 def cumulative(counts: list[int], at_once: int = 0) -> list[tuple[str, float]]:
-    """As Prometheus wants it: how many took no longer than each edge. ``at_once``: that took no
-    time at all, and were not counted one by one; with them comes an edge of their own."""
+    """Counts as Prometheus wants them: how many took no longer than each edge. ``at_once``
+    took no time at all, and were not counted one by one; with them comes an edge of their own."""
     sums = list(accumulate(counts or new_counts(), initial=at_once))
     edges = ("0.0", *map(str, EDGES), "+Inf")
     return [(edge, float(total)) for edge, total in zip(edges, sums, strict=True)]

@@ -137,7 +137,7 @@ class ClientGone(logging.Filter):
 
 
 async def _respond_with_one(answer: Any, context: grpc.aio.ServicerContext) -> None:
-    """None: the method has written by itself what there was to say."""
+    """A method that answers None has written its response by itself."""
     response = await answer
     if response is not None:
         await write_in_time(context, response, RESPONSE_SECONDS)

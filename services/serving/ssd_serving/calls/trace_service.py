@@ -20,7 +20,7 @@ class NotTraced(SSDError):
 
 class TraceServicer:
     def __init__(self, messages: Any, role: str, name: str, ring: TraceRing | None) -> None:
-        """``messages``: the module of the protocol's messages. No ring: nothing is kept."""
+        """``messages``: the module of the protocol's messages. Without a ring nothing is kept."""
         self._pb = messages
         self._role, self._name = role, name
         self._ring = ring
@@ -57,7 +57,7 @@ class TraceServicer:
         )
 
     async def get_clock(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        """That of the engine, too: the monotonic clock is the host's."""
+        """The engine's clock, too: the monotonic clock is the host's."""
         return self._pb.GetClockResponse(clock_nanos=time.monotonic_ns())
 
     def _message(self, event: TraceEvent) -> Any:

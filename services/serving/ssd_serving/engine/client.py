@@ -84,11 +84,11 @@ class EngineProcess(ABC):
 
     @property
     def silent_seconds(self) -> float:
-        """Since its last sign of life."""
+        """Seconds since its last sign of life."""
         return time.monotonic() - self._heard_at
 
     def raise_if_stalled(self) -> None:
-        """Or gone."""
+        """Raises EngineGone where the engine is stalled, or gone."""
         if self.gone.done():
             raise EngineGone(self.gone.result())
         if self.stalled is not None:
@@ -100,7 +100,7 @@ class EngineProcess(ABC):
         return self._outbox.qsize()
 
     def send(self, record: Any) -> None:
-        """From the event loop alone, and in order.
+        """Sends records in order, from the event loop alone.
 
         What surely fits into the pipe is written at once: a thread would take its time to wake.
         """
@@ -166,7 +166,7 @@ def _fits(pipe: Connection, size: int) -> bool:
 
 
 def _write(outbox: "queue.Queue[bytes]", pipe: Connection) -> None:
-    """A thread, because a pipe to a busy engine may block and the event loop may not."""
+    """Runs on a thread: a pipe to a busy engine may block, and the event loop may not."""
     while True:
         try:
             pipe.send_bytes(outbox.get())

@@ -30,7 +30,7 @@ class Core(Protocol):
     def handle(self, record: Any) -> None: ...
 
     def step(self) -> Any:
-        """None: nobody has to hear of it."""
+        """The step's output; None where nobody has to hear of it."""
         ...
 
 
@@ -75,7 +75,7 @@ class FrontPipe(Protocol):
     """The pipe to the front: its records come in, and outputs go back."""
 
     def poll(self, seconds: float | None) -> bool:
-        """Whether a record is there, or comes within so many seconds; None: wait for one."""
+        """Whether a record is there, or comes within so many seconds; None waits for one."""
         ...
 
     def receive(self) -> Any: ...

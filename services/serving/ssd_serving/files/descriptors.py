@@ -57,8 +57,8 @@ _reserve: DescriptorReserve | None = None
 
 
 def keep_reserve() -> None:
-    """From now on, for the whole process, which may have as many descriptors as the system allows:
-    shells leave a process 1,024 for the sake of old programs."""
+    """Keeps one from now on, for the whole process, which may have as many descriptors as the
+    system allows: shells leave a process 1,024 for the sake of old programs."""
     global _reserve
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
@@ -68,5 +68,5 @@ def keep_reserve() -> None:
 
 
 def read_surely(work: Callable[[], Value]) -> Value:
-    """With the reserve of this process, if it keeps one."""
+    """Reads with the reserve of this process, if it keeps one."""
     return work() if _reserve is None else _reserve.read(work)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Signature = tuple[tuple[int, ...], ...]
 
-CLOSE_SECONDS = 60.0  # that files which cannot be read stand for what they said before
+CLOSE_SECONDS = 60.0  # files that cannot be read stand so long for what they said before
 
 
 class Unreadable(ConfigError):
@@ -56,11 +56,11 @@ class Reloading(Generic[Value]):
         self._now = clock
         self._seen = self._signature()
         self._value = load()
-        self._failure = ""  # that was logged last
+        self._failure = ""  # the one that was logged last
         self._unread_since: float | None = None
 
     def get(self) -> Value:
-        """Raises Outdated."""
+        """The value; raises Outdated."""
         value = self.changed() or self._value
         since = self._unread_since
         if self._closes and since is not None and self._now() - since > CLOSE_SECONDS:
@@ -91,7 +91,7 @@ class Reloading(Generic[Value]):
         return value
 
     def _fail(self, error: Exception) -> None:
-        """Said once: whoever calls could fill the log."""
+        """A failure is logged once: whoever calls could fill the log."""
         if str(error) != self._failure:
             self._failure = str(error)
             self._on_failure()

@@ -48,7 +48,7 @@ class ServiceMetrics:
         return Counter(name, text, labels, registry=self.registry)
 
     def counter_by(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
-        """One whose label takes these values, each shown from the start."""
+        """A counter whose label takes these values, each shown from the start."""
         counter = self.counter(name, text, [label])
         for value in values:
             counter.labels(value)
@@ -61,7 +61,7 @@ class ServiceMetrics:
         return Histogram(name, text, registry=self.registry, buckets=SECONDS)
 
     def engine_gauges(self, gauges: Reads) -> None:
-        """Read from the engine's latest books whenever somebody looks."""
+        """Gauges are read from the engine's latest books whenever somebody looks."""
         for name, (text, read) in gauges.items():
             self.gauge(name, text).set_function(self._reader(read))
 

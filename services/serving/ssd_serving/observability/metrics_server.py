@@ -25,7 +25,7 @@ from ssd_serving.security.tls import TlsFiles, server_context
 
 log = logging.getLogger(__name__)
 
-SCRAPE_SECONDS = 10.0  # that a scrape may take, from its connection to its end
+SCRAPE_SECONDS = 10.0  # a scrape may take so long, from its connection to its end
 MAX_SCRAPES = 32  # at a time
 MAX_THREADS = 2 * MAX_SCRAPES  # those who lost their place have not ended at once
 

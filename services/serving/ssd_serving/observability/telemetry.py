@@ -112,7 +112,7 @@ class OtlpSpans:
         return OtlpSpan(span, self._propagator)
 
     def stop(self) -> None:
-        """From wherever it is called: the thread that waits for the collector is left behind."""
+        """The thread that waits for the collector is left behind, wherever this is called."""
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()
         last.join(LAST_SECONDS)

@@ -33,8 +33,8 @@ def is_newer(message: Message) -> bool:
 
 
 def parse_sampling(options: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
-    """SamplingOptions. What is absent takes the default, neutral where there is none; no seed: 64
-    bits from the system."""
+    """The options of a message. What is absent takes the default, neutral where there is none; a
+    missing seed is 64 bits from the system."""
     check_bias_size(len(options.logit_bias))
     given = dict(defaults or {})
     given |= {name: getattr(options, name) for name in OPTION_NAMES if options.HasField(name)}

@@ -91,7 +91,7 @@ def code_of(error: SSDError) -> grpc.StatusCode:
 
 
 def refusal_codes(but: Sequence[type[SSDError]]) -> list[grpc.StatusCode]:
-    """Those that a call can end with, but for these errors."""
+    """Codes that a call can end with, but for these errors."""
     found = {code: None for kind, code in _CODES.items() if kind not in but}
     return [*found, _OTHERS]
 

@@ -26,7 +26,7 @@ class TlsFiles:
         return [self.cert, self.key] if self.ca is None else [self.cert, self.key, self.ca]
 
     def check(self) -> None:
-        """That each file is what it is said to be, and that the key is the certificate's."""
+        """Checks that each file is what it should be, and that the key is the certificate's."""
         check_key_pair("--tls-cert", self.cert, "--tls-key", self.key)
         if self.ca is not None:
             check_ca("--tls-ca", self.ca)

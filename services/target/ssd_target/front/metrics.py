@@ -25,7 +25,7 @@ class TargetMetrics(ServiceMetrics):
         links: Links,
         depth: int,
     ) -> None:
-        """``depth``: of the longest speculation."""
+        """``depth`` is that of the longest speculation."""
         super().__init__("target", stats)
         self.requests = self.counter_by(
             "ssd_requests", "Requests that ended, by how they ended.", "outcome", OUTCOMES

@@ -78,7 +78,7 @@ class Parser:
                 asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back)
 
     def _give_back(self) -> None:
-        """On a thread, as it takes some milliseconds."""
+        """Gives memory back on a thread, as it takes some milliseconds."""
         self._gives_back = False
         with suppress(RuntimeError):  # it is shut down
             self._pool.submit(give_back)

@@ -59,7 +59,7 @@ class RequestWatch:
         self._span.set(**about)
 
     def refused(self, data: bytes) -> None:
-        """Or failed: where it was not named yet, it may have named itself."""
+        """It was refused, or failed: where it was not named yet, it may have named itself."""
         if "request_id" not in self._about and (name := _request_id(data)) is not None:
             self.known_as(request_id=name)
 

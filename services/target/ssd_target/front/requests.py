@@ -89,7 +89,7 @@ def parse_request(
     limits: RequestLimits,
     most: int | None = None,
 ) -> ParsedRequest:
-    """``most``: prompt tokens that the caller may send; None: as many as fit."""
+    """The caller may send ``most`` prompt tokens; None allows as many as fit."""
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InputError("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
     if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:

@@ -149,7 +149,7 @@ class TargetServicer:
         tokenizer, limits = serving.tokenizer, serving.limits
         request = await self._parser.parse(data, tokenizer, limits, account)
         watch.known_as(request_id=request.request_id)
-        self._refuse_while_draining()  # which may have begun meanwhile
+        self._refuse_while_draining()  # a drain may have begun meanwhile
         return request
 
     async def _serve(

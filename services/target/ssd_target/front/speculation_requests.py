@@ -18,7 +18,7 @@ ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})
 
 @dataclass(frozen=True)
 class SpeculationTerms:
-    modes: tuple[Mode, ...]  # that a request may name
+    modes: tuple[Mode, ...]  # modes that a request may name
     depth: int
     link_of: Callable[[str], int]  # dials what is allowed; InputError for what is not
     default: Mode | None = None  # for requests that name none; None: the first of modes
@@ -69,7 +69,7 @@ class SpeculationTerms:
 
 
 def _check_address(address: str) -> None:
-    """Nothing but HOST:PORT: a scheme, a path or an escape could mean other than it matches."""
+    """Allows HOST:PORT alone: a scheme, a path or an escape could mean other than it matches."""
     found = ADDRESS.fullmatch(address) if len(address) <= MAX_ADDRESS else None
     if found is None or int(found["port"]) > 65535:
         raise InputError("speculation.endpoints", f"HOST:PORT is needed, got {address[:80]!r}")

@@ -128,11 +128,11 @@ class TargetEngineStats(Record, frozen=True):
     set_aside: int  # sequences, for want of blocks
     replayed_tokens: int  # computed again after it
     swapped_out: int  # those of them whose KV went to the host's memory
-    swapped_blocks: int  # that are there now
+    swapped_blocks: int  # blocks that are there now
     steps: int
     forwards: int  # rounds' forwards, all sequences together
     forward_seconds: float
-    gap_seconds: float  # that the device had nothing to do before them
+    gap_seconds: float  # the device had nothing to do for so long before them
     speculation: SpeculationStats
     dropped_frames: int  # frames from endpoints that were stale, unknown or out of bounds
     endpoints: list[EndpointStats]

@@ -105,7 +105,7 @@ class SpeculationStats(msgspec.Struct, array_like=True):
 
     @property
     def usual_mode(self) -> Mode:
-        """The one that most rounds went by."""
+        """The mode that most rounds went by."""
         return max((Mode.OFF, Mode.SYNC, Mode.SSD), key=self.rounds_in)
 
     def add(self, other: "SpeculationStats") -> None:

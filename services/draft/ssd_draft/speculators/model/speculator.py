@@ -30,7 +30,7 @@ class ModelSpeculator:
         budget: int,
         vocab_size: int | None = None,
     ) -> None:
-        """``vocab_size``: of the tokens, where the model computes more."""
+        """``vocab_size`` counts the tokens, where the model computes more."""
         self._runner = runner
         self._vocab_size = vocab_size
         self._budget = budget

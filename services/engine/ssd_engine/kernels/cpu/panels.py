@@ -37,7 +37,7 @@ class PanelKernel:
         self._library, self._set, self._parallel = library, found, _torch_threads()
 
     def allocate(self, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-        """[panels, inputs, 32]; what the last panel has too much is zero."""
+        """Panels [panels, inputs, 32]; what the last one has too much is zero."""
         data = torch.empty(-(-outputs // PANEL), inputs, PANEL, dtype=dtype)
         self._library.panels_use_large_pages(data.data_ptr(), data.nbytes)
         data[-1:].zero_()
@@ -51,13 +51,13 @@ class PanelKernel:
         self._library.panels_pack(self._parallel, threads, source, target, *about)
 
     def multiply(self, x: Tensor, data: Tensor, outputs: int) -> Tensor:
-        """x [rows, inputs], float32 -> [rows, outputs]"""
+        """The product of x [rows, inputs], float32: [rows, outputs]."""
         out = x.new_empty(x.shape[0], outputs)
         self.multiply_into(out, x.contiguous(), data)
         return out
 
     def multiply_into(self, out: Tensor, x: Tensor, data: Tensor) -> None:
-        """Both contiguous."""
+        """Both tensors are contiguous."""
         rows, inputs = x.shape
         failed = self._library.panels_multiply(
             self._set,
@@ -77,7 +77,7 @@ class PanelKernel:
 
 def _torch_threads() -> int | None:
     """How to run a function on torch's own OpenMP threads: the address of GOMP_parallel, which
-    every OpenMP runtime of Linux has. None: there is no such runtime, and one thread computes."""
+    every OpenMP runtime of Linux has. None where there is no such runtime: one thread computes."""
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
     except (AttributeError, OSError):
@@ -87,8 +87,8 @@ def _torch_threads() -> int | None:
 
 @functools.cache
 def load_kernel(instructions: str | None = None) -> PanelKernel | None:
-    """By the best instructions that the processor has, or by those that are named. None where the
-    extension was not built, or the processor lacks what is named."""
+    """The kernel by the best instructions that the processor has, or by those that are named. None
+    where the extension was not built, or the processor lacks what is named."""
     spec = importlib.util.find_spec("ssd_engine.kernels.cpu._panels")
     if spec is None or spec.origin is None:
         return None
@@ -112,7 +112,7 @@ class PackedWeight:
         begin: int = 0,
         end: int | None = None,
     ) -> None:
-        """``outputs``: that the panels hold. From ``begin`` to ``end`` they are this weight's; rows
+        """The panels hold ``outputs``. From ``begin`` to ``end`` they are this weight's; rows
         beyond those that there are count as zeros."""
         end = outputs if end is None else end
         begin_held, end_held = min(begin, outputs), min(end, outputs)
@@ -127,7 +127,7 @@ class PackedWeight:
 
     @classmethod
     def of(cls, kernel: PanelKernel, parts: Sequence[Tensor]) -> "PackedWeight":
-        """From the rows of all parts, one after another."""
+        """A weight of the rows of all parts, one after another."""
         dtype = parts[0].dtype if len({part.dtype for part in parts}) == 1 else torch.float32
         outputs = sum(len(part) for part in parts)
         data = kernel.allocate(outputs, parts[0].shape[1], dtype)
@@ -142,7 +142,7 @@ class PackedWeight:
         return PackedWeight(self.kernel, self._data, self._outputs, begin, end)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [rows, inputs] -> [rows, outputs]"""
+        """The product of x [rows, inputs]: [rows, outputs]."""
         outputs = self._skipped + self._held
         out = self.kernel.multiply(x, self.panels, outputs)
         if self._skipped:

@@ -195,7 +195,7 @@ def _fits_one_wave(shape: ProductShape, processors: int) -> bool:
 
 
 class _Balanced:
-    """As _Split, for more tiles than blocks: these share them evenly.
+    """Like _Split, for more tiles than blocks, which share them evenly.
 
     All layers of one shape use the same room for sums: their launches follow each other in one
     stream.
@@ -235,7 +235,7 @@ class _Balanced:
 
 
 def _balanced_unroll(shape: ProductShape) -> int:
-    """As much as registers hold, if possible without a remainder of k."""
+    """The largest unrolling that registers hold, if possible without a remainder of k."""
     fitting = (4, 5, 3, 2) if shape.octets == 1 else (2, 1)
     return next((unroll for unroll in fitting if shape.k % (512 * unroll) == 0), fitting[0])
 

@@ -40,7 +40,7 @@ LEAST_SLICE = 256  # elements of k
 MORE = 2  # panels that the last slice has more than the others
 MOST_SHARED_WAVES = 1  # waves of tiles whose k is split
 BLOCK, ADDING_BLOCK = 384, 256  # threads
-CHUNK_ROWS, PITCH = 16, 68  # that a group of warps writes at a time, and floats of one of them
+CHUNK_ROWS, PITCH = 16, 68  # rows that a group of warps writes at a time, and floats of one
 SYSTEM_SHARED = 1024  # bytes that are not the kernel's
 FEW_PANELS, MANY_PANELS = 2, 1  # panels of a stage, where rows are few and where they are many
 MOST_STAGES = 14
@@ -140,7 +140,7 @@ class StreamedKernel:
     """The kernel for one width. Its compilation starts as soon as this is made."""
 
     def __init__(self, shape: ProductShape, kernels: KernelSet, device: torch.device) -> None:
-        """``shape.rows``: one of WIDTHS."""
+        """``shape.rows`` is one of WIDTHS."""
         self._device, width = device, shape.rows
         self._width = width
         waves = waves_of(shape.n, shape.k, kernels.processors)
@@ -188,7 +188,7 @@ class StreamedKernel:
 
     @cached_property
     def _kernel_and_cluster(self) -> tuple[Kernel, int]:
-        """And how many of its blocks add up a tile among themselves."""
+        """The kernel, and how many of its blocks add up a tile among themselves."""
         if self._defines["TOGETHER"]:
             kernel = self._compiled(self._defines)
             if kernel.most_clusters(self._grid, self._split) >= self._tiles:

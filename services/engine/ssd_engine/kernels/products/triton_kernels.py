@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 FEW_ROWS = 64
-MANY_PROGRAMS = 128  # that a product of few rows is cut into, where it is long enough
+MANY_PROGRAMS = 128  # a long product of few rows is cut into so many
 LEAST_PART = 256  # elements of k for one program
 PART_UNIT = 128  # every tile's depth divides it, so that parts end at the same k in all tilings
 MOST_PARTS = 8
@@ -95,7 +95,7 @@ def multiply(
 
 
 def triton_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """For prefills, which have programs enough without dividing k."""
+    """A product for prefills, which have programs enough without dividing k."""
     out = x.new_empty(x.shape[0], weight.shape[0])
     multiply(x, weight, bias, out, add=False, parts=1)
     return out

@@ -178,7 +178,7 @@ def bias_kernel(
     ENTRIES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tokens with a bias once more, now with it."""
+    """Adjusts tokens with a bias once more, now with it."""
     row = tl.program_id(0)
     wait_for_inputs(OVERLAP)
     place = tl.load(places + row)
@@ -224,7 +224,7 @@ class Histories:
         overlap: bool = False,
         most_chained: int = 0,
     ) -> None:
-        """``rows``: of the largest step. There are places for all sequences of one step.
+        """``rows`` has the largest step. There are places for all sequences of one step.
         ``most_chained``: steps, one after the other, that follow one that was said in full."""
         self._vocab, self._device, self._most_chained = vocab, device, most_chained
         self._options = dict(overlapping(overlap), enable_fp_fusion=False)
@@ -246,7 +246,7 @@ class Histories:
     def tell(
         self, inputs: HistoryInputs, rows: Sequence[int], draws: Sequence[Draw | None]
     ) -> None:
-        """A step that is launched next. ``rows``: that draw so."""
+        """Tells of the step that is launched next, whose ``rows`` draw so."""
         told = [
             (row, draw.history, draw)
             for row, draw in zip(rows, draws, strict=True)

@@ -36,7 +36,7 @@ BINS = tl.constexpr(512)
 # Bins for each 1.0 that a value lies below the highest; the last bin holds all further down.
 BINS_PER_UNIT = tl.constexpr(32.0)
 MOST = 4096  # candidates of a row
-PROGRAMS = 512  # that go over the pieces of all rows, if there are so many
+PROGRAMS = 512  # at most so many go over the pieces of all rows
 PAIRS, PAIRED = 128, 32  # so few are compared in pairs, these at a time; more, by halving
 SUMS = 2  # masses of a row: of all tokens, and of those above the candidates
 NUMBERS = 2  # counts of tokens of a row: above the candidates, and the candidates

@@ -29,7 +29,7 @@ from ssd_engine.kernels.sampling.token_order import (
 
 # Bits of a digit: of top-k's search, which counts, and of top-p's, which adds masses up.
 COUNT_BITS, MASS_DIGIT_BITS = 8, 4
-PROGRAMS = 1024  # that go over the pieces of all rows, if there are so many
+PROGRAMS = 1024  # at most so many go over the pieces of all rows
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def mass_kernel(
     PIECES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Likewise for masses, of tokens that are above top-k's ties."""
+    """Adds up masses in the same way, of tokens that are above top-k's ties."""
     row = tl.program_id(1)
     wait_for_inputs(OVERLAP)
     share = tl.load(top_p + row)
@@ -208,7 +208,7 @@ class DigitSearch:
 
     @property
     def found(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For ``searched_cut``."""
+        """What ``searched_cut`` reads."""
         return self.counts, self._count_states, self.masses, self._mass_states
 
     def search(

@@ -68,7 +68,7 @@ def _key_of(x):
 def _places(key, there, wanted):
     """Which are the ``wanted`` highest, ties by the lower index, and the place of each of these in
     the order of indices. Two bits of the lowest are found at a time, by three counts in one sum."""
-    lowest = tl.full((), LOWEST, tl.int64)  # that at least so many reach
+    lowest = tl.full((), LOWEST, tl.int64)  # at least so many reach it
     for digit in tl.static_range(16):
         found = tl.zeros(key.shape, tl.int64)
         for i in tl.static_range(3):

@@ -38,7 +38,7 @@ SIGMA_KINDS = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 @triton.jit
 def _uniform(seed, position, STREAM: tl.constexpr):
-    """``noise.uniform_rows``"""
+    """The number of ``noise.uniform_rows``."""
     low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
     zero = low * 0
     first, second, _, _ = tl.philox(seed, zero, low, high, zero + STREAM, 10)
@@ -259,7 +259,7 @@ def draw_rest_kernel(
     LINES: tl.constexpr,
     REPORTED: tl.constexpr,
 ):
-    """t by the inverse of its distribution, and log probabilities of all that the round emits."""
+    """Draws t by the inverse of its distribution; log probabilities of all that is emitted."""
     number = tl.program_id(0)
     told, result = rounds + number * NUMBERS, out + number * (2 + LINES)
     first, accepted = tl.load(told), tl.load(result)
@@ -362,7 +362,7 @@ class Rejector:
     def _tell(
         self, rounds: Sequence[tuple[int, Speculation]], wires: Sequence[Tensor | None]
     ) -> int:
-        """The number of lines."""
+        """Returns the number of lines."""
         told: list[tuple[int, int, int, int]] = []
         lines: list[tuple[int, int, int, int]] = []
         for (row, speculation), wire in zip(rounds, wires, strict=True):
@@ -415,7 +415,7 @@ def _on_device(speculations: Sequence[Speculation], device: torch.device) -> lis
     """The known rows of what was shipped, all of one dtype."""
     wires = [s.wire[: s.known] if s.wire is not None and s.known else None for s in speculations]
     is_short = all(wire is None or wire.dtype == WIRE for wire in wires)
-    kind = WIRE if is_short else torch.float32  # which holds all others, too
+    kind = WIRE if is_short else torch.float32  # it holds all others, too
     return [
         None if wire is None else wire.to(device, kind, non_blocking=True).contiguous()
         for wire in wires

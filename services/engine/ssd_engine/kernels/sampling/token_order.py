@@ -41,7 +41,7 @@ def signed_key(value):
 
 @triton.jit
 def key_of(value):
-    """The same in [0, 2^32)."""
+    """The same key in [0, 2^32)."""
     return signed_key(value).to(tl.int64) + 2147483648
 
 
@@ -53,7 +53,7 @@ def value_of(key):
 
 @triton.jit
 def mass_of(value, highest):
-    """In units of 2^-MASS_BITS of the mass of the likeliest token."""
+    """A token's mass, in units of 2^-MASS_BITS of the likeliest one's."""
     share = tl.exp(value.to(tl.float64) - highest.to(tl.float64))
     return tl.floor(share * MASS_UNIT + 0.5).to(tl.int64)
 

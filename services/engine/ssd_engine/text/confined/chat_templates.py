@@ -27,7 +27,7 @@ def render(question: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Template:
-    """Compiled once: a chat is rendered for every request."""
+    """A template is compiled once: a chat is rendered for every request."""
     try:
         return _environment().from_string(template)
     except MemoryError:
@@ -99,7 +99,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As it is: Jinja's own filter is made for HTML."""
+    """Plain JSON: Jinja's own filter is made for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
