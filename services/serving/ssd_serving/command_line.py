@@ -179,6 +179,9 @@ class OptionFactory:
 
     def model(self) -> Decorator:
         """Where to listen, and how the model is run."""
+        return _all(self._place(), self._sizes(), self._execution())
+
+    def _place(self) -> Decorator:
         return _all(
             self("--listen", "HOST:PORT of the gRPC service; port 0 takes a free one."),
             self("--port-file", "Write the port here once the service listens.", type=Path),
@@ -192,6 +195,10 @@ class OptionFactory:
                 metavar="N,N",
             ),
             self("--dtype", "auto: float32 on CPU.", type=click.Choice(("auto", *DTYPE_NAMES))),
+        )
+
+    def _sizes(self) -> Decorator:
+        return _all(
             self(
                 "--max-model-len",
                 "Context: prompt and output together. Default: the model's.",
@@ -211,6 +218,10 @@ class OptionFactory:
             self("--block-size", "Tokens per KV block.", type=int),
             self("--num-kv-blocks", "KV blocks. Default: sized from memory.", type=int),
             self("--gpu-memory-utilization", "Share of a GPU's memory to use.", type=float),
+        )
+
+    def _execution(self) -> Decorator:
+        return _all(
             self(
                 "--eager",
                 "Debug: on a GPU, launch steps kernel by kernel instead of as graphs.",

@@ -51,13 +51,13 @@ class DraftEngine(EngineProcess):
     def num_up(self) -> int:
         return sum(link.known_to_engine for link in self._links.values())
 
-    def num_of(self, identity: str) -> tuple[int, int]:
+    def num_links_of(self, identity: str) -> tuple[int, int]:
         """Links of an identity: up, and not yet so."""
         own = [link for link in self._links.values() if link.identity == identity]
         up = sum(link.known_to_engine for link in own)
         return up, len(own) - up
 
-    def enter(self) -> TargetLink:
+    def new_link(self) -> TargetLink:
         """A stream that has yet to greet."""
         self._next_id += 1
         link = TargetLink(self._next_id, self._max_frames, self._max_bytes)
@@ -69,7 +69,7 @@ class DraftEngine(EngineProcess):
         link.move(TargetLinkEvent.WELCOME)
         self.send(up)
 
-    def forward(self, link: TargetLink, frames: list[TargetFrame], size: int) -> None:
+    def pass_on(self, link: TargetLink, frames: list[TargetFrame], size: int) -> None:
         """``size``: the bytes of these frames, as they came."""
         if frames:
             link.window.add(len(frames), size)
@@ -109,9 +109,9 @@ class DraftEngine(EngineProcess):
 
     def _deliver(self, link: TargetLink, output: LinkOutput) -> None:
         link.window.consume(output.consumed)
-        self.say(link, output.frames)
+        self.push_frames(link, output.frames)
 
-    def say(self, link: TargetLink, frames: list[DraftFrame]) -> None:
+    def push_frames(self, link: TargetLink, frames: list[DraftFrame]) -> None:
         dropped = link.outbox.push(frames)
         if dropped:
             self._on_drop(dropped)

@@ -127,13 +127,13 @@ class DraftServicer:
         return info
 
     async def speculate(self, _: Any, context: grpc.aio.ServicerContext) -> None:
-        link = self._engine.enter()
+        link = self._engine.new_link()
         # However the stream ends, also in the middle of a write, the link ends with it.
         context.add_done_callback(lambda _: self._engine.end(link))
         try:
             link.identity = self._access.identity(context).name
-            greeted = await self._greet(link, context)
-            await self._exchange(greeted, context)
+            admitted = await self._shake_hands(link, context)
+            await self._exchange(admitted, context)
             self._count_end(link, "closed")
         except asyncio.CancelledError:
             self._count_end(link, "lost")
@@ -170,7 +170,7 @@ class DraftServicer:
             raise ServerFull(
                 f"the endpoint has its {serving.max_links} links (--max-links)", RETRY_SECONDS
             )
-        up, greeting_too = self._engine.num_of(identity)
+        up, own_greeting = self._engine.num_links_of(identity)
         if up >= serving.max_links_per_identity:
             raise ServerFull(
                 f"{identity!r} has its {serving.max_links_per_identity} links "
@@ -178,33 +178,35 @@ class DraftServicer:
                 RETRY_SECONDS,
             )
         greeting = self._engine.count()[TargetLinkState.GREETING]
-        crowded = greeting > MAX_GREETING or greeting_too > MAX_GREETING_OF_ONE
+        crowded = greeting > MAX_GREETING or own_greeting > MAX_GREETING_OF_ONE
         if crowded or self._engine.backlog > MAX_BACKLOG:
             raise ServerFull("too many handshakes at a time", RETRY_SECONDS)
         return serving
 
-    async def _greet(self, link: TargetLink, context: grpc.aio.ServicerContext) -> AdmittedLink:
+    async def _shake_hands(
+        self, link: TargetLink, context: grpc.aio.ServicerContext
+    ) -> AdmittedLink:
         self._admit(link.identity)
         hello = await _read_hello(link, context)
         serving = self._admit(link.identity)  # a place may have gone while the target was silent
         limits = check_hello(hello, serving.endpoint)
-        greeted = AdmittedLink(link, hello.target_name or "?", hello.epoch, limits)
+        admitted = AdmittedLink(link, hello.target_name or "?", hello.epoch, limits)
         interface = interface_to(context.peer())
         self._engine.welcome(link, link_up(link.id, hello, limits, interface))
         welcome = pb.SpeculateResponse(welcome=make_welcome(hello, serving.endpoint))
         await self._write(context, welcome)
-        words = (link.id, greeted.name, greeted.epoch)
+        words = (link.id, admitted.name, admitted.epoch)
         log.info("link %d is up: target %r, epoch %d", *words, extra={"link": link.id})
-        return greeted
+        return admitted
 
     # Frames
 
-    async def _exchange(self, greeted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
+    async def _exchange(self, admitted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
         """Exchanges frames until the target closes its side, a direction fails or the link ends."""
-        link = greeted.link
+        link = admitted.link
         tasks = [
-            asyncio.ensure_future(self._read_frames(greeted, context)),
-            asyncio.ensure_future(self._write_frames(greeted, context)),
+            asyncio.ensure_future(self._read_frames(admitted, context)),
+            asyncio.ensure_future(self._write_frames(admitted, context)),
         ]
         waiting: list[asyncio.Future[Any]] = [*tasks, link.failure]
         try:
@@ -219,25 +221,25 @@ class DraftServicer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read_frames(self, greeted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
-        link = greeted.link
+    async def _read_frames(self, admitted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
+        link = admitted.link
         while True:
             await link.window.room()
             data = await context.read()
             if data is grpc.aio.EOF:
-                words = (link.id, greeted.name)
+                words = (link.id, admitted.name)
                 log.info("link %d: target %r has left", *words, extra={"link": link.id})
                 return
-            decoded = await self._decode(data, greeted)
-            self._engine.say(link, decoded.refusals)
+            decoded = await self._decode(data, admitted)
+            self._engine.push_frames(link, decoded.refusals)
             self.watch.received(link.id, decoded.frames)
-            self._engine.forward(link, decoded.frames, len(data))
+            self._engine.pass_on(link, decoded.frames, len(data))
 
-    async def _decode(self, data: bytes, greeted: AdmittedLink) -> TargetMessage:
+    async def _decode(self, data: bytes, admitted: AdmittedLink) -> TargetMessage:
         if len(data) <= INLINE_BYTES:
-            decoded, stale = _decode(data, greeted)
+            decoded, stale = _decode(data, admitted)
         else:
-            decoded, stale = await asyncio.to_thread(_decode, data, greeted)
+            decoded, stale = await asyncio.to_thread(_decode, data, admitted)
         self._metrics.frames_received.inc(len(decoded.frames))
         if stale:
             self._metrics.frames_dropped.labels("epoch").inc(stale)
@@ -245,14 +247,16 @@ class DraftServicer:
             self._metrics.frames_unknown.inc(decoded.unknown)
         return decoded
 
-    async def _write_frames(self, greeted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
+    async def _write_frames(
+        self, admitted: AdmittedLink, context: grpc.aio.ServicerContext
+    ) -> None:
         while True:
-            frames = await greeted.link.outbox.take()
+            frames = await admitted.link.outbox.take()
             await self._write(
-                context, encode_draft_frames(greeted.epoch, frames, self._engine.load)
+                context, encode_draft_frames(admitted.epoch, frames, self._engine.load)
             )
             self._metrics.frames_sent.inc(len(frames))
-            self.watch.sent(greeted.link.id, frames)
+            self.watch.sent(admitted.link.id, frames)
 
     async def _write(
         self, context: grpc.aio.ServicerContext, response: pb.SpeculateResponse
@@ -280,7 +284,7 @@ async def _read_hello(link: TargetLink, context: grpc.aio.ServicerContext) -> pb
     return message.hello
 
 
-def _decode(data: bytes, greeted: AdmittedLink) -> tuple[TargetMessage, int]:
+def _decode(data: bytes, admitted: AdmittedLink) -> tuple[TargetMessage, int]:
     """Frames, and how many were dropped as another epoch's."""
     message = decode_message(pb.SpeculateRequest, data)
     kind = message.WhichOneof("message")
@@ -289,9 +293,9 @@ def _decode(data: bytes, greeted: AdmittedLink) -> tuple[TargetMessage, int]:
     if kind != "frames":
         problem = "comes once, at the beginning" if kind == "hello" else "is missing: set frames"
         raise InputError(kind or "message", problem)
-    if message.frames.epoch != greeted.epoch:
+    if message.frames.epoch != admitted.epoch:
         return TargetMessage([], []), len(message.frames.frames)
-    return decode_target_frames(message.frames, greeted.limits), 0
+    return decode_target_frames(message.frames, admitted.limits), 0
 
 
 def _reason(error: SSDError) -> str:

@@ -24,48 +24,38 @@ class Speculator(Protocol):
     @property
     def pool(self) -> BlockPool | None:
         """The KV blocks, where there is a model."""
-        ...
 
     @property
     def is_typical(self) -> bool:
         """Whether the last step took as long as those of a tree do."""
-        ...
 
     def new_scope(self) -> int:
         """A new scope: what is cached for one is never seen from another."""
-        ...
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
         """Raises NoRoom when it does not fit now, CannotSpeculate when it never will."""
-        ...
 
     def memory_share(self, sequence: DraftSequence) -> float:
         """The part of all memory for sequences that it takes, or would take if it were open."""
-        ...
 
     def on_round_changed(self, sequence: DraftSequence) -> None:
         """The sequence followed an outcome or a launch. Raises CannotSpeculate, and NoRoom where it
         has grown beyond the room that there is: once there is more, this can be called again."""
-        ...
 
     def rows(self, sequence: DraftSequence, limit: int) -> int:
         """Rows of the next step of this sequence, at most about ``limit``; 0 with nothing to do."""
-        ...
 
     def step(
         self, sequences: Sequence[DraftSequence], limit: int, plans: Sequence[RoundPlan]
     ) -> int:
         """One forward for all of them; returns its rows."""
-        ...
 
     def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
         """Where the token stood among the guesses after ``accepted``, and how many these were."""
-        ...
 
     def draft_distributions(self, sequence: DraftSequence, count: int) -> MakeRows | None:
         """Rejection: the distributions of the first tokens of the decided branch [count, vocab].
         They are made on another thread, while the engine goes on."""
-        ...
 
     def close(self, sequence: DraftSequence) -> None: ...
 
@@ -79,7 +69,6 @@ class DraftRunner(Protocol):
     @property
     def chains(self) -> bool:
         """Whether a forward can be launched on tokens that only the device knows."""
-        ...
 
     def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> PendingForward: ...
 
@@ -87,4 +76,3 @@ class DraftRunner(Protocol):
         self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
     ) -> PendingForward | None:
         """The same rows, one depth further, where the device allows it."""
-        ...

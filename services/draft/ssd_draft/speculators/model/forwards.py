@@ -11,7 +11,6 @@ from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.speculators.base import DraftRunner
 from ssd_draft.speculators.model.decided_branch import DecidedBranch
-from ssd_draft.speculators.model.draws import draws_of
 from ssd_draft.speculators.model.kv_room import LOOK_AHEAD
 from ssd_draft.speculators.model.row_group import RowGroup
 from ssd_draft.speculators.model.tree import Tree
@@ -26,10 +25,6 @@ class LaunchedForward:
     pending: PendingForward
     # What it extends, and from which depth on, if it is ahead.
     extends: list[tuple[Tree | DecidedBranch, int]] = field(default_factory=list)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(len(part.tokens) for part in self.parts)
 
     def is_next(self, sequences: Sequence[DraftSequence]) -> bool:
         """Whether it was launched ahead for these sequences, and nothing has come between."""
@@ -71,7 +66,7 @@ def launch(
             begin += part.num_logits
     if not parts:
         return None
-    draws = [draw for group in groups for draw in draws_of(group)]
+    draws = [draw for group in groups for draw in group.draws()]
     return LaunchedForward(parts, groups, runner.step(parts, draws))
 
 
@@ -90,7 +85,7 @@ def launch_ahead(runner: DraftRunner, forward: LaunchedForward) -> LaunchedForwa
         groups.append(RowGroup(group.state, part, group.plan, begin))
         begin += part.num_logits
     parts: list[Part] = [group.part for group in groups]
-    draws = [draw for group in groups for draw in draws_of(group, ahead=1)]
+    draws = [draw for group in groups for draw in group.draws(ahead=1)]
     return LaunchedForward(parts, groups, runner.step(parts, draws), _extended_by(groups))
 
 

@@ -52,8 +52,3 @@ class KVRoom:
             raise CannotSpeculate(f"beyond the draft's context of {self.max_context} tokens")
         if len(sequence.speculation) > self._depth:
             raise CannotSpeculate(f"a speculation beyond the depth of {self._depth} tokens")
-
-    def check_integrity(self, num_sequences: int) -> None:
-        self.pool.check_integrity()
-        if self.pool.num_leases != 2 * num_sequences:
-            raise RuntimeError("draft integrity: a lease without a sequence")

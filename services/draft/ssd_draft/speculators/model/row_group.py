@@ -1,12 +1,15 @@
-"""One sequence's rows in a forward."""
+"""One sequence's rows in a forward, and how the tokens after them are drawn."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssd_draft.planning.plan import RANKS, RoundPlan
 from ssd_draft.speculators.model.decided_branch import DecidedBranch
 from ssd_draft.speculators.model.sequence import ModelSequence
 from ssd_draft.speculators.model.tree import Tree
-from ssd_engine.forward.batch import Part
+from ssd_engine.forward.batch import Draw, Part
+from ssd_engine.sampling.guesses import sample_row
+from ssd_engine.sampling.sampler import SampleRow
 from ssd_engine.speculation.frames import Verification
 
 
@@ -43,3 +46,53 @@ class RowGroup:
         if self.state.drafting is None:
             raise RuntimeError("the rows of a chain extend no branch")
         return self.state.drafting
+
+    def draws(self, ahead: int = 0) -> Sequence[Draw]:
+        """How the device ranks its rows, or those of so many forwards ``ahead``."""
+        sequence, drafting = self.state.sequence, self.state.drafting
+        committed = sequence.num_committed
+        if drafting is None:
+            return [self._draw(committed + i, i) for i in range(self.part.num_logits)]
+        depth = drafting.depth + ahead
+        if isinstance(drafting, DecidedBranch):
+            # What is not known here is the row's own token, the last one.
+            return [self._draw(committed + depth, ahead, drafting.branches[0].tokens, depth)]
+        if sequence.history is None:
+            first = self._draw(committed + depth + 1, 1, (), depth)
+            after = [first.moved(accepted) for accepted in range(len(sequence.speculation) + 1)]
+            return [after[branch.accepted] for branch in drafting.branches]
+        chain, draws = sequence.speculation, []
+        for branch in drafting.branches:
+            path = [*chain[: branch.accepted], branch.token, *branch.tokens]
+            # The row's own token is the last one, or the one after that, which is not known here.
+            known, position = path if ahead else path[:-1], committed + len(path) + ahead
+            draws.append(self._draw(position, 1, known, depth))
+        return draws
+
+    def _draw(
+        self, position: int, recent: int, path: Sequence[int] = (), place: int | None = None
+    ) -> Draw:
+        """``place`` of the token in its speculation; None where it is ranked, and not drawn."""
+        sequence = self.state.sequence
+        path = () if sequence.history is None else tuple(path)
+        draw = Draw.of(sequence.sampling, position, sequence.history, recent, path)
+        if self.coupled:
+            return draw
+        # The token is verified at that place: there so many outcomes are prepared for.
+        width = 0 if place is None else self.plan.width(place)
+        return draw._replace(width=width, down_weight=sequence.down_weight)
+
+    def sample_rows(self) -> list[SampleRow]:
+        """One for each row: what lies before the token, where the host draws it from logits."""
+        sequence, drafting = self.state.sequence, self.state.drafting
+        prompt, output, params = sequence.prompt, sequence.output, sequence.sampling
+        chain = sequence.speculation
+        if drafting is None:
+            count = self.part.num_logits
+            return [sample_row(params, prompt, output, chain[:i]) for i in range(count)]
+        if isinstance(drafting, DecidedBranch):
+            return [sample_row(params, prompt, output, drafting.branches[0].tokens)]
+        return [
+            sample_row(params, prompt, output, (*chain[: each.accepted], each.token, *each.tokens))
+            for each in drafting.branches
+        ]

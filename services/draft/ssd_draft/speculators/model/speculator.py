@@ -75,7 +75,9 @@ class ModelSpeculator:
         sequence.state = None
 
     def check_integrity(self, num_sequences: int) -> None:
-        self._room.check_integrity(num_sequences)
+        self.pool.check_integrity()
+        if self.pool.num_leases != 2 * num_sequences:
+            raise RuntimeError("draft integrity: a lease without a sequence")
 
     # Forwards
 
@@ -99,7 +101,7 @@ class ModelSpeculator:
         read_result(forward.pending.result(), forward.groups)
         if self._ahead is not None:
             self._ahead.mark_written()
-        return forward.num_rows
+        return sum(len(part.tokens) for part in forward.parts)
 
     # Answers
 
