@@ -357,8 +357,8 @@ def exit_codes() -> Iterator[None]:
 
 @contextmanager
 def _early_end() -> Iterator[None]:
-    """Until there is something to end in order, SIGTERM ends it at once. Also as process 1 of a
-    container, where a signal without a handler is no signal."""
+    """Until there is something to end in order, SIGTERM ends it at once. That includes process 1
+    of a container, where a signal without a handler is no signal."""
 
     def end(number: int, frame: object) -> None:
         end_process(0)

@@ -235,7 +235,7 @@ def _visible_devices() -> bool:
 
 
 def _dtype(config: ServiceConfig, model: ModelConfig, device: str) -> str:
-    """A CPU has float32: exact there means equal tokens, and few CPUs compute bf16 any faster."""
+    """On a CPU it is float32: exact means equal tokens, and few CPUs compute bf16 any faster."""
     if config.dtype != "auto":
         return config.dtype
     if device == "cpu":

@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 def in_daemon_thread(work: Callable[[], Value], name: str) -> "asyncio.Future[Value]":
-    """Works beside an event loop. A pool's threads would hold up the end of the process."""
+    """Runs ``work`` for an event loop. A pool's threads would hold up the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Value] = loop.create_future()
 

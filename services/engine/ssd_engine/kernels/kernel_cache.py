@@ -21,7 +21,7 @@ SEED = "SSD_KERNEL_SEED"  # names a folder of kernels compiled for an image, lai
 
 
 def use_kernel_cache(directory: Path | None) -> None:
-    """Is called before any of them is imported. None leaves each its own place in the home."""
+    """To be called before any of them is imported. None leaves each its own place in the home."""
     if directory is None:
         return
     if os.environ.get(SEED):

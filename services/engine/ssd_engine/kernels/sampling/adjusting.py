@@ -224,7 +224,7 @@ class Histories:
         overlap: bool = False,
         most_chained: int = 0,
     ) -> None:
-        """``rows`` has the largest step. There are places for all sequences of one step.
+        """The largest step has ``rows``. There are places for all sequences of one step.
         ``most_chained``: steps, one after the other, that follow one that was said in full."""
         self._vocab, self._device, self._most_chained = vocab, device, most_chained
         self._options = dict(overlapping(overlap), enable_fp_fusion=False)
