@@ -1,6 +1,7 @@
 """Several nodes: who may join, what is computed together, and how it ends when one goes."""
 
 import contextlib
+import hmac
 import itertools
 import os
 import re
@@ -25,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
-from ssd_engine.parallel.cluster import greeting, wire
+from ssd_engine.parallel.cluster import wire
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.parallel.nodes.leader import JoinTimeout, Leader
 from ssd_engine.parallel.nodes.member import MemberOptions, Membership, NoLeader, join
@@ -136,20 +137,21 @@ def test_the_secret_itself_is_never_sent_and_no_proof_is_of_use_twice(door: Door
     heard = []
     with door.dial() as one, door.dial() as two:
         for stranger in (one, two):
-            challenge = stranger.recv(40, socket.MSG_WAITALL)
-            heard.append(challenge)
-            ours = bytes(32)
-            proof = greeting._proof(SECRET, b"node", heard[0][8:], ours)
-            stranger.sendall(greeting.MAGIC + ours + proof)
-            heard.append(stranger.recv(33, socket.MSG_WAITALL))
-    assert heard[0][8:] != heard[2][8:]
-    assert (heard[1][0], heard[3][0]) == (1, 0)
-    assert hmac_of_leader(heard[0][8:]) == heard[1][1:]
+            heard.append(stranger.recv(44, socket.MSG_WAITALL))
+            ours = b"SSDNODES\2\0\0\0" + bytes(32)
+            proof = hmac_of(b"node", heard[0] + ours)
+            stranger.sendall(ours + proof + b"\0\0")
+            heard.append(stranger.recv(34, socket.MSG_WAITALL))
+    assert heard[0][:12] == heard[2][:12] == ours[:12]
+    assert heard[0][12:] != heard[2][12:]
+    assert heard[1][:32] == hmac_of(b"leader", heard[0] + ours)
+    assert heard[3] == bytes(34)
     assert SECRET not in b"".join(heard)
 
 
-def hmac_of_leader(nonce: bytes) -> bytes:
-    return greeting._proof(SECRET, b"leader", nonce, bytes(32))
+def hmac_of(role: bytes, openings: bytes) -> bytes:
+    key = hmac.digest(SECRET, openings, "sha256")
+    return hmac.digest(key, role + b"|", "sha256")
 
 
 def test_strangers_are_refused_and_hold_nobody_up(door: Door, tmp_path: Path) -> None:
@@ -203,11 +205,11 @@ def test_who_is_no_leader_is_not_told_the_secret_and_given_up_in_time() -> None:
 
         def answer(last: bytes) -> None:
             with impostor.accept()[0] as node:
-                node.sendall(greeting.MAGIC + bytes(32))
-                assert SECRET not in node.recv(72, socket.MSG_WAITALL)
+                node.sendall(b"SSDNODES\2\0\0\0" + bytes(32))
+                assert SECRET not in node.recv(78, socket.MSG_WAITALL)
                 node.sendall(last)
 
-        thread = threading.Thread(target=answer, args=(b"\1" + bytes(32),))
+        thread = threading.Thread(target=answer, args=(b"\1" * 32 + b"\0\0",))
         thread.start()
         with pytest.raises(ConfigError, match="does not know the secret"):
             join(options)

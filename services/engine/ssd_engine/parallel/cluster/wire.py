@@ -13,7 +13,9 @@ import threading
 import time
 
 from ssd_engine.errors import SSDError
+from ssd_engine.process.secret_handshake import SecretHandshake
 
+HANDSHAKE = SecretHandshake(b"SSDNODES", 2, host="leader", guest="node")
 HEADER = struct.Struct("<BI")  # kind, bytes that follow
 SMALL_FRAME = 1 << 20  # bytes of a frame that is no step
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 10, 5, 3

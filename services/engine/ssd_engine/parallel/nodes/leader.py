@@ -21,11 +21,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ssd_engine.errors import EXIT_NODE_LOST, ConfigError, SSDError
-from ssd_engine.parallel.cluster import greeting
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.parallel.cluster.setup import Application, Setup, decode, encode
 from ssd_engine.parallel.cluster.store import WAIT_SECONDS, serve_request
 from ssd_engine.parallel.cluster.wire import (
+    HANDSHAKE,
     HEADER,
     PARTING_SECONDS,
     READY,
@@ -36,6 +36,7 @@ from ssd_engine.parallel.cluster.wire import (
 )
 from ssd_engine.parallel.ranks.rank_start import RankStart
 from ssd_engine.process.log import end_process
+from ssd_engine.process.secret_handshake import UnknownPeer
 from ssd_engine.process.sparse_log import SparseLog
 from ssd_engine.process.unknown_connections import UnknownConnections
 
@@ -149,8 +150,8 @@ class Leader:
         """Whether it knows the secret. Who does not could fill a log."""
         try:
             deadline = time.monotonic() + GREETING_SECONDS
-            greeting.challenge(connection, self._options.secret, deadline)
-        except NodeConnectionBroken as error:
+            HANDSHAKE.admit(connection, self._options.secret, deadline)
+        except (UnknownPeer, NodeConnectionBroken) as error:
             kind = type(error).__name__  # whoever says it knows the secret is told apart
             self._said.warning(kind, f"cluster: refused {_name(address)}: {error}")
             return False

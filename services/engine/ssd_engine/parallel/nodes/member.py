@@ -16,15 +16,16 @@ from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError, SSDError
 from ssd_engine.execution.runner_options import parse_devices
-from ssd_engine.parallel.cluster import greeting
 from ssd_engine.parallel.cluster.setup import Application, Setup, decode, encode
 from ssd_engine.parallel.cluster.wire import (
+    HANDSHAKE,
     NodeConnection,
     NodeConnectionBroken,
     NodeFrameKind,
     as_reason,
 )
 from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
+from ssd_engine.process.secret_handshake import UnknownPeer, WrongSecret
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def join(options: MemberOptions) -> Membership:
     while True:
         try:
             return _attempt(options, deadline)
-        except (NodeConnectionBroken, OSError) as error:
+        except (UnknownPeer, NodeConnectionBroken, OSError) as error:
             reason = str(error)
         if reason != told:
             log.info("no leader at %s:%d yet: %s", options.host, options.port, reason)
@@ -104,8 +105,8 @@ def _attempt(options: MemberOptions, deadline: float) -> Membership:
 
 def _greet(connection: NodeConnection, options: MemberOptions) -> None:
     try:
-        greeting.answer(connection, options.secret, time.monotonic() + ANSWER_SECONDS)
-    except greeting.WrongSecret as error:
+        HANDSHAKE.enter(connection, options.secret, time.monotonic() + ANSWER_SECONDS)
+    except WrongSecret as error:
         raise ConfigError(f"--cluster-secret-file: {error}") from None
 
 
