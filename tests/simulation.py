@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
-from ssd_draft.records import PlaneTerms as PlaneOffer
 from ssd_draft.records import TargetFrames, TargetLinkDown, TargetLinkUp
 from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Part
 from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
+from ssd_engine.tensor_plane.distributions import draft_distributions
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer
 from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
 from ssd_target.engine.core import EngineCore
 from ssd_target.records.engine_records import DraftFrames, DraftLinkDown, DraftLinkUp
@@ -154,7 +155,7 @@ class Simulation:
             receive=self._receive,
             stalled=lambda link, epoch, reason: self._lose(self.drafts[link]),
             drafter=drafter,
-            open_plane=lambda up, plane: self.planes[int(plane.address)],  # type: ignore[arg-type, return-value]
+            open_plane=lambda up, plane: self.planes[int(plane.answer.address)],  # type: ignore[arg-type, return-value]
             clock=lambda: self.now,
         )
         runner = ByForward(self.num_blocks, self.forward)
@@ -271,7 +272,7 @@ class Simulation:
 
     def _connect(self, draft: SimulatedDraft) -> None:
         draft.up = True
-        offer = PlaneOffer(["simulated"], "", "") if self.trusted else None
+        offer = PlaneOffer(()) if self.trusted else None
         draft.core.handle(TargetLinkUp(draft.epoch, "target", DRAFT_DEPTH, draft.epoch, offer))
         up = DraftLinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
         self.core.handle_link(up)
@@ -281,7 +282,9 @@ class Simulation:
 
     def _open_plane(self, up: TargetLinkUp) -> tuple[SimulatedPlane, Plane]:
         self.planes.append(SimulatedPlane(lambda: self._happens(self.faults.lose_rows)))
-        return self.planes[-1], Plane(0, 0, "simulated", str(len(self.planes) - 1), b"")
+        place = str(len(self.planes) - 1)
+        stream = draft_distributions(1, DRAFT_DEPTH)  # nobody looks at it
+        return self.planes[-1], Plane(0, 0, PlaneAnswer(PlaneKind.TCP, place, b"", stream))
 
     def _lose(self, draft: SimulatedDraft) -> None:
         if not draft.up:

@@ -14,6 +14,12 @@ class SpeculatorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATOR_KIND_MODEL: _ClassVar[SpeculatorKind]
     SPECULATOR_KIND_NGRAM: _ClassVar[SpeculatorKind]
 
+class TensorPlaneDirection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TENSOR_PLANE_DIRECTION_UNSPECIFIED: _ClassVar[TensorPlaneDirection]
+    TENSOR_PLANE_DIRECTION_TO_TARGET: _ClassVar[TensorPlaneDirection]
+    TENSOR_PLANE_DIRECTION_TO_DRAFT: _ClassVar[TensorPlaneDirection]
+
 class TensorPlaneKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TENSOR_PLANE_KIND_UNSPECIFIED: _ClassVar[TensorPlaneKind]
@@ -40,6 +46,9 @@ class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 SPECULATOR_KIND_UNSPECIFIED: SpeculatorKind
 SPECULATOR_KIND_MODEL: SpeculatorKind
 SPECULATOR_KIND_NGRAM: SpeculatorKind
+TENSOR_PLANE_DIRECTION_UNSPECIFIED: TensorPlaneDirection
+TENSOR_PLANE_DIRECTION_TO_TARGET: TensorPlaneDirection
+TENSOR_PLANE_DIRECTION_TO_DRAFT: TensorPlaneDirection
 TENSOR_PLANE_KIND_UNSPECIFIED: TensorPlaneKind
 TENSOR_PLANE_KIND_SHARED_MEMORY: TensorPlaneKind
 TENSOR_PLANE_KIND_GLOO: TensorPlaneKind
@@ -113,24 +122,42 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., draft_name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., max_sequences: _Optional[int] = ..., max_context: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ...) -> None: ...
 
 class TensorPlaneOffer(_message.Message):
-    __slots__ = ("kinds", "host_id", "device_id")
+    __slots__ = ("kinds", "host_id", "device_id", "streams")
     KINDS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     kinds: _containers.RepeatedScalarFieldContainer[TensorPlaneKind]
     host_id: str
     device_id: str
-    def __init__(self, kinds: _Optional[_Iterable[_Union[TensorPlaneKind, str]]] = ..., host_id: _Optional[str] = ..., device_id: _Optional[str] = ...) -> None: ...
+    streams: _containers.RepeatedCompositeFieldContainer[TensorPlaneStream]
+    def __init__(self, kinds: _Optional[_Iterable[_Union[TensorPlaneKind, str]]] = ..., host_id: _Optional[str] = ..., device_id: _Optional[str] = ..., streams: _Optional[_Iterable[_Union[TensorPlaneStream, _Mapping]]] = ...) -> None: ...
 
 class TensorPlaneAnswer(_message.Message):
-    __slots__ = ("kind", "address", "secret")
+    __slots__ = ("kind", "address", "secret", "stream")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     kind: TensorPlaneKind
     address: str
     secret: bytes
-    def __init__(self, kind: _Optional[_Union[TensorPlaneKind, str]] = ..., address: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    stream: TensorPlaneStream
+    def __init__(self, kind: _Optional[_Union[TensorPlaneKind, str]] = ..., address: _Optional[str] = ..., secret: _Optional[bytes] = ..., stream: _Optional[_Union[TensorPlaneStream, _Mapping]] = ...) -> None: ...
+
+class TensorPlaneStream(_message.Message):
+    __slots__ = ("name", "direction", "width", "dtype", "max_rows")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    direction: TensorPlaneDirection
+    width: int
+    dtype: str
+    max_rows: int
+    def __init__(self, name: _Optional[str] = ..., direction: _Optional[_Union[TensorPlaneDirection, str]] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., max_rows: _Optional[int] = ...) -> None: ...
 
 class TargetFrames(_message.Message):
     __slots__ = ("epoch", "frames")

@@ -49,7 +49,7 @@ def main() -> None:
 @option(
     "--plane-ports",
     "Ports for tensor planes to listen on, such as 7500-7599, where a firewall asks for it. "
-    "NCCL and gloo, which take any port, are not used then. Default: any free port.",
+    "NCCL, which takes any port, is not used then. Default: any free port.",
     metavar="LOW-HIGH",
 )
 @option("--max-frames", "Frames of a link that may wait for the engine.", type=int)

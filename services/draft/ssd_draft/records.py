@@ -3,16 +3,9 @@
 import msgspec
 
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
+from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.records import Beat, Fatal, Ready, Record
-
-
-class PlaneTerms(Record, frozen=True):
-    """How a target can receive tensors."""
-
-    kinds: list[str]
-    host_id: str
-    device_id: str
 
 
 class TargetLinkUp(Record, frozen=True):
@@ -22,7 +15,7 @@ class TargetLinkUp(Record, frozen=True):
     name: str
     max_depth: int  # tokens of the longest speculation that the target verifies
     epoch: int = 0
-    plane: PlaneTerms | None = None  # for a tensor plane
+    plane: PlaneOffer | None = None
     interface: str = ""  # own address that the target is reached from; "": not known
 
 

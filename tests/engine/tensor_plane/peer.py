@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from ssd_engine.tensor_plane.plane import open_receiver, open_sender
+from ssd_engine.tensor_plane.plane import await_target, go_to_draft
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, host_id
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
 from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tensor_plane.transports import connection as connection_module
@@ -27,7 +28,8 @@ from tests.waiting import HANG_SECONDS, wait_until
 
 LOOPBACK = "127.0.0.1"
 CPU = torch.device("cpu")
-FORMAT = RowsFormat(vocab_size=1000, dtype=torch.bfloat16, max_rows=6)
+DISTRIBUTIONS = RowsStream("draft_distributions", RowsDirection.TO_TARGET, 1000, "bfloat16", 6)
+FEATURES = RowsStream("features", RowsDirection.TO_DRAFT, 96, "float32", 9)
 AHEAD = 8  # rounds that a flood is ahead of what was sent
 
 # However slow the machine is, nobody is given up: only a test that moves the clock meets a limit.
@@ -43,22 +45,46 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.engine.tensor_plane.peer"])
 
 
-def make_rows(seed: int, num_rows: int, format_: RowsFormat = FORMAT) -> torch.Tensor:
+def make_rows(seed: int, num_rows: int, stream: RowsStream = DISTRIBUTIONS) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(num_rows, format_.vocab_size, generator=generator)
-    return rows.to(format_.dtype)
+    return torch.randn(num_rows, stream.width, generator=generator).to(dtype_of(stream))
 
 
-_USUAL: dict[str, Any] = {"rows": FORMAT, "device": CPU, "connect_timeout_s": NO_LIMIT}
+_USUAL: dict[str, Any] = {"device": CPU, "connect_timeout_s": NO_LIMIT}
 
 
-def make_sender(kind: PlaneKind, epoch: int = 1, **options: Any) -> tuple[Sender, PlaneAnswer]:
+def make_sender(
+    kind: PlaneKind,
+    epoch: int = 1,
+    stream: RowsStream = DISTRIBUTIONS,
+    max_queued: int = 64,
+    **options: Any,
+) -> tuple[Sender, PlaneAnswer]:
+    """The draft's end."""
     given = {"bind_host": LOOPBACK, **_USUAL, **options}
-    return open_sender(kind, epoch, **given)
+    plane, answer = await_target(kind, epoch, stream, **given)
+    return Sender(plane, max_queued), answer
 
 
-def make_receiver(answer: PlaneAnswer, epoch: int = 1, **options: Any) -> Receiver:
-    return open_receiver(answer, epoch, **{**_USUAL, **options})
+def make_receiver(
+    answer: PlaneAnswer,
+    epoch: int = 1,
+    stream: RowsStream = DISTRIBUTIONS,
+    max_expected: int = 256,
+    **options: Any,
+) -> Receiver:
+    """The target's end."""
+    return Receiver(go_to_draft(answer, epoch, stream, **{**_USUAL, **options}), max_expected)
+
+
+def make_draft_receiver(kind: PlaneKind, epoch: int = 1) -> tuple[Receiver, PlaneAnswer]:
+    """The draft's end of a plane whose rows come from the target."""
+    plane, answer = await_target(kind, epoch, FEATURES, bind_host=LOOPBACK, **_USUAL)
+    return Receiver(plane), answer
+
+
+def make_target_sender(answer: PlaneAnswer, epoch: int = 1) -> Sender:
+    return Sender(go_to_draft(answer, epoch, FEATURES, **_USUAL))
 
 
 def wait_up(*ends: Sender | Receiver) -> None:
@@ -84,11 +110,14 @@ class Commands:
     def open_receiver(self, answer: PlaneAnswer, epoch: int, **options: Any) -> None:
         self.receiver = make_receiver(answer, epoch, **options)
 
+    def open_target_sender(self, answer: PlaneAnswer, epoch: int) -> None:
+        self.sender = make_target_sender(answer, epoch)
+
     def wait_up(self) -> None:
         wait_up(self._end())
 
     def send(self, key: RowsKey, num_rows: int, seed: int) -> bool:
-        return self.sender.send(key, make_rows(seed, num_rows))
+        return self.sender.send(key, make_rows(seed, num_rows, self.sender._stream))
 
     def flood(self, num_rounds: int) -> None:
         """Round after round, in the background, as fast as they are taken."""
@@ -96,7 +125,7 @@ class Commands:
         def run() -> None:
             for round_ in range(num_rounds):
                 wait_until(partial(self._is_near, round_))
-                self.sender.send(RowsKey(1, round_, 0), make_rows(round_, 6))
+                self.sender.send(RowsKey(1, round_), make_rows(round_, 6))
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -107,7 +136,7 @@ class Commands:
         def drain() -> None:
             round_ = 0
             while True:
-                self.receiver.receive(RowsKey(1, round_, 0), 6, 0.05)
+                self.receiver.receive(RowsKey(1, round_), 6, 0.05)
                 round_ += 1
 
         threading.Thread(target=drain, daemon=True).start()

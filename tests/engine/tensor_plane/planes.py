@@ -17,10 +17,11 @@ from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tensor_plane.transports import connection as connection_module
 from ssd_engine.tensor_plane.transports.address import listen
-from ssd_engine.tensor_plane.transports.connection import Connection, Wake, dial
-from ssd_engine.tensor_plane.transports.greeting import PlaneAgreement, admit, greet
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.greeting import PlaneTerms, admit, enter
+from tests.engine.tensor_plane.gloo import GLOO
 from tests.engine.tensor_plane.peer import (
-    FORMAT,
+    DISTRIBUTIONS,
     LOOPBACK,
     NO_LIMIT,
     make_receiver,
@@ -29,9 +30,10 @@ from tests.engine.tensor_plane.peer import (
 )
 from tests.waiting import HANG_SECONDS, wait_until
 
-KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP, PlaneKind.GLOO]
+KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP, GLOO]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.value for kind in KINDS])
 HARDENED = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP]
+hardened_kind = pytest.mark.parametrize("kind", HARDENED, ids=[kind.value for kind in HARDENED])
 SECRET = bytes(range(32))
 
 
@@ -59,9 +61,9 @@ def admitted_by_a_test(kind: PlaneKind) -> Iterator[tuple[Receiver, Connection]]
     """A receiver, and the other end of its connection: a draft that says what a test likes."""
     wake = Wake()
     listener, address = listen(kind, LOOPBACK)
-    receiver = make_receiver(PlaneAnswer(kind, address, SECRET))
+    receiver = make_receiver(PlaneAnswer(kind, address, SECRET, DISTRIBUTIONS))
     with listener:
-        connection = admit(listener, wake, PlaneAgreement(kind, 1, FORMAT), SECRET, far_off())
+        connection = admit(listener, wake, PlaneTerms(kind, 1, DISTRIBUTIONS), SECRET, far_off())
     try:
         yield receiver, connection
     finally:
@@ -76,8 +78,8 @@ def dialled_by_a_test(kind: PlaneKind) -> Iterator[tuple[Sender, Connection]]:
     """A sender, and the other end of its connection: a target that says what a test likes."""
     wake = Wake()
     sender, answer = make_sender(kind)
-    connection = dial(*place_of(answer), wake, far_off())
-    greet(connection, PlaneAgreement(kind, 1, FORMAT), answer.secret, far_off())
+    terms = PlaneTerms(kind, 1, DISTRIBUTIONS)
+    connection = enter(place_of(answer), wake, terms, answer.secret, far_off())
     try:
         yield sender, connection
     finally:
@@ -101,7 +103,7 @@ def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
 def expect_break(receiver: Receiver, reason: str) -> None:
     wait_until(lambda: receiver.state is PlaneState.BROKEN)
     with pytest.raises(PlaneBroken, match=reason):
-        receiver.receive(RowsKey(1, 1, 0), 1, HANG_SECONDS)
+        receiver.receive(RowsKey(1, 1), 1, HANG_SECONDS)
     assert receiver.join(HANG_SECONDS)
 
 

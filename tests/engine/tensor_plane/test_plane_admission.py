@@ -2,41 +2,52 @@
 
 import random
 import socket
+import struct
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
+from ssd_engine.process.secret_handshake import UnknownPeer
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
-from ssd_engine.tensor_plane.protocol.records import HELLO_BYTES, GreetingVerdict, Welcome
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.transports.address import listen
 from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.greeting import HANDSHAKE
+from tests.engine.tensor_plane.gloo import GLOO
 from tests.engine.tensor_plane.peer import (
-    FORMAT,
+    DISTRIBUTIONS,
     LOOPBACK,
     make_receiver,
     make_rows,
     make_sender,
     wait_up,
 )
-from tests.engine.tensor_plane.planes import KINDS, SECRET, every_kind, expect_break, place_of
+from tests.engine.tensor_plane.planes import (
+    KINDS,
+    SECRET,
+    every_kind,
+    expect_break,
+    far_off,
+    place_of,
+)
 from tests.waiting import HANG_SECONDS, wait_until
 
 
 @every_kind
 def test_a_wrong_secret_is_refused_and_the_right_one_still_admitted(kind: PlaneKind) -> None:
     sender, answer = make_sender(kind)
-    impostor = make_receiver(PlaneAnswer(kind, answer.address, bytes(32)))
-    expect_break(impostor, "wrong secret")
+    impostor = make_receiver(replace(answer, secret=bytes(32)))
+    expect_break(impostor, "the draft has another secret")
     assert sender.state is PlaneState.CONNECTING
     receiver = make_receiver(answer)
     wait_up(receiver, sender)
-    receiver.expect(RowsKey(1, 1, 0), 1)
-    sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
-    assert receiver.receive(RowsKey(1, 1, 0), 1, HANG_SECONDS) is not None
+    receiver.expect(RowsKey(1, 1), 1)
+    sender.send(RowsKey(1, 1), make_rows(1, 1))
+    assert receiver.receive(RowsKey(1, 1), 1, HANG_SECONDS) is not None
     # The secret is spent: nobody listens any more.
     second = make_receiver(answer)
     expect_break(second, "cannot be reached")
@@ -48,31 +59,64 @@ def test_a_wrong_secret_is_refused_and_the_right_one_still_admitted(kind: PlaneK
 def test_a_draft_that_does_not_know_the_secret_is_left() -> None:
     wake = Wake()
     listener, address = listen(PlaneKind.TCP, LOOPBACK)
-    receiver = make_receiver(PlaneAnswer(PlaneKind.TCP, address, SECRET))
+    receiver = make_receiver(PlaneAnswer(PlaneKind.TCP, address, SECRET, DISTRIBUTIONS))
     listener.setblocking(True)
     connection = Connection(listener.accept()[0], wake)
-    connection.read(HELLO_BYTES)
-    connection.write(Welcome(GreetingVerdict.ADMITTED).encode())
+    connection.write(connection.read(44))  # its opening is as good as another
+    connection.write(b"\1" * 32 + b"\0\0")  # a proof that it made up
     expect_break(receiver, "does not know the secret")
     connection.close()
     listener.close()
     wake.close()
 
 
+def test_a_target_of_another_version_is_told_and_the_right_one_still_admitted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first version's hello, and what it took for a verdict: 2 was another version."""
+    sender, answer = make_sender(PlaneKind.TCP)
+    _, address = place_of(answer)
+    hello = struct.pack("<8sHHIIQ32s", b"SSDPLANE", 1, 0, 1000, 6, 1, bytes(32))
+    with socket.create_connection(address) as older:  # type: ignore[arg-type]
+        older.sendall(hello)
+        magic, verdict = struct.unpack("<8sI", older.recv(44, socket.MSG_WAITALL)[:12])
+        assert (magic, verdict) == (b"SSDPLANE", 2)
+        wait_until(lambda: "the target speaks version 1, this end 2" in caplog.text)
+    receiver = make_receiver(answer)
+    wait_up(receiver, sender)
+    sender.close()
+    receiver.close()
+
+
+def test_a_draft_of_another_version_is_left_with_its_number() -> None:
+    newer, wake = replace(HANDSHAKE, version=3), Wake()
+    listener, address = listen(PlaneKind.TCP, LOOPBACK)
+    receiver = make_receiver(PlaneAnswer(PlaneKind.TCP, address, SECRET, DISTRIBUTIONS))
+    listener.setblocking(True)
+    connection = Connection(listener.accept()[0], wake)
+    with pytest.raises(UnknownPeer, match="the target speaks version 2, this end 3"):
+        newer.admit(connection, SECRET, far_off())
+    expect_break(receiver, "the draft speaks version 3, this end 2")
+    connection.close()
+    listener.close()
+    wake.close()
+
+
 @pytest.mark.parametrize(
-    ("epoch", "rows", "reason"),
+    ("epoch", "change", "reason"),
     [
-        (2, FORMAT, "other epoch"),
-        (0, FORMAT, "other epoch"),
-        (1, RowsFormat(1001, torch.bfloat16, 6), "other format"),
-        (1, RowsFormat(1000, torch.float16, 6), "other format"),
-        (1, RowsFormat(1000, torch.bfloat16, 7), "other format"),
+        (2, {}, "other epoch"),
+        (0, {}, "other epoch"),
+        (1, {"name": "features"}, "other name"),
+        (1, {"width": 1001}, "other width"),
+        (1, {"dtype": "float16"}, "other dtype"),
+        (1, {"max_rows": 7}, "other max_rows"),
     ],
 )
-def test_another_epoch_or_format_is_refused(epoch: int, rows: RowsFormat, reason: str) -> None:
+def test_other_terms_are_refused_by_name(epoch: int, change: dict[str, Any], reason: str) -> None:
     for kind in KINDS:
         sender, answer = make_sender(kind)
-        receiver = make_receiver(answer, epoch, rows=rows)
+        receiver = make_receiver(answer, epoch, replace(DISTRIBUTIONS, **change))
         expect_break(receiver, reason)
         wait_until(lambda end=sender: end.state is PlaneState.BROKEN)  # type: ignore[misc]
         assert reason in sender.reason
@@ -102,14 +146,14 @@ def test_strangers_on_the_port_do_not_keep_the_target_out() -> None:
         (PlaneKind.TCP, "127.0.0.1:99999"),
         (PlaneKind.TCP, "127.0.0.1:٣"),
         (PlaneKind.TCP, "0.0.0.0:80"),
-        (PlaneKind.GLOO, ":80"),
+        (PlaneKind.TCP, ":80"),
     ],
 )
 def test_an_address_that_is_none_is_refused(kind: PlaneKind, address: str) -> None:
-    expect_break(make_receiver(PlaneAnswer(kind, address, SECRET)), "address")
+    expect_break(make_receiver(PlaneAnswer(kind, address, SECRET, DISTRIBUTIONS)), "address")
 
 
-@pytest.mark.parametrize("kind", [PlaneKind.TCP, PlaneKind.GLOO])
+@pytest.mark.parametrize("kind", [PlaneKind.TCP, GLOO])
 @pytest.mark.parametrize(
     ("bind_host", "dial_host"), [("0.0.0.0", LOOPBACK), ("::1", None), ("::", "::1")]
 )

@@ -1,15 +1,23 @@
 """Planes whose rows lie on CUDA devices."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.transports.process_group import NcclGroup, leave_nccl_errors_to_us
-from tests.engine.tensor_plane.peer import make_receiver, make_rows, make_sender, wait_up
-from tests.engine.tensor_plane.planes import every_kind
+from tests.engine.tensor_plane.peer import (
+    DISTRIBUTIONS,
+    make_receiver,
+    make_rows,
+    make_sender,
+    wait_up,
+)
+from tests.engine.tensor_plane.planes import hardened_kind
 from tests.waiting import HANG_SECONDS, wait_until
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -17,14 +25,14 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @pytest.mark.gpu
 @needs_gpu
-@every_kind
+@hardened_kind
 def test_rows_go_from_device_to_device(kind: PlaneKind) -> None:
-    cuda, format_ = torch.device("cuda", 0), RowsFormat(150_000, torch.bfloat16, 6)
-    sender, answer = make_sender(kind, rows=format_, device=cuda)
-    receiver = make_receiver(answer, rows=format_, device=cuda)
+    cuda, stream = torch.device("cuda", 0), replace(DISTRIBUTIONS, width=150_000)
+    sender, answer = make_sender(kind, stream=stream, device=cuda)
+    receiver = make_receiver(answer, stream=stream, device=cuda)
     wait_up(receiver, sender)
     for round_ in range(20):
-        key, rows = RowsKey(1, round_, 0), torch.randn(6, 150_000, device=cuda).bfloat16()
+        key, rows = RowsKey(1, round_), torch.randn(6, 150_000, device=cuda).bfloat16()
         receiver.expect(key, 6)
         sender.send(key, rows)
         torch.cuda._sleep(10_000_000)  # the engine goes on computing
@@ -47,7 +55,7 @@ def test_rows_do_not_wait_for_what_was_launched_after_them() -> None:
     # The first has the warm-up in it; the second keeps the device busy for about ten seconds.
     for round_, cycles in enumerate((1, 20_000_000_000)):
         torch.cuda.synchronize()
-        key = RowsKey(1, round_, 0)
+        key = RowsKey(1, round_)
         receiver.expect(key, 6)
         sender.send(key, rows)
         torch.cuda._sleep(cycles)
@@ -80,9 +88,9 @@ def test_a_communicator_that_cannot_be_made_breaks_the_plane_alone() -> None:
     wait_until(lambda: receiver.state is not PlaneState.CONNECTING)
     wait_until(lambda: sender.state is receiver.state)
     if receiver.state is PlaneState.UP:
-        receiver.expect(RowsKey(1, 1, 0), 6)
-        sender.send(RowsKey(1, 1, 0), make_rows(1, 6).to(cuda))
-        assert receiver.receive(RowsKey(1, 1, 0), 6, HANG_SECONDS) is not None
+        receiver.expect(RowsKey(1, 1), 6)
+        sender.send(RowsKey(1, 1), make_rows(1, 6).to(cuda))
+        assert receiver.receive(RowsKey(1, 1), 6, HANG_SECONDS) is not None
     sender.close()
     receiver.close()
     assert sender.join(HANG_SECONDS)
@@ -92,17 +100,17 @@ def test_a_communicator_that_cannot_be_made_breaks_the_plane_alone() -> None:
 @pytest.mark.gpu2
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_rows_go_from_one_device_to_another_by_nccl() -> None:
-    format_ = RowsFormat(150_000, torch.bfloat16, 6)
+    stream = replace(DISTRIBUTIONS, width=150_000)
     for epoch in range(1, 4):
         first, second = (torch.device("cuda", i) for i in range(2))
-        sender, answer = make_sender(PlaneKind.NCCL, epoch, rows=format_, device=first)
-        receiver = make_receiver(answer, epoch, rows=format_, device=second)
+        sender, answer = make_sender(PlaneKind.NCCL, epoch, stream=stream, device=first)
+        receiver = make_receiver(answer, epoch, stream=stream, device=second)
         wait_up(receiver, sender)
-        rows = make_rows(epoch, 6, format_).to("cuda:0")
-        receiver.expect(RowsKey(1, 1, 0), 6)
-        sender.send(RowsKey(1, 2, 0), rows)  # nobody's
-        sender.send(RowsKey(1, 1, 0), rows)
-        landed = receiver.receive(RowsKey(1, 1, 0), 6, HANG_SECONDS)
+        rows = make_rows(epoch, 6, stream).to("cuda:0")
+        receiver.expect(RowsKey(1, 1), 6)
+        sender.send(RowsKey(1, 2), rows)  # nobody's
+        sender.send(RowsKey(1, 1), rows)
+        landed = receiver.receive(RowsKey(1, 1), 6, HANG_SECONDS)
         assert landed is not None
         assert landed.device == torch.device("cuda", 1)
         assert torch.equal(landed.cpu(), rows.cpu())

@@ -9,11 +9,17 @@ import pytest
 
 from ssd_engine.tensor_plane import receiver as receiver_module
 from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
-from ssd_engine.tensor_plane.protocol.records import WINDOW, Announcement, encode_serial
+from ssd_engine.tensor_plane.protocol.records import (
+    ANNOUNCEMENT_BYTES,
+    WINDOW,
+    Announcement,
+    encode_serial,
+)
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.transports.connection import Connection
-from tests.engine.tensor_plane.peer import FORMAT, wait_up
+from tests.engine.tensor_plane.gloo import GLOO
+from tests.engine.tensor_plane.peer import DISTRIBUTIONS, wait_up
 from tests.engine.tensor_plane.planes import (
     HARDENED,
     Clock,
@@ -24,7 +30,7 @@ from tests.engine.tensor_plane.planes import (
 from tests.waiting import HANG_SECONDS, wait_until
 
 
-def segment(size: int = WINDOW * FORMAT.max_bytes, seals: int | None = None) -> int:
+def segment(size: int = WINDOW * DISTRIBUTIONS.max_bytes, seals: int | None = None) -> int:
     file = os.memfd_create("lie", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     if seals is None:
@@ -41,14 +47,14 @@ def start_lying(kind: PlaneKind, connection: Connection) -> None:
 
 
 def announcement(serial: int = 0, num_rows: int = 1, round_: int = 1) -> bytes:
-    return Announcement(serial, RowsKey(1, round_, 0), num_rows).encode()
+    return Announcement(serial, RowsKey(1, round_), num_rows).encode()
 
 
 @pytest.mark.parametrize("kind", HARDENED)
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"X" * 32, "malformed"),
+        (b"X" * ANNOUNCEMENT_BYTES, "malformed"),
         (announcement(num_rows=0), "0 rows"),
         (announcement(num_rows=7), "7 rows"),
         (announcement(num_rows=2**32 - 1), "4294967295 rows"),
@@ -77,9 +83,9 @@ def test_half_a_header_is_a_broken_plane_and_no_hang(kind: PlaneKind, clock: Clo
 def test_rows_that_are_announced_and_do_not_come_break_the_plane(clock: Clock) -> None:
     with admitted_by_a_test(PlaneKind.TCP) as (receiver, connection):
         wait_up(receiver)
-        receiver.expect(RowsKey(1, 1, 0), 6)
+        receiver.expect(RowsKey(1, 1), 6)
         connection.write(announcement(num_rows=6) + b"\0" * 100)
-        assert receiver.receive(RowsKey(1, 1, 0), 6, 0.05) is None
+        assert receiver.receive(RowsKey(1, 1), 6, 0.05) is None
         assert receiver.state is PlaneState.UP  # only the plane's thread waits for the rest
         clock.pass_until_broken(receiver)
         expect_break(receiver, "too long")
@@ -88,8 +94,8 @@ def test_rows_that_are_announced_and_do_not_come_break_the_plane(clock: Clock) -
 def test_more_bytes_than_announced_break_the_plane_not_the_process() -> None:
     with admitted_by_a_test(PlaneKind.TCP) as (receiver, connection):
         wait_up(receiver)
-        receiver.expect(RowsKey(1, 1, 0), 1)
-        connection.write(announcement() + b"\0" * (FORMAT.row_bytes + 64))
+        receiver.expect(RowsKey(1, 1), 1)
+        connection.write(announcement() + b"\0" * (DISTRIBUTIONS.row_bytes + 64))
         expect_break(receiver, "malformed")
 
 
@@ -101,7 +107,7 @@ def test_a_flood_that_nobody_asked_for_breaks_the_plane(
     with admitted_by_a_test(kind) as (receiver, connection):
         start_lying(kind, connection)
         wait_up(receiver)
-        rows = b"" if kind is PlaneKind.SHARED_MEMORY else bytes(FORMAT.row_bytes)
+        rows = b"" if kind is PlaneKind.SHARED_MEMORY else bytes(DISTRIBUTIONS.row_bytes)
         for serial in range(51):
             connection.write(announcement(serial, round_=serial) + rows)
         wait_until(lambda: receiver.discarded == 51)
@@ -119,7 +125,7 @@ def a_pipe() -> int:
 def a_file() -> int:
     file, path = tempfile.mkstemp()
     os.unlink(path)
-    os.ftruncate(file, WINDOW * FORMAT.max_bytes)
+    os.ftruncate(file, WINDOW * DISTRIBUTIONS.max_bytes)
     return file
 
 
@@ -131,7 +137,7 @@ def a_file() -> int:
         (lambda: os.open("/dev/zero", os.O_RDONLY), "not a memory file"),
         (lambda: segment(seals=0), "not the one"),
         (lambda: segment(seals=fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL), "not the one"),
-        (lambda: segment(WINDOW * FORMAT.max_bytes - 1), "not the one"),
+        (lambda: segment(WINDOW * DISTRIBUTIONS.max_bytes - 1), "not the one"),
         (lambda: segment(1 << 40), "not the one"),
         (lambda: segment(0), "not the one"),
     ],
@@ -154,7 +160,7 @@ def test_a_draft_that_hands_over_no_segment_is_refused() -> None:
 
 @pytest.mark.parametrize("entry", [b"\xff" * 8, b"\x01\x00\x00\x00\x01\x00\x00\x00kv" * 100])
 def test_the_store_of_a_group_is_bounded(entry: bytes) -> None:
-    with admitted_by_a_test(PlaneKind.GLOO) as (receiver, connection):
+    with admitted_by_a_test(GLOO) as (receiver, connection):
         connection.write(entry)
         expect_break(receiver, "in the store")
 

@@ -52,12 +52,12 @@ def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
             (sender if epoch % 2 else receiver).abort("while it connects")
         else:
             wait_up(receiver, sender)
-            key = RowsKey(1, epoch, 0)
+            key = RowsKey(1, epoch)
             receiver.expect(key, 2)
             sender.send(key, make_rows(epoch, 2))
             assert same_bits(receiver.receive(key, 2, HANG_SECONDS), make_rows(epoch, 2))
-            receiver.expect(RowsKey(1, epoch, 2), 1)  # left open
-            sender.send(RowsKey(1, epoch, 4), make_rows(epoch, 1))  # nobody's
+            receiver.expect(RowsKey(2, epoch), 1)  # left open
+            sender.send(RowsKey(4, epoch), make_rows(epoch, 1))  # nobody's
             (sender if epoch % 2 else receiver).abort("for the test")
         for end in (sender, receiver):
             assert end.join(HANG_SECONDS)
@@ -70,7 +70,7 @@ def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
 
 
 def test_closing_wakes_whoever_waits() -> None:
-    key = RowsKey(1, 1, 0)
+    key = RowsKey(1, 1)
     with plane(PlaneKind.SHARED_MEMORY) as (_, receiver), ThreadPoolExecutor() as threads:
         waiting = threads.submit(receiver.receive, key, 1, NO_LIMIT)
         wait_until(lambda: is_waited_for(receiver, key))
@@ -87,13 +87,14 @@ def test_a_process_ends_well_with_its_planes_open() -> None:
         import torch
         from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
         from ssd_engine.tensor_plane.protocol.rows import RowsKey
+        from tests.engine.tensor_plane.gloo import GLOO
         from tests.engine.tensor_plane.peer import make_receiver, make_rows, make_sender, wait_up
-        for kind in (PlaneKind.SHARED_MEMORY, PlaneKind.TCP, PlaneKind.GLOO):
+        for kind in (PlaneKind.SHARED_MEMORY, PlaneKind.TCP, GLOO):
             sender, answer = make_sender(kind)
             receiver = make_receiver(answer)
             wait_up(receiver, sender)
-            receiver.expect(RowsKey(1, 1, 0), 1)
-            sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
+            receiver.expect(RowsKey(1, 1), 1)
+            sender.send(RowsKey(1, 1), make_rows(1, 1))
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],

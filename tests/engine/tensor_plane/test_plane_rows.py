@@ -1,17 +1,25 @@
 """Rows cross a plane as they are, under their key and in time, or are missing and hurt nothing."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from ssd_engine.tensor_plane.plane import local_offer
+from ssd_engine.tensor_plane.plane import await_target, go_to_draft, local_offer
 from ssd_engine.tensor_plane.protocol.handshake import PlaneKind, choose_kind, host_id
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.protocol.streams import RowsDirection
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.sender import Sender
 from tests.engine.tensor_plane.peer import (
     CPU,
+    DISTRIBUTIONS,
+    FEATURES,
     NO_LIMIT,
+    make_draft_receiver,
     make_receiver,
     make_rows,
     make_sender,
@@ -32,7 +40,7 @@ def test_two_processes_of_one_host_share_memory() -> None:
 
 @every_kind
 def test_rows_cross_between_processes_in_any_order(kind: PlaneKind) -> None:
-    keys = {RowsKey(2**63 + s, r, f): 1 + f for s in range(3) for r in range(3) for f in (0, 5)}
+    keys = {RowsKey(2**63 + s, r): 1 + (s + r) % 6 for s in range(4) for r in range(5)}
     with peer() as draft:
         answer = draft.call("open_sender", kind, 7)
         receiver = make_receiver(answer, 7)
@@ -52,8 +60,59 @@ def test_rows_cross_between_processes_in_any_order(kind: PlaneKind) -> None:
 
 
 @every_kind
+def test_rows_of_another_width_go_the_other_way_between_processes(kind: PlaneKind) -> None:
+    """The draft still waits and the target still dials; but the target sends."""
+    receiver, answer = make_draft_receiver(kind, 7)
+    with peer() as target:
+        target.call("open_target_sender", answer, 7)
+        target.call("wait_up")
+        wait_up(receiver)
+        for round_ in range(20):
+            receiver.expect(RowsKey(1, round_), 9)
+        for round_ in range(20):
+            assert target.call("send", RowsKey(1, round_), 9, round_)
+            landed = receiver.receive(RowsKey(1, round_), 9, HANG_SECONDS)
+            assert landed is not None
+            assert torch.equal(landed, make_rows(round_, 9, FEATURES))
+        target.kill()
+        wait_until(lambda: receiver.state is PlaneState.BROKEN)
+    assert receiver.join(HANG_SECONDS)
+
+
+def test_an_end_is_made_only_for_its_direction() -> None:
+    for stream, wrong in ((DISTRIBUTIONS, Receiver), (FEATURES, Sender)):
+        drafts, answer = await_target(PlaneKind.SHARED_MEMORY, 1, stream, bind_host="", device=CPU)
+        with pytest.raises(ValueError, match=f"{stream.name} goes {stream.direction.value}"):
+            wrong(drafts)
+        other = Sender if wrong is Receiver else Receiver
+        with pytest.raises(ValueError, match=stream.direction.value):
+            other(go_to_draft(answer, 1, stream, device=CPU))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"width": 1001}, "other width: 1001 there, 1000 here"),
+        ({"dtype": "float32"}, "other dtype: 'float32' there, 'bfloat16' here"),
+        ({"direction": RowsDirection.TO_DRAFT}, "other direction: 'to_draft' there"),
+        ({"name": "features"}, "declares no draft_distributions"),
+    ],
+)
+def test_another_declaration_is_refused_by_name(change: dict[str, Any], reason: str) -> None:
+    declared = [FEATURES, replace(DISTRIBUTIONS, **change)]
+    with pytest.raises(ValueError, match=reason):
+        DISTRIBUTIONS.agreed_with(declared)
+
+
+def test_both_sides_take_the_smaller_number_of_rows() -> None:
+    for rows in (4, 6, 9):
+        agreed = DISTRIBUTIONS.agreed_with([FEATURES, replace(DISTRIBUTIONS, max_rows=rows)])
+        assert agreed == replace(DISTRIBUTIONS, max_rows=min(rows, 6))
+
+
+@every_kind
 def test_rows_that_come_while_they_are_waited_for_are_received(kind: PlaneKind) -> None:
-    key = RowsKey(1, 1, 0)
+    key = RowsKey(1, 1)
     with plane(kind) as (sender, receiver), ThreadPoolExecutor() as threads:
         waiting = threads.submit(receiver.receive, key, 2, NO_LIMIT)
         wait_until(lambda: is_waited_for(receiver, key))
@@ -64,25 +123,25 @@ def test_rows_that_come_while_they_are_waited_for_are_received(kind: PlaneKind) 
 @every_kind
 def test_rows_that_do_not_come_are_missing_and_hurt_nothing(kind: PlaneKind) -> None:
     with plane(kind) as (sender, receiver):
-        receiver.expect(RowsKey(1, 1, 0), 2)
-        assert receiver.receive(RowsKey(1, 1, 0), 2, 0.05) is None
-        assert receiver.receive(RowsKey(1, 1, 2), 2, 0.0) is None
+        receiver.expect(RowsKey(1, 1), 2)
+        assert receiver.receive(RowsKey(1, 1), 2, 0.05) is None
+        assert receiver.receive(RowsKey(2, 1), 2, 0.0) is None
         # Late rows of a key that is over are dropped, and the next round is not disturbed.
-        sender.send(RowsKey(1, 1, 0), make_rows(1, 2))
-        receiver.expect(RowsKey(1, 2, 0), 3)
-        sender.send(RowsKey(1, 2, 0), make_rows(2, 3))
-        assert same_bits(receiver.receive(RowsKey(1, 2, 0), 3, HANG_SECONDS), make_rows(2, 3))
-        assert receiver.receive(RowsKey(1, 1, 0), 2, 0.0) is None
+        sender.send(RowsKey(1, 1), make_rows(1, 2))
+        receiver.expect(RowsKey(1, 2), 3)
+        sender.send(RowsKey(1, 2), make_rows(2, 3))
+        assert same_bits(receiver.receive(RowsKey(1, 2), 3, HANG_SECONDS), make_rows(2, 3))
+        assert receiver.receive(RowsKey(1, 1), 2, 0.0) is None
         assert (receiver.received, receiver.missing, receiver.discarded) == (1, 3, 1)
 
 
 @every_kind
 def test_another_number_of_rows_than_expected_is_missing(kind: PlaneKind) -> None:
     with plane(kind) as (sender, receiver):
-        receiver.expect(RowsKey(1, 1, 0), 2)
-        sender.send(RowsKey(1, 1, 0), make_rows(1, 3))
+        receiver.expect(RowsKey(1, 1), 2)
+        sender.send(RowsKey(1, 1), make_rows(1, 3))
         wait_until(lambda: receiver.discarded == 1)
-        assert receiver.receive(RowsKey(1, 1, 0), 2, 0.0) is None
+        assert receiver.receive(RowsKey(1, 1), 2, 0.0) is None
         assert receiver.state is PlaneState.UP
 
 
@@ -91,13 +150,13 @@ def test_expectations_that_nobody_ends_are_given_up() -> None:
     receiver = make_receiver(answer, max_expected=3)
     wait_up(sender, receiver)
     for round_ in range(10):
-        receiver.expect(RowsKey(1, round_, 0), 1)
+        receiver.expect(RowsKey(1, round_), 1)
     for round_ in range(10):
-        sender.send(RowsKey(1, round_, 0), make_rows(round_, 1))
-    assert same_bits(receiver.receive(RowsKey(1, 9, 0), 1, HANG_SECONDS), make_rows(9, 1))
+        sender.send(RowsKey(1, round_), make_rows(round_, 1))
+    assert same_bits(receiver.receive(RowsKey(1, 9), 1, HANG_SECONDS), make_rows(9, 1))
     assert receiver.discarded == 7
-    assert receiver.receive(RowsKey(1, 6, 0), 1, 0.0) is None
-    assert receiver.receive(RowsKey(1, 7, 0), 1, 0.0) is not None
+    assert receiver.receive(RowsKey(1, 6), 1, 0.0) is None
+    assert receiver.receive(RowsKey(1, 7), 1, 0.0) is not None
     sender.close()
     receiver.close()
 
@@ -115,33 +174,40 @@ def test_expectations_that_nobody_ends_are_given_up() -> None:
 def test_rows_of_another_format_are_an_error_of_the_caller(rows: torch.Tensor) -> None:
     with plane(PlaneKind.SHARED_MEMORY) as (sender, receiver):
         with pytest.raises(ValueError):
-            sender.send(RowsKey(1, 1, 0), rows)
+            sender.send(RowsKey(1, 1), rows)
         with pytest.raises(ValueError):
-            receiver.receive(RowsKey(1, 1, 0), 7, 0.0)
+            receiver.receive(RowsKey(1, 1), 7, 0.0)
         assert sender.state is receiver.state is PlaneState.UP
 
 
 def test_rows_need_not_be_contiguous() -> None:
-    wide = make_rows(1, 6, RowsFormat(2000, torch.bfloat16, 6))
+    wide = make_rows(1, 6, replace(DISTRIBUTIONS, width=2000))
     for kind in KINDS:
         with plane(kind) as (sender, receiver):
-            receiver.expect(RowsKey(1, 1, 0), 3)
-            sender.send(RowsKey(1, 1, 0), wide[::2, ::2])
+            receiver.expect(RowsKey(1, 1), 3)
+            sender.send(RowsKey(1, 1), wide[::2, ::2])
             assert same_bits(
-                receiver.receive(RowsKey(1, 1, 0), 3, HANG_SECONDS), wide[::2, ::2].contiguous()
+                receiver.receive(RowsKey(1, 1), 3, HANG_SECONDS), wide[::2, ::2].contiguous()
             )
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "dtype", "max_rows"),
-    [(0, torch.bfloat16, 1), (1, torch.bfloat16, 0), (1, torch.int64, 1), (2**30, torch.half, 9)],
+    "change",
+    [
+        {"width": 0},
+        {"max_rows": 0},
+        {"dtype": "int64"},
+        {"width": 2**30},
+        {"direction": RowsDirection.UNSPECIFIED},
+    ],
 )
-def test_a_format_has_bounds(vocab_size: int, dtype: torch.dtype, max_rows: int) -> None:
+def test_a_stream_has_bounds(change: dict[str, Any]) -> None:
+    DISTRIBUTIONS.check()
     with pytest.raises(ValueError):
-        RowsFormat(vocab_size, dtype, max_rows)
+        replace(DISTRIBUTIONS, **change).check()
 
 
-@pytest.mark.parametrize("key", [(-1, 0, 0), (2**64, 0, 0), (0, 2**32, 0), (0, 0, -1)])
-def test_a_key_fits_its_record(key: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("key", [(-1, 0), (2**64, 0), (0, 2**32), (0, -1)])
+def test_a_key_fits_its_record(key: tuple[int, int]) -> None:
     with pytest.raises(ValueError):
         RowsKey(*key)

@@ -9,7 +9,9 @@ from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.records import WINDOW
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneState
+from tests.engine.tensor_plane.gloo import GLOO
 from tests.engine.tensor_plane.peer import (
+    DISTRIBUTIONS,
     LOOPBACK,
     NO_LIMIT,
     make_receiver,
@@ -32,18 +34,18 @@ from tests.waiting import HANG_SECONDS, wait_until
 
 def test_until_it_is_up_nothing_is_sent_and_nothing_is_there(clock: Clock) -> None:
     sender, answer = make_sender(PlaneKind.TCP)
-    assert not sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
+    assert not sender.send(RowsKey(1, 1), make_rows(1, 1))
     with socket.socket() as silent:  # accepts, and says nothing
         silent.bind((LOOPBACK, 0))
         silent.listen()
         address = f"{LOOPBACK}:{silent.getsockname()[1]}"
-        receiver = make_receiver(PlaneAnswer(PlaneKind.TCP, address, answer.secret))
-        assert receiver.receive(RowsKey(1, 1, 0), 1, NO_LIMIT) is None
+        receiver = make_receiver(PlaneAnswer(PlaneKind.TCP, address, answer.secret, DISTRIBUTIONS))
+        assert receiver.receive(RowsKey(1, 1), 1, NO_LIMIT) is None
         assert receiver.state is PlaneState.CONNECTING  # it did not wait for that to end
         clock.pass_by(NO_LIMIT + GRACE_SECONDS / 2, sender, receiver)
         expect_break(receiver, "the peer took too long")
     wait_until(lambda: sender.state is PlaneState.BROKEN)
-    assert not sender.send(RowsKey(1, 1, 0), make_rows(1, 1))
+    assert not sender.send(RowsKey(1, 1), make_rows(1, 1))
     assert sender.dropped == 2
     assert sender.join(HANG_SECONDS)
 
@@ -51,8 +53,8 @@ def test_until_it_is_up_nothing_is_sent_and_nothing_is_there(clock: Clock) -> No
 def test_a_draft_that_makes_no_group_costs_a_thread_its_timeout_and_nobody_else(
     clock: Clock,
 ) -> None:
-    with admitted_by_a_test(PlaneKind.GLOO) as (receiver, _):
-        assert receiver.receive(RowsKey(1, 1, 0), 1, NO_LIMIT) is None
+    with admitted_by_a_test(GLOO) as (receiver, _):
+        assert receiver.receive(RowsKey(1, 1), 1, NO_LIMIT) is None
         assert receiver.state is PlaneState.CONNECTING  # it did not wait for the group
         clock.pass_by(NO_LIMIT + GRACE_SECONDS + 1)  # its thread has not noticed yet
         expect_break(receiver, "connecting took too long")
@@ -66,13 +68,13 @@ def test_a_sender_that_is_killed_in_the_middle_breaks_the_plane_alone(kind: Plan
         wait_up(receiver)
         draft.call("wait_up")
         for round_ in range(200):
-            receiver.expect(RowsKey(1, round_, 0), 6)
+            receiver.expect(RowsKey(1, round_), 6)
         draft.call("flood", 1000)
-        assert same_bits(receiver.receive(RowsKey(1, 5, 0), 6, HANG_SECONDS), make_rows(5, 6))
+        assert same_bits(receiver.receive(RowsKey(1, 5), 6, HANG_SECONDS), make_rows(5, 6))
         draft.kill()
         wait_until(lambda: receiver.state is PlaneState.BROKEN)
         with pytest.raises(PlaneBroken):
-            receiver.receive(RowsKey(1, 199, 0), 6, HANG_SECONDS)
+            receiver.receive(RowsKey(1, 199), 6, HANG_SECONDS)
         assert receiver.join(HANG_SECONDS)
         receiver.close()
     assert not left_behind([answer.address])
@@ -87,9 +89,9 @@ def test_a_receiver_that_is_killed_in_the_middle_breaks_the_plane_alone(kind: Pl
         wait_up(sender)
         target.call("receive_for_ever")
         for round_ in range(50):
-            sender.send(RowsKey(1, round_, 0), make_rows(round_, 6))
+            sender.send(RowsKey(1, round_), make_rows(round_, 6))
         target.kill()
-        wait_until(lambda: not sender.send(RowsKey(2, 1, 0), make_rows(1, 6)))
+        wait_until(lambda: not sender.send(RowsKey(2, 1), make_rows(1, 6)))
         assert sender.state is PlaneState.BROKEN
         assert sender.join(HANG_SECONDS)
         sender.close()
@@ -119,7 +121,7 @@ def test_a_target_that_does_not_read_costs_the_draft_its_oldest_rows(kind: Plane
         target.stop()
         rows = make_rows(1, 6)
         for round_ in range(300):  # none of them waits for the target, which is stopped
-            assert sender.send(RowsKey(1, round_, 0), rows)
+            assert sender.send(RowsKey(1, round_), rows)
         wait_until(lambda: sender.sent == WINDOW)
         assert sender.dropped >= 300 - WINDOW - 8
         target.go_on()
@@ -137,10 +139,10 @@ def test_a_draft_that_is_stopped_costs_the_target_its_wait_and_no_more(kind: Pla
         wait_up(receiver)
         draft.call("wait_up")
         draft.stop()  # until the end
-        receiver.expect(RowsKey(1, 1, 0), 1)
-        assert receiver.receive(RowsKey(1, 1, 0), 1, 0.05) is None
+        receiver.expect(RowsKey(1, 1), 1)
+        assert receiver.receive(RowsKey(1, 1), 1, 0.05) is None
         assert receiver.state is PlaneState.UP
         receiver.close()
         assert receiver.join(HANG_SECONDS)
         with pytest.raises(PlaneBroken, match="closed"):
-            receiver.receive(RowsKey(1, 2, 0), 1, NO_LIMIT)
+            receiver.receive(RowsKey(1, 2), 1, NO_LIMIT)

@@ -11,6 +11,7 @@ from ssd_engine.tensor_plane.protocol.handshake import (
     choose_kind,
 )
 from ssd_engine.tensor_plane.protocol.state import TRANSITIONS, PlaneEvent, PlaneState, transition
+from tests.engine.tensor_plane.peer import DISTRIBUTIONS
 
 
 def test_the_table_of_states_is_what_it_says() -> None:
@@ -50,7 +51,7 @@ def test_no_sequence_of_events_revives_a_plane() -> None:
         ({}, {"host_id": "other", "device_id": ""}, PlaneKind.TCP),
         ({"device_id": ""}, {"host_id": "other"}, PlaneKind.TCP),
         ({"host_id": ""}, {"host_id": "", "device_id": ""}, PlaneKind.TCP),
-        ({}, {"kinds": (PlaneKind.GLOO, PlaneKind.NCCL), "device_id": "gpu0"}, PlaneKind.GLOO),
+        ({}, {"kinds": (PlaneKind.TCP, PlaneKind.NCCL), "device_id": "gpu0"}, PlaneKind.TCP),
         ({}, {"kinds": (PlaneKind.SHARED_MEMORY,), "host_id": "other"}, None),
         ({}, {"kinds": ()}, None),
     ],
@@ -65,7 +66,7 @@ def test_the_kind_follows_from_both_offers(
 
 
 def test_a_secret_is_not_shown() -> None:
-    assert "secret" not in repr(PlaneAnswer(PlaneKind.TCP, "127.0.0.1:1", b"secret"))
+    assert "secret" not in repr(PlaneAnswer(PlaneKind.TCP, "127.0.0.1:1", b"secret", DISTRIBUTIONS))
 
 
 def test_with_ports_given_nothing_is_chosen_that_takes_others() -> None:
@@ -73,5 +74,5 @@ def test_with_ports_given_nothing_is_chosen_that_takes_others() -> None:
     near = PlaneOffer(tuple(PlaneKind), "here", "gpu-0")
     assert choose_kind(far, near) is PlaneKind.NCCL
     assert choose_kind(far, near, fixed_ports=True) is PlaneKind.TCP
-    only = PlaneOffer((PlaneKind.NCCL, PlaneKind.GLOO), "there", "gpu-1")
+    only = PlaneOffer((PlaneKind.NCCL,), "there", "gpu-1")
     assert choose_kind(only, near, fixed_ports=True) is None

@@ -125,7 +125,7 @@ class FrameFollower:
             return
         rows = self._speculator.draft_distributions(sequence, count)
         if rows is not None:
-            link.sender.send_made(RowsKey(sequence.id, launch.round, 0), rows)
+            link.sender.send_made(RowsKey(sequence.id, launch.round), rows)
 
     def _observe_outcome(
         self, link: LinkSequences, sequence: DraftSequence, frame: Outcome

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.front.wire import FrameLimits
-from ssd_draft.records import PlaneTerms, TargetLinkUp
+from ssd_draft.records import TargetLinkUp
 from ssd_draft.speculators.registry import WITHOUT_MODEL
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from ssd_serving.rpc.plane_messages import decode_offer
 
 MAX_NAME_BYTES = 256
-PLANES = frozenset(pb.TensorPlaneKind.values()) - {pb.TENSOR_PLANE_KIND_UNSPECIFIED}
 MAX_VOCABULARY = 2**24
 NO_DEPTH_BEYOND = 1024  # tokens of a target's speculation
 
@@ -93,16 +93,8 @@ def _check_tokens(hello: pb.Hello, endpoint: DraftIdentity) -> None:
 
 def link_up(link: int, hello: pb.Hello, limits: FrameLimits, interface: str = "") -> TargetLinkUp:
     """The engine's record of the new link. ``interface``: our own address on it."""
-    offer = None
-    if hello.HasField("tensor_plane"):
-        kinds = [
-            pb.TensorPlaneKind.Name(kind) for kind in hello.tensor_plane.kinds if kind in PLANES
-        ]
-        offer = PlaneTerms(
-            [name.removeprefix("TENSOR_PLANE_KIND_").lower() for name in kinds],
-            hello.tensor_plane.host_id[:MAX_NAME_BYTES],
-            hello.tensor_plane.device_id[:MAX_NAME_BYTES],
-        )
+    offered = hello.HasField("tensor_plane")
+    offer = decode_offer(hello.tensor_plane) if offered else None
     return TargetLinkUp(
         link, hello.target_name or "?", limits.max_depth, hello.epoch, offer, interface
     )

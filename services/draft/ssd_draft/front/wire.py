@@ -28,6 +28,7 @@ from ssd_serving.rpc.messages import (
     not_in_vocabulary,
     parse_sampling,
 )
+from ssd_serving.rpc.plane_messages import encode_answer
 
 MAX_FRAMES = 1024  # frames in one message
 FRAMES_BYTES = 4 << 20  # bytes of the frames beside the longest one
@@ -225,12 +226,7 @@ def _add(message: pb.DraftFrames, frame: DraftFrame) -> None:
         for b in frame.branches:
             add(accepted=b.accepted, token=b.token, start=b.start, tokens=b.tokens)
     elif isinstance(frame, Plane):
-        plane = pb.TensorPlaneAnswer(
-            kind=f"TENSOR_PLANE_KIND_{frame.kind.upper()}",
-            address=frame.address,
-            secret=frame.secret,
-        )
-        message.frames.add(plane=plane)
+        message.frames.add(plane=encode_answer(frame.answer))
     else:
         notice = pb.Notice(kind=pb.NoticeKind.Name(frame.kind), reason=frame.reason)
         message.frames.add(sequence=frame.sequence, round=frame.round, notice=notice)

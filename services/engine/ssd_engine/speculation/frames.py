@@ -11,6 +11,7 @@ import msgspec
 
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.verification import Verification
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer
 
 # Grows with each minor release that changes what is said. Such a release may add fields, values of
 # enums, kinds of frames and methods; it speaks its own version and the one before, and ignores and
@@ -96,11 +97,9 @@ class Notice(Frame, frozen=True):
 
 
 class Plane(Frame, frozen=True):
-    """Says where the tensor plane of this epoch is made; it belongs to no sequence."""
+    """Says where a tensor plane of this epoch is made; it belongs to no sequence."""
 
-    kind: str
-    address: str
-    secret: bytes
+    answer: PlaneAnswer
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

@@ -1,1 +1,1 @@
-"""Tensors between a draft and its targets: distributions that tokens were drawn from."""
+"""Rows of tensors between a draft and its targets, such as the distributions of drawn tokens."""

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import ExitStack
 
+from ssd_engine.tensor_plane.plane import AgreedPlane
 from ssd_engine.tensor_plane.protocol.state import PlaneEvent, PlaneState, transition
 from ssd_engine.tensor_plane.transports.connection import STALL_SECONDS, PlaneThreadStopped, Wake
 
@@ -19,14 +20,17 @@ GRACE_SECONDS = 1.0  # the thread's own timeout comes first, and knows more
 
 
 class PlaneEnd:
-    def __init__(self, name: str, deadline: float) -> None:
+    def __init__(self, plane: AgreedPlane, sends: bool) -> None:
+        self._plane, self._stream = plane, plane.terms.stream
+        if (self._stream.direction is plane.outward) is not sends:
+            raise ValueError(f"{self._stream.name} goes {self._stream.direction.value}")
         self._news = threading.Condition()  # guards everything that both threads touch
         self._state = PlaneState.CONNECTING
         self._reason = ""
         self._wake = Wake()
-        self._name = name
-        self._deadline = deadline  # for being up
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        role = "sender" if sends else "receiver"
+        self._name = f"{plane.terms.kind.value} {role} {plane.terms.epoch}"
+        self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         # A thread that comes out of a library while the interpreter goes down takes the process
         # with it: it has to be gone by then.
         atexit.register(self._leave)
@@ -34,7 +38,7 @@ class PlaneEnd:
     @property
     def state(self) -> PlaneState:
         # A library that is stuck in connecting cannot be interrupted; it can be given up.
-        overdue = time.monotonic() > self._deadline + GRACE_SECONDS
+        overdue = time.monotonic() > self._plane.deadline + GRACE_SECONDS
         if self._state is PlaneState.CONNECTING and overdue:
             self._advance(PlaneEvent.FAILED, "connecting took too long")
         return self._state

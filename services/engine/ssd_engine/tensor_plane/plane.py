@@ -1,150 +1,143 @@
-"""The tensor plane of a link: the draft's distributions on their way to the target.
+"""The tensor plane of a link: rows of one stream on their way from one engine to the other.
 
 One direction, two processes, any of which may die at any moment. The engine loops hand rows over
 and ask for them; they never wait for the plane itself. A plane that fails is broken for good, and
-the link makes another at its next epoch.
+the link makes another at its next epoch. Whichever way its rows go, the draft waits and the target
+dials:
 
-    draft    sender, answer = open_sender(choose_kind(offer, ours), epoch, …)
-             sender.send(key, rows)             after a Launch
-    target   receiver = open_receiver(answer, epoch, …)
-             receiver.expect(key, n)            before the Launch leaves
-             receiver.receive(key, n, timeout)  when the forward has ended
+    draft     plane, answer = await_target(choose_kind(offer, ours), epoch, stream, …)
+    target    plane = go_to_draft(answer, epoch, stream, …)
+
+    sender    sender = Sender(plane)
+              sender.send(key, rows)
+    receiver  receiver = Receiver(plane)
+              receiver.expect(key, n)            before the rows are sent
+              receiver.receive(key, n, timeout)  when they are needed
 """
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer, host_id
-from ssd_engine.tensor_plane.protocol.records import SECRET_BYTES
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat
-from ssd_engine.tensor_plane.receiver import Receiver
-from ssd_engine.tensor_plane.sender import Sender
+from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 from ssd_engine.tensor_plane.transports.address import dialled, listen
 from ssd_engine.tensor_plane.transports.carriers import Meeting, RowsIn, RowsOut
-from ssd_engine.tensor_plane.transports.connection import Connection, Wake, dial
-from ssd_engine.tensor_plane.transports.greeting import PlaneAgreement, admit, greet
+from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.greeting import PlaneTerms, admit, enter
 from ssd_engine.tensor_plane.transports.process_group import (
     ProcessGroupIn,
     ProcessGroupOut,
     leave_nccl_errors_to_us,
-    make_gloo,
     make_nccl,
 )
 from ssd_engine.tensor_plane.transports.shared_memory import SharedMemoryIn, SharedMemoryOut
-from ssd_engine.tensor_plane.transports.staging import device_id, make_staging
+from ssd_engine.tensor_plane.transports.staging import Staging, device_id, make_staging
 from ssd_engine.tensor_plane.transports.stream import StreamIn, StreamOut
 
 CONNECT_SECONDS = 10.0
-MAX_QUEUED = 64
-MAX_EXPECTED = 256
+SECRET_BYTES = 32
+
+CARRIERS: dict[PlaneKind, tuple[Callable[[Meeting], RowsOut], Callable[[Meeting], RowsIn]]] = {
+    PlaneKind.SHARED_MEMORY: (SharedMemoryOut, SharedMemoryIn),
+    PlaneKind.TCP: (StreamOut, StreamIn),
+    PlaneKind.NCCL: (
+        lambda meeting: ProcessGroupOut(meeting, make_nccl),
+        lambda meeting: ProcessGroupIn(meeting, make_nccl),
+    ),
+}
 
 
-def local_offer(device: torch.device) -> PlaneOffer:
+def local_offer(device: torch.device, *streams: RowsStream) -> PlaneOffer:
     """What this process can do, with its rows on this device."""
     host = host_id()
     able = {
         PlaneKind.SHARED_MEMORY: bool(host),
         PlaneKind.TCP: True,
-        PlaneKind.GLOO: dist.is_gloo_available(),
         PlaneKind.NCCL: device.type == "cuda" and dist.is_nccl_available(),
     }
-    return PlaneOffer(tuple(kind for kind in able if able[kind]), host, device_id(device))
+    kinds = tuple(kind for kind in able if able[kind])
+    return PlaneOffer(kinds, host, device_id(device), streams)
 
 
-def open_sender(
+@dataclass(frozen=True)
+class AgreedPlane:
+    """A plane that both sides have agreed on, and that one of them is about to make its end of."""
+
+    terms: PlaneTerms
+    outward: RowsDirection  # the direction of rows that this side sends
+    connect: Callable[[Wake], Connection]
+    staging: Staging
+    deadline: float  # for being up
+
+    def meet(self, wake: Wake, resources: ExitStack) -> Meeting:
+        connection = self.connect(wake)
+        resources.callback(connection.close)
+        return Meeting(connection, wake, self.terms, self.staging, self.deadline)
+
+
+def await_target(
     kind: PlaneKind,
     epoch: int,
+    stream: RowsStream,
     *,
     bind_host: str,
-    rows: RowsFormat,
     device: torch.device,
     ports: range | None = None,
-    max_queued: int = MAX_QUEUED,
     connect_timeout_s: float = CONNECT_SECONDS,
-) -> tuple[Sender, PlaneAnswer]:
-    """The draft's end, waiting for its target, and the answer that brings the target here.
+) -> tuple[AgreedPlane, PlaneAnswer]:
+    """The draft's side, which listens from now on, and the answer that brings the target here.
 
     ``ports``: where to listen, for a kind that listens on a port; None: on any that is free.
     """
-    _prepare(kind, device)
-    terms, staging = PlaneAgreement(kind, epoch, rows), make_staging(device)
+    _prepare(kind, stream, device)
+    terms, staging = PlaneTerms(kind, epoch, stream), make_staging(device)
     secret = secrets.token_bytes(SECRET_BYTES)
     deadline = time.monotonic() + connect_timeout_s
     listener, address = listen(kind, bind_host, ports)
 
-    def connect(wake: Wake, resources: ExitStack) -> tuple[Connection, RowsOut]:
+    def connect(wake: Wake) -> Connection:
         with listener:
-            connection = admit(listener, wake, terms, secret, deadline)
-        resources.callback(connection.close)
-        name = _group_name(epoch, secret)
-        out = _OUT[kind](Meeting(connection, wake, rows, staging, name, deadline))
-        resources.callback(out.close)
-        return connection, out
+            return admit(listener, wake, terms, secret, deadline)
 
-    sender = Sender(f"{kind.value} sender {epoch}", connect, deadline, rows, staging, max_queued)
-    return sender, PlaneAnswer(kind, address, secret)
+    plane = AgreedPlane(terms, RowsDirection.TO_TARGET, connect, staging, deadline)
+    return plane, PlaneAnswer(kind, address, secret, stream)
 
 
-def open_receiver(
+def go_to_draft(
     answer: PlaneAnswer,
     epoch: int,
+    stream: RowsStream,
     *,
-    rows: RowsFormat,
     device: torch.device,
     dial_host: str | None = None,
-    max_expected: int = MAX_EXPECTED,
     connect_timeout_s: float = CONNECT_SECONDS,
-) -> Receiver:
-    """The target's end, on its way to the draft.
+) -> AgreedPlane:
+    """The target's side.
 
     With ``dial_host`` only the port of the answer's address is used: the draft cannot send the
     target to a host that its operator did not name, and may listen on every interface.
     """
     kind = answer.kind
-    _prepare(kind, device)
-    terms, staging = PlaneAgreement(kind, epoch, rows), make_staging(device)
+    _prepare(kind, stream, device)
+    terms, staging = PlaneTerms(kind, epoch, stream), make_staging(device)
     deadline = time.monotonic() + connect_timeout_s
 
-    def connect(wake: Wake, resources: ExitStack) -> tuple[Connection, RowsIn]:
-        connection = dial(*dialled(kind, answer.address, dial_host), wake, deadline)
-        resources.callback(connection.close)
-        greet(connection, terms, answer.secret, deadline)
-        name = _group_name(epoch, answer.secret)
-        inward = _IN[kind](Meeting(connection, wake, rows, staging, name, deadline))
-        resources.callback(inward.close)
-        return connection, inward
+    def connect(wake: Wake) -> Connection:
+        place = dialled(kind, answer.address, dial_host)
+        return enter(place, wake, terms, answer.secret, deadline)
 
-    return Receiver(
-        f"{kind.value} receiver {epoch}", connect, deadline, rows, staging, max_expected
-    )
+    return AgreedPlane(terms, RowsDirection.TO_DRAFT, connect, staging, deadline)
 
 
-def _prepare(kind: PlaneKind, device: torch.device) -> None:
+def _prepare(kind: PlaneKind, stream: RowsStream, device: torch.device) -> None:
+    stream.check()
     if kind is PlaneKind.NCCL:
         if device.type != "cuda":
             raise ValueError("an NCCL plane joins CUDA devices")
         leave_nccl_errors_to_us()
-
-
-def _group_name(epoch: int, secret: bytes) -> str:
-    return f"ssd-plane/{epoch}/{hashlib.sha256(secret).hexdigest()[:16]}"
-
-
-_OUT: dict[PlaneKind, Callable[[Meeting], RowsOut]] = {
-    PlaneKind.SHARED_MEMORY: SharedMemoryOut,
-    PlaneKind.TCP: StreamOut,
-    PlaneKind.GLOO: lambda meeting: ProcessGroupOut(meeting, make_gloo),
-    PlaneKind.NCCL: lambda meeting: ProcessGroupOut(meeting, make_nccl),
-}
-_IN: dict[PlaneKind, Callable[[Meeting], RowsIn]] = {
-    PlaneKind.SHARED_MEMORY: SharedMemoryIn,
-    PlaneKind.TCP: StreamIn,
-    PlaneKind.GLOO: lambda meeting: ProcessGroupIn(meeting, make_gloo),
-    PlaneKind.NCCL: lambda meeting: ProcessGroupIn(meeting, make_nccl),
-}

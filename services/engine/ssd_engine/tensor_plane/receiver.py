@@ -1,20 +1,18 @@
-"""The target's end of a plane."""
+"""The end of a plane that receives."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ssd_engine.tensor_plane.end import PlaneEnd
+from ssd_engine.tensor_plane.plane import CARRIERS, AgreedPlane
 from ssd_engine.tensor_plane.protocol.records import ANNOUNCEMENT_BYTES, Announcement, encode_serial
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
-from ssd_engine.tensor_plane.transports.carriers import RowsIn
-from ssd_engine.tensor_plane.transports.connection import Connection, Wake
-from ssd_engine.tensor_plane.transports.staging import Staging
 
-# Rows answer expectations one to one; a draft that sends this many more is flooding the target.
+MAX_EXPECTED = 256
+# Rows answer expectations one to one; a sender of this many more is flooding the receiver.
 MAX_UNASKED = 1024
 
 
@@ -27,19 +25,8 @@ class _Expected:
 class Receiver(PlaneEnd):
     """Keeps the rows that are expected until they are received, and no others."""
 
-    def __init__(
-        self,
-        name: str,
-        connect: Callable[[Wake, ExitStack], tuple[Connection, RowsIn]],
-        deadline: float,
-        format_: RowsFormat,
-        staging: Staging,
-        max_expected: int,
-    ) -> None:
-        super().__init__(name, deadline)
-        self._connect = connect
-        self._format = format_
-        self._staging = staging
+    def __init__(self, plane: AgreedPlane, max_expected: int = MAX_EXPECTED) -> None:
+        super().__init__(plane, sends=False)
         self._max_expected = max_expected
         self._expected: dict[RowsKey, _Expected] = {}  # oldest first
         self._asked = 0
@@ -49,23 +36,23 @@ class Receiver(PlaneEnd):
         self._thread.start()
 
     def expect(self, key: RowsKey, num_rows: int) -> None:
-        """These rows are wanted: keep them when they come. Said before their Launch leaves.
+        """These rows are wanted: keep them when they come. Said before they are sent.
 
         Rows that come before they are expected are lost. Each expectation ends in one receive;
         beyond ``max_expected`` of them the oldest is given up.
         """
-        self._format.check_count(num_rows)
+        self._stream.check_count(num_rows)
         with self._news:
             if self.state in (PlaneState.CONNECTING, PlaneState.UP):
                 self._expect(key, num_rows)
 
     def receive(self, key: RowsKey, num_rows: int, timeout_s: float) -> Tensor | None:
-        """Rows [num_rows, vocab_size], or None when they are not there in time.
+        """Rows [num_rows, width], or None when they are not there in time.
 
         Either way this key is over: what comes for it later is discarded. Raises PlaneBroken when
         there is no use in asking again; until the plane is up it returns None at once.
         """
-        self._format.check_count(num_rows)
+        self._stream.check_count(num_rows)
         with self._news:
             expected = self._expect(key, num_rows)
             if self.state is PlaneState.UP and timeout_s > 0:
@@ -79,7 +66,7 @@ class Receiver(PlaneEnd):
                 self.missing += 1
                 return None
             self.received += 1
-        return self._staging.hand_out(expected.rows)
+        return self._plane.staging.hand_out(expected.rows)
 
     def _expect(self, key: RowsKey, num_rows: int) -> _Expected:
         known = self._expected.get(key)
@@ -95,7 +82,9 @@ class Receiver(PlaneEnd):
         self._expected.clear()
 
     def _run(self, resources: ExitStack) -> None:
-        connection, inward = self._connect(self._wake, resources)
+        meeting = self._plane.meet(self._wake, resources)
+        connection, inward = meeting.connection, CARRIERS[meeting.terms.kind][1](meeting)
+        resources.callback(inward.close)
         self._advance(PlaneEvent.CONNECTED)
         serial = 0
         while self._state is PlaneState.UP:
@@ -113,10 +102,10 @@ class Receiver(PlaneEnd):
     def _check(self, announcement: Announcement, serial: int) -> None:
         if announcement.serial != serial:
             raise PlaneBroken(f"send {serial} was announced as {announcement.serial}")
-        if not 1 <= announcement.num_rows <= self._format.max_rows:
+        if not 1 <= announcement.num_rows <= self._stream.max_rows:
             raise PlaneBroken(f"{announcement.num_rows} rows were announced")
         if serial > self._asked + MAX_UNASKED:
-            raise PlaneBroken("the draft sends what nobody asked for")
+            raise PlaneBroken("the sender sends what nobody asked for")
 
     def _wants(self, announcement: Announcement) -> bool:
         with self._news:

@@ -1,7 +1,6 @@
-"""The draft's end of a plane."""
+"""The end of a plane that sends."""
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -9,17 +8,17 @@ import torch
 from torch import Tensor
 
 from ssd_engine.tensor_plane.end import PlaneEnd
+from ssd_engine.tensor_plane.plane import CARRIERS, AgreedPlane
 from ssd_engine.tensor_plane.protocol.records import (
     SERIAL_BYTES,
     WINDOW,
     Announcement,
     decode_serials,
 )
-from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsFormat, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey, check_rows
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
-from ssd_engine.tensor_plane.transports.carriers import RowsOut
-from ssd_engine.tensor_plane.transports.connection import Connection, Wake
-from ssd_engine.tensor_plane.transports.staging import Staging
+
+MAX_QUEUED = 64
 
 
 @dataclass(frozen=True)
@@ -30,21 +29,10 @@ class _Handed:
 
 
 class Sender(PlaneEnd):
-    """Sends rows, or drops them: the oldest first, when the target does not keep up."""
+    """Sends rows, or drops them: the oldest first, when the receiver does not keep up."""
 
-    def __init__(
-        self,
-        name: str,
-        connect: Callable[[Wake, ExitStack], tuple[Connection, RowsOut]],
-        deadline: float,
-        format_: RowsFormat,
-        staging: Staging,
-        max_queued: int,
-    ) -> None:
-        super().__init__(name, deadline)
-        self._connect = connect
-        self._format = format_
-        self._staging = staging
+    def __init__(self, plane: AgreedPlane, max_queued: int = MAX_QUEUED) -> None:
+        super().__init__(plane, sends=True)
         self._max_queued = max_queued
         self._queue: deque[_Handed] = deque()
         self.sent = 0
@@ -52,11 +40,11 @@ class Sender(PlaneEnd):
         self._thread.start()
 
     def send(self, key: RowsKey, rows: Tensor) -> bool:
-        """Hand over rows [n, vocab_size]; nobody writes to them any more. False: dropped.
+        """Hand over rows [n, width]; nobody writes to them any more. False: dropped.
 
-        Never waits, and a plane that is not up is no error: the target does without these rows.
+        Never waits, and a plane that is not up is no error: the receiver does without these rows.
         """
-        self._format.check(rows)
+        check_rows(self._stream, rows)
         return self.send_made(key, lambda: rows)
 
     def send_made(self, key: RowsKey, make: MakeRows) -> bool:
@@ -68,7 +56,7 @@ class Sender(PlaneEnd):
             if len(self._queue) >= self._max_queued:
                 self._queue.popleft()
                 self.dropped += 1
-            self._queue.append(_Handed(key, make, self._staging.mark()))
+            self._queue.append(_Handed(key, make, self._plane.staging.mark()))
         self._wake.ring()
         return True
 
@@ -77,19 +65,21 @@ class Sender(PlaneEnd):
         self._queue.clear()
 
     def _run(self, resources: ExitStack) -> None:
-        connection, out = self._connect(self._wake, resources)
+        meeting = self._plane.meet(self._wake, resources)
+        connection, out = meeting.connection, CARRIERS[meeting.terms.kind][0](meeting)
+        resources.callback(out.close)
         self._advance(PlaneEvent.CONNECTED)
         pushed = released = 0
         while self._state is PlaneState.UP:
             for serial in decode_serials(connection.pending(SERIAL_BYTES)):
                 if serial != released or released >= pushed:
-                    raise PlaneBroken("the target answers what it was not sent")
+                    raise PlaneBroken("the receiver answers what it was not sent")
                 out.release(serial)
                 released += 1
             while pushed - released < WINDOW and (handed := self._next()) is not None:
-                with self._staging.after(handed.mark):
+                with self._plane.staging.after(handed.mark):
                     rows = handed.make()
-                    self._format.check(rows)
+                    check_rows(self._stream, rows)
                     out.push(Announcement(pushed, handed.key, len(rows)), rows)
                 pushed += 1
             connection.wait()

@@ -9,6 +9,7 @@ import torch
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
 from ssd_engine.speculation.frames import TargetFrame
+from ssd_engine.tensor_plane.distributions import draft_distributions
 from ssd_engine.tensor_plane.plane import local_offer
 from ssd_engine.tracing.events import make_trace
 from ssd_serving.engine.loop import run_engine, serve_records, warm_up
@@ -80,9 +81,9 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     )
     inbox.core = core
     settle_memory()
-    ability = local_offer(torch.device(options.runner.device))
-    kinds = [kind.value for kind in ability.kinds]
-    pipe.send_bytes(encode(PlaneAbility(kinds, ability.host_id, ability.device_id)))
+    distributions = draft_distributions(options.model.vocab_size, options.speculation.depth)
+    offer = local_offer(torch.device(options.runner.device), distributions)
+    pipe.send_bytes(encode(PlaneAbility(offer)))
     pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
 

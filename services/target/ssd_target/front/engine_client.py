@@ -5,6 +5,7 @@ import contextlib
 from multiprocessing.connection import Connection
 
 from ssd_engine.errors import SSDError
+from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_serving.engine.client import EngineGone, EngineProcess
 from ssd_serving.rpc.status import ReaderBehind
 from ssd_serving.security.allowances import IdentityAccount
@@ -47,7 +48,7 @@ class EngineClient(EngineProcess):
         self._leaving: dict[int, IdentityAccount] = {}
         self._next_id = 0
         self.stats: TargetEngineStats | None = None
-        self.plane_ability: PlaneAbility | None = None
+        self.plane_offer: PlaneOffer | None = None
         self.links: Links | None = None  # where the engine's frames go
         self._farewell = farewell
 
@@ -111,7 +112,7 @@ class EngineClient(EngineProcess):
             case LinkStalled() if self.links is not None:
                 self.links.stalled(record.link, record.epoch, record.reason)
             case PlaneAbility():
-                self.plane_ability = record
+                self.plane_offer = record.offer
             case StepOutput():
                 self.stats = record.stats
                 self.keep(record.trace)

@@ -166,7 +166,7 @@ class TargetServer(ServiceServer):
                 self._tokenizer.fingerprint,
                 plan.model.vocab_size,
                 self._config.depth,
-                self._engine.plane_ability,
+                self._engine.plane_offer,
             )
         )
         self._servicer.serving = TargetServing(

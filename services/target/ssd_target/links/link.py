@@ -27,12 +27,14 @@ from ssd_engine.speculation.frames import (
     Open,
     TargetFrame,
 )
+from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_serving.rpc.messages import decode_message, is_newer
+from ssd_serving.rpc.plane_messages import encode_offer
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import EndpointAddress
 from ssd_target.links.link_state import DraftLinkEvent, DraftLinkState, transition
 from ssd_target.links.wire import decode_draft_frames, encode_target_frames
-from ssd_target.records.engine_records import DraftFrames, DraftLinkDown, DraftLinkUp, PlaneAbility
+from ssd_target.records.engine_records import DraftFrames, DraftLinkDown, DraftLinkUp
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class TargetIdentity:
     tokenizer_fingerprint: str
     vocab_size: int
     max_depth: int
-    plane: PlaneAbility | None
+    plane: PlaneOffer | None
 
 
 class LinkBroken(Exception):
@@ -236,10 +238,10 @@ class DraftLink:
 
     def _hello(self) -> pb.SpeculateRequest:
         identity = self._identity
-        plane = _offer(identity.plane) if self.trusted else None
+        offer = identity.plane if self.trusted else None
         return pb.SpeculateRequest(
             hello=pb.Hello(
-                tensor_plane=plane,
+                tensor_plane=None if offer is None else encode_offer(offer),
                 protocol_version=PROTOCOL_VERSION,
                 oldest_protocol_version=OLDEST_PROTOCOL_VERSION,
                 epoch=self.epoch,
@@ -402,17 +404,6 @@ def _parse(data: bytes) -> pb.SpeculateResponse:
         return decode_message(pb.SpeculateResponse, data)
     except InputError as error:
         raise EndpointMisfit("protocol", f"the endpoint broke the protocol: {error}") from None
-
-
-def _offer(ability: PlaneAbility | None) -> pb.TensorPlaneOffer | None:
-    if ability is None:
-        return None
-    kinds = [f"TENSOR_PLANE_KIND_{kind.upper()}" for kind in ability.kinds]
-    return pb.TensorPlaneOffer(
-        kinds=kinds,
-        host_id=ability.host_id,
-        device_id=ability.device_id,
-    )
 
 
 def _welcome(message: pb.SpeculateResponse, epoch: int) -> pb.Welcome:

@@ -23,6 +23,7 @@ from ssd_engine.speculation.frames import (
     TargetFrame,
 )
 from ssd_serving.rpc.messages import is_newer
+from ssd_serving.rpc.plane_messages import decode_answer
 
 MAX_FRAMES = 4096  # frames in one message
 MAX_BRANCHES = 16_384
@@ -142,13 +143,10 @@ def _notice(frame: pb.DraftFrame) -> Notice | None:
 
 
 def _plane(answer: pb.TensorPlaneAnswer) -> Plane | None:
-    if answer.kind not in pb.TensorPlaneKind.values():
-        return None
-    name = pb.TensorPlaneKind.Name(answer.kind)
     if len(answer.address) > MAX_ADDRESS or len(answer.secret) > MAX_ADDRESS:
         raise InputError("plane", "is longer than any address or secret")
-    kind = name.removeprefix("TENSOR_PLANE_KIND_").lower()
-    return Plane(0, 0, kind, answer.address, answer.secret)
+    known = decode_answer(answer)
+    return None if known is None else Plane(0, 0, known)
 
 
 def _load(load: pb.DraftLoad) -> Load:

@@ -4,6 +4,7 @@ import msgspec
 
 from ssd_engine.sampling.params import Logprobs, SamplingParams
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
+from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_engine.text.completion import StopRules
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.records import Beat, Fatal, Ready, Record
@@ -103,11 +104,9 @@ class Delta(Record, frozen=True):
 
 
 class PlaneAbility(Record, frozen=True):
-    """How the engine can receive tensors."""
+    """How the engine can exchange rows of tensors with a draft's, and which."""
 
-    kinds: list[str]
-    host_id: str
-    device_id: str
+    offer: PlaneOffer
 
 
 class EndpointStats(Record, frozen=True):

@@ -74,4 +74,4 @@ class Distributions:
 
 
 def _key(speculated: SequenceSpeculation) -> RowsKey:
-    return RowsKey(speculated.sequence.id, speculated.rounds.round, 0)
+    return RowsKey(speculated.sequence.id, speculated.rounds.round)

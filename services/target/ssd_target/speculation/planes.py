@@ -4,11 +4,9 @@ import logging
 
 import torch
 
-from ssd_engine.sampling.rejection import WIRE
 from ssd_engine.speculation.frames import Plane
-from ssd_engine.tensor_plane.plane import open_receiver
-from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat
+from ssd_engine.tensor_plane.distributions import draft_distributions
+from ssd_engine.tensor_plane.plane import go_to_draft
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_target.config import EngineOptions
 from ssd_target.records.engine_records import DraftLinkUp
@@ -18,20 +16,16 @@ log = logging.getLogger(__name__)
 
 class PlaneReceiverOpener:
     def __init__(self, options: EngineOptions) -> None:
-        self._options = options
+        self._stream = draft_distributions(options.model.vocab_size, options.speculation.depth)
+        self._device = torch.device(options.runner.device)
 
     def __call__(self, up: DraftLinkUp, plane: Plane) -> Receiver | None:
-        """A receiver on its way to the endpoint; None for an answer that makes no sense."""
-        options = self._options
+        """A receiver on its way to the endpoint; None for an answer that does not fit."""
+        answer = plane.answer
         try:
-            return open_receiver(
-                PlaneAnswer(PlaneKind(plane.kind), plane.address, plane.secret),
-                up.epoch,
-                rows=RowsFormat(
-                    options.model.vocab_size, WIRE, min(options.speculation.depth, up.max_depth)
-                ),
-                device=torch.device(options.runner.device),
-                dial_host=up.host,
+            stream = self._stream.agreed_with([answer.stream])
+            return Receiver(
+                go_to_draft(answer, up.epoch, stream, device=self._device, dial_host=up.host)
             )
         except (ValueError, OSError) as error:
             log.warning("no tensor plane with %s: %s", up.host, error)

@@ -1,1 +1,1 @@
-"""Rows, records and states of the tensor plane."""
+"""Streams of rows, records, states and the handshake of the tensor plane."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from ssd_engine.tensor_plane.protocol.streams import RowsStream
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 
@@ -16,43 +18,43 @@ NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 class PlaneKind(Enum):
     SHARED_MEMORY = "shared_memory"
     TCP = "tcp"
-    GLOO = "gloo"
     NCCL = "nccl"
 
 
 @dataclass(frozen=True)
 class PlaneOffer:
-    """What one side can do; an empty id is equal to nothing."""
+    """What the target can do, and the rows it can send or receive; an empty id equals nothing."""
 
     kinds: tuple[PlaneKind, ...]
     host_id: str = ""
     device_id: str = ""
+    streams: tuple[RowsStream, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlaneAnswer:
-    """Where the draft waits for the target, and what lets the target in, once."""
+    """Where the draft waits for the target, what lets the target in, once, and for which rows."""
 
     kind: PlaneKind
     address: str
     secret: bytes = field(repr=False)
+    stream: RowsStream
 
 
 def choose_kind(offer: PlaneOffer, ours: PlaneOffer, fixed_ports: bool = False) -> PlaneKind | None:
     """The best kind that both sides know and that can join these two, or None.
 
-    ``fixed_ports``: something between the two lets only known ports pass. NCCL and gloo take
-    whichever they find.
+    ``fixed_ports``: something between the two lets only known ports pass. NCCL takes
+    whichever it finds.
     """
     common = set(offer.kinds) & set(ours.kinds)
     if fixed_ports:
-        common -= {PlaneKind.NCCL, PlaneKind.GLOO}
+        common.discard(PlaneKind.NCCL)
     if not _same(offer.host_id, ours.host_id):
         common.discard(PlaneKind.SHARED_MEMORY)
     if not (offer.device_id and ours.device_id) or _same(offer.device_id, ours.device_id):
         common.discard(PlaneKind.NCCL)
-    # TCP before gloo: it survives a peer that sends more than it announced, gloo does not.
-    order = (PlaneKind.SHARED_MEMORY, PlaneKind.NCCL, PlaneKind.TCP, PlaneKind.GLOO)
+    order = (PlaneKind.SHARED_MEMORY, PlaneKind.NCCL, PlaneKind.TCP)
     return next((kind for kind in order if kind in common), None)
 
 

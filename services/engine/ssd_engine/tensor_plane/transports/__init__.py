@@ -1,1 +1,1 @@
-"""How rows travel: shared memory, process groups, TCP."""
+"""How rows travel: shared memory, NCCL, TCP."""

@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from ssd_engine.tensor_plane.protocol.records import Announcement
-from ssd_engine.tensor_plane.protocol.rows import RowsFormat
 from ssd_engine.tensor_plane.transports.connection import Connection, Wake
+from ssd_engine.tensor_plane.transports.greeting import PlaneTerms
 from ssd_engine.tensor_plane.transports.staging import Staging
 
 
@@ -20,9 +20,8 @@ class Meeting:
 
     connection: Connection
     wake: Wake
-    format: RowsFormat
+    terms: PlaneTerms
     staging: Staging
-    name: str  # names this epoch's group
     deadline: float  # for having started
 
 
@@ -40,7 +39,7 @@ class RowsOut(Protocol):
 
 class RowsIn(Protocol):
     def take(self, announcement: Announcement) -> Tensor:
-        """[num_rows, vocab_size] on the engine's device. The count has been checked."""
+        """[num_rows, width] on the engine's device. The count has been checked."""
         ...
 
     def skip(self, announcement: Announcement) -> None:

@@ -82,11 +82,6 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    @property
-    def local_host(self) -> str:
-        host: str = self._socket.getsockname()[0]
-        return host
-
     def wait(self) -> bool:
         """Idle: until the peer says something (True) or the bell rings."""
         return self._wake.wait(self._socket.fileno(), select.POLLIN, None)

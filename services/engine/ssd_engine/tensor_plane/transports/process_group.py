@@ -1,15 +1,14 @@
 """Rows through a two-rank process group of torch.distributed, without a default group.
 
-A receive that was posted cannot be taken back: gloo closes the pair when one times out, and a
-NCCL kernel spins until its peer comes. So nothing is posted on expectation. The draft announces a
-send on the plane's connection in the moment it posts it, and only then the target posts the
-receive, for exactly that size, in the order of the announcements. Lateness and drops leave nothing
-posted; a peer that announces and does not send stalls the plane's thread for STALL_SECONDS, then
-breaks the plane, and never the engine's loop.
+A receive that was posted cannot be taken back: a kernel of NCCL spins until its peer comes. So
+nothing is posted on expectation. The sender announces a send on the plane's connection in the
+moment it posts it, and only then the receiver posts the receive, for exactly that size, in the
+order of the announcements. Lateness and drops leave nothing posted; a peer that announces and does
+not send stalls the plane's thread for STALL_SECONDS, then breaks the plane, and never the engine's
+loop.
 
-The protocols of gloo and NCCL trust their peer: gloo ends the process when more arrives than was
-posted. They are for drafts that the operator trusts, which is what rejection verification asks for
-anyway; shared memory and TCP need no such trust.
+NCCL's protocol trusts its peer. It is for drafts that the operator trusts, which is what rejection
+verification asks for anyway; shared memory and TCP need no such trust.
 """
 
 import os
@@ -23,21 +22,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ssd_engine.tensor_plane.protocol.records import Announcement
+from ssd_engine.tensor_plane.protocol.rows import empty_rows
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 from ssd_engine.tensor_plane.transports.carriers import Meeting
 from ssd_engine.tensor_plane.transports.connection import STALL_SECONDS, PlaneThreadStopped
 from ssd_engine.tensor_plane.transports.pair_store import PairStore
 
-DRAFT, TARGET = 0, 1
+SENDER, RECEIVER = 0, 1
 POLL_SECONDS = 100e-6
-GLOO_ATTEMPTS = 5  # gloo connects to a peer that is gone so often, each with its timeout
 _FOREVER = timedelta(days=10_000)
 
 
 class Group(Protocol):
-    """A communicator of two, seen from one of them. Tensors are flat, of bytes."""
-
-    device: torch.device  # where its tensors are
+    """A communicator of two, seen from one of them. Tensors are flat, of bytes, on its device."""
 
     def send(self, data: Tensor) -> object:
         """Post a send; what it returns is kept until the peer has the data."""
@@ -51,28 +48,6 @@ class Group(Protocol):
 
 
 MakeGroup = Callable[[Meeting, dist.Store, int], Group]
-
-
-class GlooGroup:
-    device = torch.device("cpu")
-
-    def __init__(self, store: dist.Store, rank: int, host: str, timeout: timedelta) -> None:
-        gloo: Any = dist.ProcessGroupGloo  # the stubs do not know its options
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
-        options._timeout = timeout / GLOO_ATTEMPTS
-        options._threads = 1
-        self._peer = 1 - rank
-        self._group = gloo(store, rank, 2, options)
-
-    def send(self, data: Tensor) -> object:
-        return self._group.send([data], self._peer, 0), data
-
-    def receive(self, data: Tensor) -> None:
-        self._group.recv([data], self._peer, 0).wait(timedelta(seconds=STALL_SECONDS))
-
-    def abort(self) -> None:
-        self._group = None  # its sockets and its thread end with it
 
 
 class NcclGroup:
@@ -90,7 +65,6 @@ class NcclGroup:
         options = nccl.Options()
         options._timeout = _FOREVER  # waits are timed here; its own watchdog would end the process
         torch.cuda.set_device(device)
-        self.device = device
         self._peer = 1 - rank
         self._stopped = stopped
         self._group = nccl(store, rank, size, options)
@@ -127,15 +101,13 @@ class ProcessGroupOut:
         self._connection = meeting.connection
         self._staging = meeting.staging
         self._store = PairStore(meeting.connection, meeting.deadline)
-        self._group = _join(meeting, self._store, make, DRAFT)
+        self._group = _join(meeting, self._store, make, SENDER)
         self._on_their_way: dict[int, object] = {}
 
     def push(self, announcement: Announcement, rows: Tensor) -> None:
-        device = self._group.device
-        on_host = device.type == "cpu"
-        rows = self._staging.to_host(rows) if on_host else rows.contiguous().to(device)
+        data = _as_bytes(rows.contiguous().to(self._staging.device))
         self._connection.write(announcement.encode())
-        self._on_their_way[announcement.serial] = self._group.send(_as_bytes(rows))
+        self._on_their_way[announcement.serial] = self._group.send(data)
 
     def release(self, serial: int) -> None:
         del self._on_their_way[serial]
@@ -147,28 +119,22 @@ class ProcessGroupOut:
 
 class ProcessGroupIn:
     def __init__(self, meeting: Meeting, make: MakeGroup) -> None:
-        self._format = meeting.format
+        self._stream = meeting.terms.stream
         self._staging = meeting.staging
         self._store = PairStore(meeting.connection, meeting.deadline)
-        self._group = _join(meeting, self._store, make, TARGET)
+        self._group = _join(meeting, self._store, make, RECEIVER)
 
     def take(self, announcement: Announcement) -> Tensor:
-        device = self._group.device
         with self._staging.after(None):
-            rows = self._format.empty(announcement.num_rows, device)
+            rows = empty_rows(self._stream, announcement.num_rows, self._staging.device)
             self._group.receive(_as_bytes(rows))
-        return self._staging.to_device(rows) if device.type == "cpu" else rows
+        return rows
 
     def skip(self, announcement: Announcement) -> None:
         self.take(announcement)  # a posted send must be met
 
     def close(self) -> None:
         self._group.abort()
-
-
-def make_gloo(meeting: Meeting, store: dist.Store, rank: int) -> Group:
-    seconds = max(0.1, meeting.deadline - time.monotonic())
-    return GlooGroup(store, rank, meeting.connection.local_host, timedelta(seconds=seconds))
 
 
 def make_nccl(meeting: Meeting, store: dist.Store, rank: int) -> Group:
@@ -178,13 +144,13 @@ def make_nccl(meeting: Meeting, store: dist.Store, rank: int) -> Group:
 
 def _join(meeting: Meeting, store: PairStore, make: MakeGroup, rank: int) -> Group:
     """A group over which a first byte has gone: what is made on first use is made now."""
-    group = make(meeting, dist.PrefixStore(meeting.name, store), rank)
+    group = make(meeting, dist.PrefixStore(f"ssd-plane/{meeting.terms.epoch}", store), rank)
     try:
         with meeting.staging.after(None):
-            first = torch.zeros(1, dtype=torch.uint8, device=group.device)
-            if rank == DRAFT:
+            first = torch.zeros(1, dtype=torch.uint8, device=meeting.staging.device)
+            if rank == SENDER:
                 sent = group.send(first)
-                store.seal()  # the target seals when it has the byte
+                store.seal()  # the receiver seals when it has the byte
                 del sent
             else:
                 group.receive(first)

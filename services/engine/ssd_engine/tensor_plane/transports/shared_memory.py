@@ -1,12 +1,12 @@
 """Rows through a ring of slots in memory that two processes of one host share.
 
-The segment is a memory file without a name, made by the draft and handed to the target as an open
-file: there is nothing to unlink, at whatever moment either of them is killed. Send number n lies in
-slot n mod WINDOW, so no offset is ever taken from the peer. Announcements and their answers travel
-on the connection, which gives a wait without polling, and the order "rows before announcement" that
-plain stores to shared memory do not have on every processor.
+The segment is a memory file without a name, made by the sender and handed to the receiver as an
+open file: there is nothing to unlink, at whatever moment either of them is killed. Send number n
+lies in slot n mod WINDOW, so no offset is ever taken from the peer. Announcements and their answers
+travel on the connection, which gives a wait without polling, and the order "rows before
+announcement" that plain stores to shared memory do not have on every processor.
 
-The draft writes through a mapping: the file is its own, allocated in full and sealed. The target
+The sender writes through a mapping: the file is its own, allocated in full and sealed. The receiver
 reads it as a file: whatever a peer does to a file, a read returns, while a mapping may fault.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.tensor_plane.protocol.records import WINDOW, Announcement
-from ssd_engine.tensor_plane.protocol.rows import memory_of
+from ssd_engine.tensor_plane.protocol.rows import dtype_of, empty_rows, memory_of
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 from ssd_engine.tensor_plane.transports.carriers import Meeting
 
@@ -26,7 +26,8 @@ from ssd_engine.tensor_plane.transports.carriers import Meeting
 class SharedMemoryOut:
     def __init__(self, meeting: Meeting) -> None:
         self._connection = meeting.connection
-        rows, size = meeting.format, WINDOW * meeting.format.max_bytes
+        stream = meeting.terms.stream
+        size = WINDOW * stream.max_bytes
         file = os.memfd_create("ssd-plane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(file, 0, size)
@@ -35,8 +36,8 @@ class SharedMemoryOut:
             self._connection.send_file(file)
         finally:
             os.close(file)
-        self._slots = torch.frombuffer(mapping, dtype=rows.dtype).view(
-            WINDOW, rows.max_rows, rows.vocab_size
+        self._slots = torch.frombuffer(mapping, dtype=dtype_of(stream)).view(
+            WINDOW, stream.max_rows, stream.width
         )
 
     def push(self, announcement: Announcement, rows: Tensor) -> None:
@@ -52,19 +53,19 @@ class SharedMemoryOut:
 
 class SharedMemoryIn:
     def __init__(self, meeting: Meeting) -> None:
-        self._format = meeting.format
+        self._stream = meeting.terms.stream
         self._staging = meeting.staging
         self._file = meeting.connection.receive_file()
         try:
-            _check_segment(self._file, WINDOW * self._format.max_bytes)
+            _check_segment(self._file, WINDOW * self._stream.max_bytes)
         except BaseException:
             self.close()
             raise
 
     def take(self, announcement: Announcement) -> Tensor:
-        rows = self._format.empty(announcement.num_rows)
+        rows = empty_rows(self._stream, announcement.num_rows)
         left = memory_of(rows)
-        offset = announcement.serial % WINDOW * self._format.max_bytes
+        offset = announcement.serial % WINDOW * self._stream.max_bytes
         while len(left):
             count = os.preadv(self._file, [left], offset)
             if count == 0:

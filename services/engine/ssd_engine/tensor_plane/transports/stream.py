@@ -1,14 +1,13 @@
 """Rows on the plane's own TCP connection, each send after its announcement.
 
-For host memory this is what gloo does, less its two flaws here: a late or missing send leaves
-nothing posted behind it, and a peer that sends more than it announced breaks the plane, not the
-process.
+A late or missing send leaves nothing posted behind it, and a peer that sends more than it announced
+breaks the plane, not the process: a group of gloo has neither, and is no kind of plane for that.
 """
 
 from torch import Tensor
 
 from ssd_engine.tensor_plane.protocol.records import Announcement
-from ssd_engine.tensor_plane.protocol.rows import memory_of
+from ssd_engine.tensor_plane.protocol.rows import empty_rows, memory_of
 from ssd_engine.tensor_plane.transports.carriers import Meeting
 
 
@@ -32,7 +31,7 @@ class StreamOut:
 class StreamIn:
     def __init__(self, meeting: Meeting) -> None:
         self._connection = meeting.connection
-        self._format = meeting.format
+        self._stream = meeting.terms.stream
         self._staging = meeting.staging
 
     def take(self, announcement: Announcement) -> Tensor:
@@ -43,7 +42,7 @@ class StreamIn:
             self._read(1)
 
     def _read(self, num_rows: int) -> Tensor:
-        rows = self._format.empty(num_rows)
+        rows = empty_rows(self._stream, num_rows)
         self._connection.read_into(memory_of(rows))
         return rows
 

@@ -1,0 +1,10 @@
+"""The stream of draft distributions, from which rejection verification judges drawn tokens."""
+
+from ssd_engine.sampling.rejection import WIRE
+from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
+
+
+def draft_distributions(vocab_size: int, depth: int) -> RowsStream:
+    """A row for each token of a speculation."""
+    dtype = str(WIRE).removeprefix("torch.")
+    return RowsStream("draft_distributions", RowsDirection.TO_TARGET, vocab_size, dtype, depth)
