@@ -12,7 +12,7 @@ import torch
 
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
-from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneState
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tensor_plane.transports import connection as connection_module
@@ -105,6 +105,11 @@ def expect_break(receiver: Receiver, reason: str) -> None:
     with pytest.raises(PlaneBroken, match=reason):
         receiver.receive(RowsKey(1, 1), 1, HANG_SECONDS)
     assert receiver.join(HANG_SECONDS)
+
+
+def break_off(end: Sender | Receiver, reason: str) -> None:
+    """As its own thread does when anything fails."""
+    end._advance(PlaneEvent.FAILED, reason)
 
 
 def is_waited_for(receiver: Receiver, key: RowsKey) -> bool:

@@ -17,7 +17,7 @@ from tests.engine.tensor_plane.peer import (
     make_sender,
     wait_up,
 )
-from tests.engine.tensor_plane.planes import hardened_kind
+from tests.engine.tensor_plane.planes import break_off, hardened_kind
 from tests.waiting import HANG_SECONDS, wait_until
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -114,6 +114,6 @@ def test_rows_go_from_one_device_to_another_by_nccl() -> None:
         assert landed is not None
         assert landed.device == torch.device("cuda", 1)
         assert torch.equal(landed.cpu(), rows.cpu())
-        (sender if epoch % 2 else receiver).abort("for the test")
+        break_off(sender if epoch % 2 else receiver, "for the test")
         assert sender.join(HANG_SECONDS)
         assert receiver.join(HANG_SECONDS)

@@ -20,6 +20,7 @@ from tests.engine.tensor_plane.peer import (
     wait_up,
 )
 from tests.engine.tensor_plane.planes import (
+    break_off,
     every_kind,
     is_waited_for,
     left_behind,
@@ -49,7 +50,7 @@ def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
         receiver = make_receiver(answer, epoch, connect_timeout_s=limit)
         addresses.append(answer.address)
         if early:
-            (sender if epoch % 2 else receiver).abort("while it connects")
+            break_off(sender if epoch % 2 else receiver, "while it connects")
         else:
             wait_up(receiver, sender)
             key = RowsKey(1, epoch)
@@ -58,7 +59,7 @@ def test_a_plane_is_remade_as_often_as_it_breaks(kind: PlaneKind) -> None:
             assert same_bits(receiver.receive(key, 2, HANG_SECONDS), make_rows(epoch, 2))
             receiver.expect(RowsKey(2, epoch), 1)  # left open
             sender.send(RowsKey(4, epoch), make_rows(epoch, 1))  # nobody's
-            (sender if epoch % 2 else receiver).abort("for the test")
+            break_off(sender if epoch % 2 else receiver, "for the test")
         for end in (sender, receiver):
             assert end.join(HANG_SECONDS)
             assert end.state is PlaneState.BROKEN
@@ -78,7 +79,7 @@ def test_closing_wakes_whoever_waits() -> None:
         with pytest.raises(PlaneBroken):
             waiting.result(HANG_SECONDS)
         receiver.close()
-        receiver.abort()
+        break_off(receiver, "after its end")
         assert receiver.state is PlaneState.CLOSED
 
 

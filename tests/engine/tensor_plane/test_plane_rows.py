@@ -54,7 +54,7 @@ def test_rows_cross_between_processes_in_any_order(kind: PlaneKind) -> None:
             assert same_bits(
                 receiver.receive(key, num_rows, HANG_SECONDS), make_rows(seed, num_rows)
             )
-        assert (receiver.received, receiver.missing, receiver.discarded) == (len(keys), 0, 0)
+        assert receiver.discarded == 0
         receiver.close()
         assert receiver.join(HANG_SECONDS)
 
@@ -132,7 +132,7 @@ def test_rows_that_do_not_come_are_missing_and_hurt_nothing(kind: PlaneKind) -> 
         sender.send(RowsKey(1, 2), make_rows(2, 3))
         assert same_bits(receiver.receive(RowsKey(1, 2), 3, HANG_SECONDS), make_rows(2, 3))
         assert receiver.receive(RowsKey(1, 1), 2, 0.0) is None
-        assert (receiver.received, receiver.missing, receiver.discarded) == (1, 3, 1)
+        assert receiver.discarded == 1
 
 
 @every_kind

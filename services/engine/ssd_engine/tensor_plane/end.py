@@ -52,10 +52,6 @@ class PlaneEnd:
         """End the plane. Returns at once; the thread frees everything and ends."""
         self._advance(PlaneEvent.CLOSE)
 
-    def abort(self, reason: str = "aborted") -> None:
-        """End the plane as a broken one: whoever waits on it or comes later is told."""
-        self._advance(PlaneEvent.FAILED, reason)
-
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until everything is freed, which follows a close or a break; True: it is."""
         self._thread.join(timeout_s)

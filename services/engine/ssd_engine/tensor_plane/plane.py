@@ -38,14 +38,14 @@ from ssd_engine.tensor_plane.transports.process_group import (
 )
 from ssd_engine.tensor_plane.transports.shared_memory import SharedMemoryIn, SharedMemoryOut
 from ssd_engine.tensor_plane.transports.staging import Staging, device_id, make_staging
-from ssd_engine.tensor_plane.transports.stream import StreamIn, StreamOut
+from ssd_engine.tensor_plane.transports.tcp import TcpIn, TcpOut
 
 CONNECT_SECONDS = 10.0
 SECRET_BYTES = 32
 
 CARRIERS: dict[PlaneKind, tuple[Callable[[Meeting], RowsOut], Callable[[Meeting], RowsIn]]] = {
     PlaneKind.SHARED_MEMORY: (SharedMemoryOut, SharedMemoryIn),
-    PlaneKind.TCP: (StreamOut, StreamIn),
+    PlaneKind.TCP: (TcpOut, TcpIn),
     PlaneKind.NCCL: (
         lambda meeting: ProcessGroupOut(meeting, make_nccl),
         lambda meeting: ProcessGroupIn(meeting, make_nccl),

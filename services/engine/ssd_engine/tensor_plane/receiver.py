@@ -30,8 +30,6 @@ class Receiver(PlaneEnd):
         self._max_expected = max_expected
         self._expected: dict[RowsKey, _Expected] = {}  # oldest first
         self._asked = 0
-        self.received = 0
-        self.missing = 0
         self.discarded = 0
         self._thread.start()
 
@@ -62,11 +60,8 @@ class Receiver(PlaneEnd):
             self._expected.pop(key, None)
             if self._state in (PlaneState.BROKEN, PlaneState.CLOSED):
                 raise PlaneBroken(self._reason or "the plane is closed")
-            if expected.rows is None:
-                self.missing += 1
-                return None
-            self.received += 1
-        return self._plane.staging.hand_out(expected.rows)
+        rows = expected.rows
+        return None if rows is None else self._plane.staging.hand_out(rows)
 
     def _expect(self, key: RowsKey, num_rows: int) -> _Expected:
         known = self._expected.get(key)

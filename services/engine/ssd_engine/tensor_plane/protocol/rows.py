@@ -13,7 +13,7 @@ _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class RowsKey:
     """Names the rows of a sequence's round."""
 

@@ -1,7 +1,8 @@
 """Rows on the plane's own TCP connection, each send after its announcement.
 
 A late or missing send leaves nothing posted behind it, and a peer that sends more than it announced
-breaks the plane, not the process: a group of gloo has neither, and is no kind of plane for that.
+breaks the plane, not the process. A process group of gloo would serve the same hosts without these
+two, and so is no kind of plane.
 """
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from ssd_engine.tensor_plane.protocol.rows import empty_rows, memory_of
 from ssd_engine.tensor_plane.transports.carriers import Meeting
 
 
-class StreamOut:
+class TcpOut:
     def __init__(self, meeting: Meeting) -> None:
         self._connection = meeting.connection
         self._staging = meeting.staging
@@ -28,7 +29,7 @@ class StreamOut:
         """The connection is closed by its end."""
 
 
-class StreamIn:
+class TcpIn:
     def __init__(self, meeting: Meeting) -> None:
         self._connection = meeting.connection
         self._stream = meeting.terms.stream

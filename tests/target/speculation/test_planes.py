@@ -1,0 +1,68 @@
+"""The target's end of a tensor plane goes where rows fit, and says by name where they do not."""
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ssd_engine.speculation.frames import Plane
+from ssd_engine.tensor_plane.distributions import draft_distributions
+from ssd_engine.tensor_plane.plane import await_target
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.protocol.streams import RowsDirection
+from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.sender import Sender
+from ssd_target.config import TargetConfig
+from ssd_target.front.server import _engine_options, plan_target
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.speculation.planes import PlaneReceiverOpener
+from tests.engine.tensor_plane.peer import CPU, NO_LIMIT
+from tests.waiting import HANG_SECONDS, wait_until
+
+CONFIG = TargetConfig("stories-target", depth=6)
+PLAN = plan_target(CONFIG)
+UP = DraftLinkUp(1, 1, False, 64, 2048, 4, "127.0.0.1", True)  # its draft goes 4 deep
+DISTRIBUTIONS = draft_distributions(PLAN.target.model.vocab_size, 4)
+
+
+def opened(**change: Any) -> tuple[Sender, Receiver | None]:
+    """The draft's end, and the target's after an answer with these changes."""
+    stream = replace(DISTRIBUTIONS, **change)
+    plane, answer = await_target(
+        PlaneKind.TCP,
+        1,
+        DISTRIBUTIONS,
+        bind_host="127.0.0.1",
+        device=CPU,
+        connect_timeout_s=NO_LIMIT,
+    )
+    opener = PlaneReceiverOpener(_engine_options(CONFIG, PLAN, None))
+    return Sender(plane), opener(UP, Plane(0, 0, replace(answer, stream=stream)))
+
+
+def test_rows_that_fit_are_met() -> None:
+    sender, receiver = opened()
+    assert receiver is not None
+    with closing(sender), closing(receiver):
+        wait_until(lambda: sender.state is receiver.state is PlaneState.UP)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"width": 7}, "other width: 7 there"),
+        ({"dtype": "float32"}, "other dtype: 'float32' there, 'bfloat16' here"),
+        ({"direction": RowsDirection.TO_DRAFT}, "other direction: 'to_draft' there"),
+        ({"name": ""}, "the peer declares no draft_distributions, or speaks another version of it"),
+    ],
+)
+def test_an_answer_of_other_rows_is_refused_by_name(
+    change: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, receiver = opened(**change)
+    with closing(sender):
+        assert receiver is None
+        assert f"no tensor plane with 127.0.0.1: {reason}" in caplog.text
+    assert sender.join(HANG_SECONDS)
