@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
 from ssd_engine.checkpoints.files.model_files import (
     LISTING_BYTES,
     Fields,
-    is_integer,
     is_there,
     named,
     open_file,
@@ -36,6 +36,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes of an element
 HEADER_BYTES = 1 << 24  # the longest header
+Size = Annotated[int, Meta(ge=0, lt=1 << 48)]  # none that could not be counted in bytes
+Shape = Annotated[tuple[Size, ...], Meta(max_length=8)]
 FINGERPRINT_SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 DIGEST_PIECE = 1 << 20
 
@@ -190,7 +192,11 @@ def _shard(weight_map: Fields, name: str) -> str:
 
 
 def _read_header(file: Path) -> dict[str, WeightEntry]:
-    """The safetensors layout: 8 bytes of length, a JSON header, then the data."""
+    """The safetensors layout: 8 bytes of length, a JSON header, then the data.
+
+    The library reads the same header, but tells neither where a weight lies, which digests need,
+    nor which field of a weight is wrong.
+    """
     try:
         with open_file(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -227,32 +233,23 @@ def _entry(file: Path, base: int, name: str, raw: Any) -> WeightEntry:
     if not isinstance(raw, dict):
         raise ModelError(f"{source}: dtype, shape and data_offsets are needed, got {shown(raw)}")
     fields = Fields(source, raw)
-    dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
+    dtype = fields.get("dtype")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         kinds = ", ".join(DTYPES)
         raise ModelError(f"{source} has dtype {_bare(dtype)}, one of {kinds} is needed")
-    if not _are_sizes(shape):
-        raise fields.wrong("shape", "a list of sizes, which are integers from 0 on,")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise fields.wrong("data_offsets", "a list of two integers, begin and end in bytes,")
-    begin, end = offsets
+    shape = fields.read("shape", Shape, "a list of sizes, which are integers from 0 on,")
+    two_integers = "a list of two integers, begin and end in bytes,"
+    begin, end = fields.read("data_offsets", tuple[Size, Size], two_integers)
+    if begin > end:
+        raise fields.wrong("data_offsets", two_integers)
     if end - begin != math.prod(shape) * DTYPES[dtype]:
         needed = f"{shown(math.prod(shape) * DTYPES[dtype])} bytes for {dtype} of this shape"
         raise fields.problem("data_offsets", f"{needed} are needed, got {shown(end - begin)}")
-    return WeightEntry(file, dtype, tuple(shape), base + begin, end - begin)
+    return WeightEntry(file, dtype, shape, base + begin, end - begin)
 
 
 def _bare(value: Any) -> str:
     return named(value) if isinstance(value, str) else shown(value)
-
-
-def _are_sizes(value: Any) -> bool:
-    """Few, and none that could not be counted in bytes."""
-    return (
-        isinstance(value, list)
-        and len(value) <= 8
-        and all(is_integer(each) and 0 <= each < 1 << 48 for each in value)
-    )
 
 
 def _check_layout(file: Path, entries: dict[str, WeightEntry], base: int, size: int) -> None:

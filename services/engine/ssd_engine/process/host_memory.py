@@ -1,4 +1,8 @@
-"""The memory of this host."""
+"""The memory of this host.
+
+One line of /proc is read here rather than by psutil, which would be one more dependency of every
+server for the same number.
+"""
 
 import logging
 import os

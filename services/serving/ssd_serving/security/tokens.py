@@ -18,7 +18,10 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ssd_engine.errors import ConfigError
 from ssd_serving.files.descriptors import read_surely
@@ -29,15 +32,39 @@ MIN_TOKEN = 16  # characters: shorter ones can be guessed
 MAX_NAME = 128
 MAX_TOKENS = 1000  # each call is compared with all of them
 MAX_FILE = 16 * 1024 * 1024
-_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_LIMITS = tuple(f"limit_{field.name}" for field in fields(Allowance))
-_KEYS = {"name", "roles", "token", "sha256", "expires", *_LIMITS}
 
 
 class Role(Enum):
     GENERATE = "generate"
     SPECULATE = "speculate"
     ADMIN = "admin"  # traces and reflection, and all that the others may
+
+
+Limit = Annotated[int, Meta(ge=1)]
+
+
+class _TokenTable(msgspec.Struct, forbid_unknown_fields=True):
+    """One table of the file."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+    roles: Annotated[frozenset[Role], Meta(min_length=1)]
+    token: Annotated[str, Meta(min_length=MIN_TOKEN)] | None = None
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")] | None = None
+    expires: Annotated[datetime, Meta(tz=True)] | None = None
+    limit_requests: Limit | None = None
+    limit_tokens_per_minute: Limit | None = None
+    limit_prompt_tokens: Limit | None = None
+
+
+# What each key must be. Errors show no value that may be a secret.
+_NEEDED = {
+    "name": f"text of 1 to {MAX_NAME} printable characters",
+    "roles": f"a list of {', '.join(role.value for role in Role)}, got {{!r}}",
+    "token": f"text of at least {MIN_TOKEN} characters",
+    "sha256": "64 hexadecimal digits",
+    "expires": "a time with a zone: 2027-01-01T00:00:00Z",
+    **{f"limit_{field.name}": "a whole number above 0, got {!r}" for field in fields(Allowance)},
+}
 
 
 @dataclass(frozen=True)
@@ -97,56 +124,34 @@ def _parse(content: dict[str, Any]) -> tuple[Token, ...]:
 
 
 def _parse_token(where: str, table: Any) -> Token:
-    if not isinstance(table, dict):
-        raise ValueError(f"{where}: a [[token]] table is needed")
-    unknown = sorted(set(table) - _KEYS)
-    if unknown:
-        raise ValueError(
-            f"{where}: {unknown[0]} is not known; known are {', '.join(sorted(_KEYS))}"
-        )
-    name = table.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise ValueError(f"{where}: name must be text of 1 to {MAX_NAME} printable characters")
+    try:
+        entry = msgspec.convert(table, _TokenTable, builtin_types=(datetime,))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where}: {_translated(str(error), table)}") from None
+    if not entry.name.isprintable():
+        raise ValueError(f"{where}: name must be {_NEEDED['name']}")
+    if (entry.token is None) == (entry.sha256 is None):
+        raise ValueError(f"{where}: either token or sha256 is needed")
     return Token(
-        name=name,
-        roles=_roles(where, table.get("roles")),
-        digest=_digest(where, table),
-        expires=_expires(where, table.get("expires")),
-        allowance=Allowance(*(_limit(where, key, table.get(key)) for key in _LIMITS)),
+        name=entry.name,
+        roles=entry.roles,
+        digest=hashlib.sha256((entry.token or "").encode()).digest()
+        if entry.sha256 is None
+        else bytes.fromhex(entry.sha256),
+        expires=entry.expires,
+        allowance=Allowance(
+            entry.limit_requests, entry.limit_tokens_per_minute, entry.limit_prompt_tokens
+        ),
     )
 
 
-def _roles(where: str, names: Any) -> frozenset[Role]:
-    known = [role.value for role in Role]
-    if not isinstance(names, list) or not names or not all(name in known for name in names):
-        raise ValueError(f"{where}: roles must be a list of {', '.join(known)}, got {names!r}")
-    return frozenset(map(Role, names))
-
-
-def _digest(where: str, table: dict[str, Any]) -> bytes:
-    token, digest = table.get("token"), table.get("sha256")
-    if (token is None) == (digest is None):
-        raise ValueError(f"{where}: either token or sha256 is needed")
-    if token is not None:
-        if not isinstance(token, str) or len(token) < MIN_TOKEN:
-            raise ValueError(f"{where}: token must be text of at least {MIN_TOKEN} characters")
-        return hashlib.sha256(token.encode()).digest()
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{where}: sha256 must be 64 hexadecimal digits")
-    return bytes.fromhex(digest)
-
-
-def _expires(where: str, value: Any) -> datetime | None:
-    if value is None:
-        return None
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ValueError(f"{where}: expires must be a time with a zone: 2027-01-01T00:00:00Z")
-    return value
-
-
-def _limit(where: str, key: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{where}: {key} must be a whole number above 0, got {value!r}")
-    return value
+def _translated(problem: str, table: Any) -> str:
+    """What msgspec found wrong, in the words of this file: it would not say what is needed."""
+    unknown = re.search("(?s)unknown field `(.*)`", problem)
+    if unknown:
+        return f"{unknown[1]} is not known; known are {', '.join(sorted(_NEEDED))}"
+    field = re.search(r"field `(\w+)`|\$\.(\w+)", problem)
+    if field is None:
+        return "a [[token]] table is needed"
+    key = field[1] or field[2]
+    return f"{key} must be {_NEEDED[key].format(table.get(key))}"

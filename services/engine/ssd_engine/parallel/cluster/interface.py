@@ -1,4 +1,8 @@
-"""The network interface that has an address: NCCL is told names, not addresses."""
+"""The network interface that has an address: NCCL is told names, not addresses.
+
+The kernel is asked here rather than by psutil, which would be one more dependency of every server
+for this one look-up.
+"""
 
 import fcntl
 import ipaddress
