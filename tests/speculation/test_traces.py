@@ -24,6 +24,10 @@ def pair(traced_pair: TracedPair) -> TracedPair:
     return traced_pair
 
 
+def end_of(event: TraceEvent) -> float:
+    return event.begin + event.seconds
+
+
 def generate(serving: TargetProcess, mode: "pb.SpeculationMode") -> Output:
     request = pb.GenerateRequest(
         text="Once upon a time",
@@ -77,8 +81,8 @@ def test_a_trace_shows_both_services_within_the_time_of_the_request(pair: Traced
     assert len(forwards) == output.finish.speculation.rounds
     assert steps
     for event in forwards:
-        assert begin <= event.begin <= event.end <= end
-    assert all(one.end <= other.begin + 1e-6 for one, other in pairwise(forwards))
+        assert begin <= event.begin <= end_of(event) <= end
+    assert all(end_of(one) <= other.begin + 1e-6 for one, other in pairwise(forwards))
 
 
 def traced_with_a_branch(pair: TracedPair) -> tuple[Output, list[TraceEvent], float, float] | None:
@@ -98,7 +102,9 @@ def test_in_turns_no_draft_computes_while_the_target_does(pair: TracedPair) -> N
     assert turns
     assert {event.service for event in turns + forwards} == {"target"}
     for turn in turns:
-        assert all(turn.end <= f.begin + 1e-6 or f.end <= turn.begin + 1e-6 for f in forwards)
+        assert all(
+            end_of(turn) <= f.begin + 1e-6 or end_of(f) <= turn.begin + 1e-6 for f in forwards
+        )
 
 
 def test_sources_have_the_numbers_of_the_wire() -> None:

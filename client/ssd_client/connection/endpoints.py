@@ -11,7 +11,7 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import grpc
@@ -106,9 +106,6 @@ class Endpoint:
                 channel.close()
 
 
-Resolve = Callable[[str, int], list[str]]  # host and port to addresses
-
-
 class Endpoints(Sequence[Endpoint]):
     """The endpoints behind the addresses and names that a user gave, in their order. The list only
     grows."""
@@ -117,7 +114,6 @@ class Endpoints(Sequence[Endpoint]):
         self,
         named: Sequence[str],
         security: Security = PLAIN,
-        resolve: Resolve | None = None,
     ) -> None:
         self._named = list(named)
         for each in self._named:
@@ -126,7 +122,6 @@ class Endpoints(Sequence[Endpoint]):
                     f"targets: HOST:PORT is expected, one argument each; got {each!r}"
                 )
         self._security = security
-        self._resolve = resolve or resolve_host
         self._endpoints: list[Endpoint] = []
         self._known: set[str] = set()
         self._failed = ("", "")  # the name that was looked up last in vain, and why
@@ -155,7 +150,7 @@ class Endpoints(Sequence[Endpoint]):
         host, _, port = named.removeprefix(DNS).rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         try:
-            found = self._resolve(host, int(port))[:MAX_ADDRESSES]
+            found = resolve_host(host, int(port))[:MAX_ADDRESSES]
         except OSError as error:
             self._failed = (named, f"cannot look it up: {error.strerror or error}")
             return []

@@ -29,6 +29,8 @@ NEEDS_SERVE = '--local needs the serving extra: pip install "ssd-serve[serve]"'
 
 _POLL_S = 0.05
 _CHECK_S = 2.0
+_STARTUP_S = 300.0
+_GRACE_S = 10.0
 _LAST_LINES = 15
 _PR_SET_PDEATHSIG = 1
 
@@ -49,8 +51,6 @@ class LocalService:
         name: str = "",
         environment: Mapping[str, str] | None = None,  # on top of ours
         cores: Collection[int] | None = None,  # None: any
-        startup_timeout_s: float = 300.0,
-        grace_s: float = 10.0,
     ) -> None:
         self.name = name or model  # in messages
         self.address = ""
@@ -58,8 +58,6 @@ class LocalService:
         self._arguments = ["serve", model, *flags]
         self._environment = environment or {}
         self._cores = cores
-        self._startup_timeout_s = startup_timeout_s
-        self._grace_s = grace_s
 
     def __enter__(self) -> LocalService:
         with contextlib.ExitStack() as stack:
@@ -68,7 +66,7 @@ class LocalService:
             self._log = folder / "log"
             self._begun = time.monotonic()
             self._process = self._start(folder / "port")
-            stack.callback(_stop, self._process, self._grace_s)
+            stack.callback(_stop, self._process)
             self.address = f"127.0.0.1:{self._wait_for_port(folder / 'port')}"
             self._stack = stack.pop_all()
         return self
@@ -85,8 +83,8 @@ class LocalService:
         """Raises ClientError, with the last lines of its log, once the start has failed."""
         if self._process.poll() is not None:
             raise ClientError(self.last_words())
-        if time.monotonic() - self._begun > self._startup_timeout_s:
-            limit = f"{self._startup_timeout_s:g} s"
+        if time.monotonic() - self._begun > _STARTUP_S:
+            limit = f"{_STARTUP_S:g} s"
             raise ClientError(f"{self.name} was not ready after {limit}{self._log_tail()}")
 
     def ask_to_stop(self) -> None:
@@ -158,12 +156,12 @@ def _is_ready(endpoint: Endpoint) -> bool:
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _stop(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """Asks the service to stop; what of its group is left after the grace is killed."""
     try:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
+            process.wait(_GRACE_S)
     finally:  # also when a second Ctrl-C cuts the grace short
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -19,7 +19,6 @@ from ssd_client.terminal.render import note
 
 _NARROWEST = 24  # characters of a column
 _FRAMES = 12  # a second
-_STYLES = {**STYLES, "target": ""}  # what nobody guessed is in the terminal's own colour
 
 
 class RaceScreen(Closing):

@@ -38,10 +38,6 @@ class TraceEvent:
     origin: str  # "cache", "just_in_time", "ngram", "sync", "target" or ""
     look_up: str  # "hit", "late", "miss_length", "miss_token", "stale" or ""
 
-    @property
-    def end(self) -> float:
-        return self.begin + self.seconds
-
 
 @dataclass(frozen=True)
 class ClockOffset:

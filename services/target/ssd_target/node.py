@@ -1,6 +1,5 @@
 """Several nodes, as an operator sets them up: the leader's options, and a node that joins it."""
 
-import logging
 import signal
 import sys
 from importlib import metadata
@@ -19,8 +18,6 @@ from ssd_serving.config import check_bounds, parse_address
 from ssd_serving.plan import ModelPlan
 from ssd_target import __version__
 from ssd_target.config import BOUNDS, JoinConfig, TargetConfig
-
-log = logging.getLogger(__name__)
 
 JOIN_BOUNDS = {"threads": (1, 1024), "join_timeout": BOUNDS["join_timeout"], "node": (1, 63)}
 

@@ -374,10 +374,7 @@ def test_a_killed_client_takes_its_services_along(sandbox):
 
 @pytest.mark.parametrize("service", ["target", full_only("draft")])
 def test_a_stubborn_service_is_killed_with_its_helpers(sandbox, service):
-    sandbox.change_client(
-        "import ssd_client.local.service as local; "
-        "local.LocalService.__init__.__kwdefaults__['grace_s'] = 0.3"
-    )
+    sandbox.change_client("import ssd_client.local.service as local; local._GRACE_S = 0.3")
     process = sandbox.start("Once", "--local", **{service: {"stubborn": True}})
     stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0, stderr

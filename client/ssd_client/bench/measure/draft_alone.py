@@ -24,6 +24,7 @@ _SEQUENCE = 1
 _QUIET_S = 0.08  # after which nothing more is expected of a round; a verification if that is longer
 _PATIENCE_S = 30.0  # for one round
 _FIRST = 2  # rounds that do not count
+_ROUNDS = 12  # that do
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class Round:
 
 
 def time_draft(
-    endpoint: Endpoint, target: target_pb2.GetModelInfoResponse, about: Round, rounds: int = 12
+    endpoint: Endpoint, target: target_pb2.GetModelInfoResponse, about: Round
 ) -> DraftTimes:
     """A tree after a hit and a backup after a miss, in turns."""
     with contextlib.closing(_Link(endpoint, target, about)) as link:
         trees, backups = [], []
         link.greet()
         link.open()
-        for _ in range(rounds + _FIRST):
+        for _ in range(_ROUNDS + _FIRST):
             trees.append(link.hit())
             backups.append(link.miss())
         return DraftTimes(statistics.median(trees[_FIRST:]), statistics.median(backups[_FIRST:]))

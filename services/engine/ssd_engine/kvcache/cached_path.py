@@ -39,10 +39,6 @@ class CachedPath:
         return self._lease.blocks
 
     @property
-    def num_cached_tokens(self) -> int:
-        return self._lease.num_cached_tokens
-
-    @property
     def num_blocks(self) -> int:
         return self._lease.num_blocks
 

@@ -39,8 +39,7 @@ class StepClock:
 class Average:
     """A decayed mean."""
 
-    def __init__(self, decay: float = DECAY) -> None:
-        self._decay = decay
+    def __init__(self) -> None:
         self._weight = self._sum = 0.0
 
     @property
@@ -48,8 +47,8 @@ class Average:
         return self._weight > 0.0
 
     def observe(self, value: float) -> None:
-        self._weight = self._decay * self._weight + 1
-        self._sum = self._decay * self._sum + value
+        self._weight = DECAY * self._weight + 1
+        self._sum = DECAY * self._sum + value
 
     def value(self, default: float = 0.0) -> float:
         return self._sum / self._weight if self.known else default

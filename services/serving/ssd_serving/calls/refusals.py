@@ -43,13 +43,12 @@ class ReportRefusals(grpc.aio.ServerInterceptor):
         self,
         caller: Caller = lambda context: "",
         on_refusal: OnRefusal = lambda method, reason: None,
-        sparse: SparseLog | None = None,
     ) -> None:
         """``caller``: its name, as far as it is known. ``on_refusal`` gets a method and one of
         REASONS."""
         self._caller = caller
         self._on_refusal = on_refusal
-        self._sparse = sparse or SparseLog()
+        self._sparse = SparseLog()
 
     async def intercept_service(
         self,

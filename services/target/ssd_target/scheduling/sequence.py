@@ -106,11 +106,6 @@ class Sequence:
         """Whether its next token is the last, whatever it is."""
         return self.num_committed + 1 >= self.max_committed
 
-    @property
-    def ended(self) -> bool:
-        """Finished, cancelled or failed."""
-        return self.state is SequenceState.FINISHED
-
     def committed(self) -> list[int]:
         return self.prompt + self.output
 

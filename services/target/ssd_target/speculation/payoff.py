@@ -165,10 +165,6 @@ class Payoff:
         return self._current.phase
 
     @property
-    def with_it(self) -> Rate:
-        return self._current.with_it
-
-    @property
     def without(self) -> Rate:
         return self._current.without
 

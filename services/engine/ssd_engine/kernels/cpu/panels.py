@@ -163,6 +163,3 @@ class PackedWeight:
             yield self.look_up(torch.arange(begin, min(begin + rows, self._held)))
         if self._missing:
             yield self.panels.new_zeros(self._missing, self.shape[1])
-
-    def plain(self) -> Tensor:
-        return torch.cat(list(self.split(self.shape[0])))

@@ -176,7 +176,7 @@ class _Split:
             "BIAS": int(shape.bias),
         }
         self._kernel = compiled_kernel(SPLIT, defines, device, warps * 32)
-        self._grid, self._warps = (shape.n // (16 * tiles), 1), warps
+        self._grid = (shape.n // (16 * tiles), 1)
 
     def __call__(
         self,
@@ -217,7 +217,7 @@ class _Balanced:
             "BIAS": int(shape.bias),
         }
         self._kernel = compiled_kernel(BALANCED, defines, device, warps * 32)
-        self._grid, self._warps = (grid, 1), warps
+        self._grid = (grid, 1)
         self._left = torch.zeros(grid * 2 * shape.octets * 8 * 16, device=device)
         self._have_come = torch.zeros(shape.n // 16, dtype=torch.int32, device=device)
 
