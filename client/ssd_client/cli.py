@@ -138,7 +138,7 @@ def cli(context: click.Context) -> None:
 @security_options
 @click.option(
     "--otlp-endpoint",
-    type=params.Utf8(),
+    type=params.UTF8,
     metavar="URL",
     help="OpenTelemetry collector (OTLP over gRPC), such as http://127.0.0.1:4317, for a trace.",
 )
@@ -167,8 +167,8 @@ def generate(**flags: Any) -> None:
 
 
 @cli.command()
-@click.option("--target", type=params.Target(), default=DEFAULT_ADDRESS, show_default=True)
-@click.option("--timeout", type=params.Seconds(), default=10.0, show_default=True)
+@click.option("--target", type=params.TARGET, default=DEFAULT_ADDRESS, show_default=True)
+@click.option("--timeout", type=params.SECONDS, default=10.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @security_options
 def info(target: str, timeout: float, as_json: bool, security: Security) -> None:

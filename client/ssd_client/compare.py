@@ -58,7 +58,7 @@ class FirstDifference:
 @click.option(
     "--target",
     "targets",
-    type=params.Target(),
+    type=params.TARGET,
     multiple=True,
     help="One for two modes, or two.  [default: 127.0.0.1:7410]",
 )
@@ -74,13 +74,11 @@ class FirstDifference:
     type=params.Parsed(check_baseline, "openai:url"),
     help="The second side is another server: texts are compared, not tokens.",
 )
-@click.option(
-    "--data", type=params.Utf8(), default=STORIES, show_default=True, help="As for bench."
-)
-@click.option("--num-prompts", type=params.Uint(least=1), default=8, show_default=True)
-@click.option("--max-tokens", type=params.Uint(least=1), default=64, show_default=True)
-@click.option("--temperature", type=params.Number(), default=0.0, show_default=True)
-@click.option("--seed", type=params.Uint(32), default=0, show_default=True)
+@click.option("--data", type=params.UTF8, default=STORIES, show_default=True, help="As for bench.")
+@click.option("--num-prompts", type=params.uint(least=1), default=8, show_default=True)
+@click.option("--max-tokens", type=params.uint(least=1), default=64, show_default=True)
+@click.option("--temperature", type=params.NUMBER, default=0.0, show_default=True)
+@click.option("--seed", type=params.uint(32), default=0, show_default=True)
 @click.option("--chat/--no-chat", default=True, help="Prompts as a user's message, or as they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @security_options

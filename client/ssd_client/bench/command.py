@@ -39,19 +39,19 @@ TRACE_EVENTS = "200000"
 @click.command(cls=SectionedCommand)
 @click.option(
     "--target",
-    type=params.Target(),
+    type=params.TARGET,
     multiple=True,
     help="The target that is measured.  [default: 127.0.0.1:7410]",
 )
 @click.option(
     "--data",
-    type=params.Utf8(),
+    type=params.UTF8,
     default=STORIES,
     show_default=True,
     help='Prompts: a JSONL file of objects with "prompt", '
     f"{STORIES}, or a set from a hub: {', '.join(HUB_SETS)}.",
 )
-@click.option("--num-prompts", type=params.Uint(least=1), default=8, show_default=True)
+@click.option("--num-prompts", type=params.uint(least=1), default=8, show_default=True)
 @click.option(
     "--mode",
     "modes",
@@ -61,25 +61,25 @@ TRACE_EVENTS = "200000"
 )
 @click.option(
     "--concurrency",
-    type=params.UintList(),
+    type=params.UINTS,
     default="1",
     show_default=True,
     help="Requests at a time; several: 1,2,4.",
 )
 @click.option(
     "--request-rate",
-    type=params.RatesParam(),
+    type=params.RATES,
     help="Requests a second instead, at random moments (Poisson); several: 0.5,2.",
 )
-@click.option("--repeat", "repeats", type=params.Uint(least=1), default=3, show_default=True)
+@click.option("--repeat", "repeats", type=params.uint(least=1), default=3, show_default=True)
 @click.option(
-    "--warm-up", type=params.Uint(), default=1, show_default=True, help="Requests in each mode."
+    "--warm-up", type=params.uint(), default=1, show_default=True, help="Requests in each mode."
 )
-@click.option("--max-tokens", type=params.Uint(least=2), default=128, show_default=True)
-@click.option("--temperature", type=params.Number(), default=0.0, show_default=True)
+@click.option("--max-tokens", type=params.uint(least=2), default=128, show_default=True)
+@click.option("--temperature", type=params.NUMBER, default=0.0, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="Always --max-tokens tokens.")
-@click.option("--seed", type=params.Uint(32), default=0, show_default=True)
-@click.option("--depth", type=params.Uint(least=1), help="Tokens of a speculation at most.")
+@click.option("--seed", type=params.uint(32), default=0, show_default=True)
+@click.option("--depth", type=params.uint(least=1), help="Tokens of a speculation at most.")
 @click.option("--chat/--no-chat", default=True, help="Prompts as a user's message, or as they are.")
 @click.option(
     "--baseline",
@@ -96,7 +96,7 @@ TRACE_EVENTS = "200000"
 @click.option("--wandb", metavar="PROJECT", help="Log the results to Weights & Biases, too.")
 @click.option(
     "--link-delay",
-    type=params.Milliseconds(),
+    type=params.MILLISECONDS,
     help="With --local: ssd once more, over links that are so slow in each direction; several: "
     "0,5,20.",
 )

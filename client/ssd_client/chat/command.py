@@ -41,12 +41,12 @@ PATIENCE = RetryPolicy(retries=12)
 @click.command(cls=SectionedCommand)
 @click.option(
     "--target",
-    type=params.Target(),
+    type=params.TARGET,
     multiple=True,
     help="Where the chat is held; repeat it to name where it goes on.  [default: 127.0.0.1:7410]",
 )
-@click.option("--system", type=params.Utf8(), help="System message.")
-@click.option("--max-tokens", type=params.Uint(), help="Tokens of a reply at most.")
+@click.option("--system", type=params.UTF8, help="System message.")
+@click.option("--max-tokens", type=params.uint(), help="Tokens of a reply at most.")
 @chat_options
 @sampling_options
 @speculation_options

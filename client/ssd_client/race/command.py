@@ -47,8 +47,8 @@ class RaceEntry:
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("prompt", required=False, type=params.Utf8())
-@click.option("--target", type=params.Target(), help=f"Who runs.  [default: {DEFAULT_ADDRESS}]")
+@click.argument("prompt", required=False, type=params.UTF8)
+@click.option("--target", type=params.TARGET, help=f"Who runs.  [default: {DEFAULT_ADDRESS}]")
 @click.option(
     "--mode",
     "modes",
@@ -57,7 +57,7 @@ class RaceEntry:
     help="Modes that run; repeatable.  [default: all that the target has]",
 )
 @click.option("--chat/--no-chat", default=True, help="PROMPT as a user's message, or as it is.")
-@click.option("--max-tokens", type=params.Uint(least=2), default=96, show_default=True)
+@click.option("--max-tokens", type=params.uint(least=2), default=96, show_default=True)
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @security_options

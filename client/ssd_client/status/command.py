@@ -68,14 +68,14 @@ _services = options(
     click.option(
         "--target",
         "targets",
-        type=params.Target(),
+        type=params.TARGET,
         multiple=True,
         help=f"Repeatable.  [default: {DEFAULT_ADDRESS}]",
     ),
     click.option(
         "--draft",
         "drafts",
-        type=params.Address(),
+        type=params.ADDRESS,
         multiple=True,
         help="Repeatable; those that targets are linked to are found without.",
     ),
@@ -103,7 +103,7 @@ def models(
 
 @click.command()
 @_services
-@click.option("--watch", type=params.Seconds(), help="Look again every so many seconds.")
+@click.option("--watch", type=params.SECONDS, help="Look again every so many seconds.")
 def status(
     targets: Sequence[str],
     drafts: Sequence[str],

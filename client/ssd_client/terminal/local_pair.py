@@ -25,10 +25,10 @@ pair_options = options(
     LOCAL,
     local_options,
     click.option(
-        "--local-expand-to", type=params.Utf8(), help="Grow the target of --local to this shape."
+        "--local-expand-to", type=params.UTF8, help="Grow the target of --local to this shape."
     ),
     click.option(
-        "--local-draft-expand-to", type=params.Utf8(), help="Grow the draft of --local, likewise."
+        "--local-draft-expand-to", type=params.UTF8, help="Grow the draft of --local, likewise."
     ),
     click.option(
         "--local-target-options",

@@ -54,62 +54,62 @@ def options(group: str, *options: Callable[[_Command], _Command]) -> Callable[[_
 
 prompt_options = options(
     "Prompt",
-    click.argument("prompt", required=False, type=params.Utf8()),
+    click.argument("prompt", required=False, type=params.UTF8),
     click.option("--prompt-file", type=click.Path(), help="Read the prompt here; - is stdin."),
-    click.option("--token-ids", type=params.TokenIds(), help='Prompt as token ids: "1,2,3".'),
+    click.option("--token-ids", type=params.TOKEN_IDS, help='Prompt as token ids: "1,2,3".'),
     click.option("--chat", is_flag=True, help="Send the prompt as a user's chat message."),
-    click.option("--system", type=params.Utf8(), help="System message, with --chat."),
+    click.option("--system", type=params.UTF8, help="System message, with --chat."),
 )
 
 chat_options = options(
     "Prompt",
     click.option(
         "--chat-template-kwargs",
-        type=params.JsonObject(),
+        type=params.JSON_OBJECT,
         help="Names for the chat template: '{\"enable_thinking\": false}'.",
     ),
 )
 
 sampling_options = options(
     "Sampling",
-    click.option("--temperature", type=params.Number(), help="0 takes the most likely token."),
-    click.option("--top-k", type=params.Uint(), help="Keep the k most likely tokens; 0: all."),
+    click.option("--temperature", type=params.NUMBER, help="0 takes the most likely token."),
+    click.option("--top-k", type=params.uint(), help="Keep the k most likely tokens; 0: all."),
     click.option(
-        "--top-p", type=params.Number(), help="Keep tokens up to this share of probability."
+        "--top-p", type=params.NUMBER, help="Keep tokens up to this share of probability."
     ),
     click.option(
-        "--min-p", type=params.Number(), help="Drop tokens below this share of the likeliest."
+        "--min-p", type=params.NUMBER, help="Drop tokens below this share of the likeliest."
     ),
-    click.option("--repetition-penalty", type=params.Number(), help="Above 1: repeat less."),
+    click.option("--repetition-penalty", type=params.NUMBER, help="Above 1: repeat less."),
     click.option(
-        "--presence-penalty", type=params.Number(), help="Taken once from tokens in the output."
+        "--presence-penalty", type=params.NUMBER, help="Taken once from tokens in the output."
     ),
     click.option(
         "--frequency-penalty",
-        type=params.Number(),
+        type=params.NUMBER,
         help="Taken for each time that a token is there.",
     ),
     click.option(
         "--logit-bias",
-        type=params.LogitBias(),
+        type=params.LOGIT_BIAS,
         multiple=True,
         help="Added to its logit; repeatable.",
     ),
-    click.option("--seed", type=params.Uint(64), help="Same seed, same text. Drawn if not given."),
+    click.option("--seed", type=params.uint(64), help="Same seed, same text. Drawn if not given."),
 )
 
 stop_options = options(
     "Length and end",
-    click.option("--max-tokens", type=params.Uint(), help="Output tokens at most."),
+    click.option("--max-tokens", type=params.uint(), help="Output tokens at most."),
     click.option(
         "--stop",
-        type=params.TextLinesParam(),
+        type=params.UTF8_LINES,
         multiple=True,
         help="End the text before this; repeatable.",
     ),
     click.option(
         "--stop-token-id",
-        type=params.Uint(),
+        type=params.uint(),
         multiple=True,
         help="End with this token; repeatable.",
     ),
@@ -127,11 +127,11 @@ speculation_options = options(
     ),
     click.option(
         "--draft",
-        type=params.Address(),
+        type=params.ADDRESS,
         multiple=True,
         help="Speculation endpoint to use, among those that the target allows; repeatable.",
     ),
-    click.option("--depth", type=params.Uint(least=1), help="Tokens of a speculation at most."),
+    click.option("--depth", type=params.uint(least=1), help="Tokens of a speculation at most."),
     click.option(
         "--verification",
         type=click.Choice(list(VERIFICATIONS)),
@@ -139,7 +139,7 @@ speculation_options = options(
     ),
     click.option(
         "--down-weight",
-        type=params.Number(),
+        type=params.NUMBER,
         help="Rejection: weight, 0 to 1, of the tokens that the draft prepares for.",
     ),
 )
@@ -149,7 +149,7 @@ output_options = options(
     click.option("--logprobs", is_flag=True, help="Log probability of each token (--json)."),
     click.option(
         "--top-logprobs",
-        type=params.Uint(least=1),
+        type=params.uint(least=1),
         help="And of the N most likely in its place (--json).",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, do not stream."),
@@ -159,7 +159,7 @@ serving_options = options(
     "Server",
     click.option(
         "--target",
-        type=params.Target(),
+        type=params.TARGET,
         multiple=True,
         help="Where to send the request; repeat it to name where it goes on when one is lost. "
         "dns:///NAME:PORT names all addresses behind a name, in random order.  "
@@ -167,17 +167,15 @@ serving_options = options(
     ),
     click.option(
         "--retries",
-        type=params.Uint(),
+        type=params.uint(),
         help="How often, in all, the request is sent again after an endpoint was lost; it goes on "
         "after the tokens received.  [default: one less than there are targets]",
     ),
-    click.option(
-        "--timeout", type=params.Seconds(), help="For the whole request, resumes included."
-    ),
-    click.option("--request-id", type=params.Utf8(), help="Shown in the server's log."),
+    click.option("--timeout", type=params.SECONDS, help="For the whole request, resumes included."),
+    click.option("--request-id", type=params.UTF8, help="Shown in the server's log."),
     click.option(
         "--cache-salt",
-        type=params.Utf8(),
+        type=params.UTF8,
         help="What is cached of the prompt is found by requests with the same one alone.",
     ),
 )
@@ -189,12 +187,12 @@ local_options = options(
     ),
     click.option(
         "--local-model",
-        type=params.Utf8(),
+        type=params.UTF8,
         help=f"Model of --local: a shipped name or a folder.  [default: {DEFAULT_MODEL}]",
     ),
     click.option(
         "--local-draft",
-        type=params.Utf8(),
+        type=params.UTF8,
         help=f"Draft model of --local; {NO_DRAFT} starts no draft.  "
         f"[default: {DEFAULT_DRAFTS[DEFAULT_MODEL]} for {DEFAULT_MODEL}, else {NO_DRAFT}]",
     ),
@@ -217,7 +215,7 @@ local_options = options(
     ),
     click.option(
         "--local-draft-share",
-        type=params.Percent(),
+        type=params.PERCENT,
         help="Percent of the GPU's multiprocessors that the draft may take under --local-mps; the "
         "target may take the rest. 100: both may use all of them. Where it is not given, share and "
         "--depth are what fits the sizes of the two models, and a draft for which there is no room "

@@ -39,7 +39,7 @@ _OPTIONS = (
     click.option("--tls-key", type=click.Path(), help="Its key."),
     click.option(
         "--tls-server-name",
-        type=params.Utf8(),
+        type=params.UTF8,
         help="Name in the server's certificate, where it is not the host's.",
     ),
     click.option("--token-file", type=click.Path(), help="File with the bearer token to show."),

@@ -10,7 +10,11 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 
 from ssd_engine.tracing.histogram import cumulative
 from ssd_serving.observability.metrics_server import MetricsServer
@@ -91,6 +95,20 @@ class _EngineCounters:
         books = self._books()
         for name, (text, read) in self._counters.items():
             yield CounterMetricFamily(name, text, value=_value(books, read))
+
+
+def labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> CounterMetricFamily | GaugeMetricFamily:
+    """One metric with a value for each value of its label."""
+    metric = kind(name, text, labels=[label])
+    for each, value in values.items():
+        metric.add_metric([each], value)
+    return metric
 
 
 def histogram_family(

@@ -1,12 +1,13 @@
 """Prometheus metrics of a target. Names follow common practice; their prefix is ``ssd_``."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ssd_serving.observability.metrics import ServiceMetrics, histogram_family
+from ssd_serving.observability.metrics import ServiceMetrics, histogram_family, labelled
 from ssd_serving.security.allowances import Allowance
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
@@ -166,80 +167,74 @@ class SpeculationCollector:
         )
 
     def _labelled(self, totals: SpeculationStats) -> Iterator[Metric]:
-        look_ups = CounterMetricFamily(
-            "ssd_cache_lookups", "Look-ups in the speculation cache.", labels=["result"]
-        )
-        for result, name in LOOK_UPS.items():
-            look_ups.add_metric([result.value], getattr(totals, name))
-        yield look_ups
-        yield self._per_position(totals)
-        rounds = CounterMetricFamily(
-            "ssd_rounds", "Rounds, by where their speculation came from.", labels=["source"]
-        )
-        for source in ("cache", "just_in_time", "ngram", "sync", "plain"):
-            rounds.add_metric([source], getattr(totals, f"{source}_rounds"))
-        yield rounds
-        modes = CounterMetricFamily(
-            "ssd_mode_rounds", "Rounds, by the mode that they went by.", labels=["mode"]
-        )
-        for mode in (Mode.OFF, Mode.SYNC, Mode.SSD):
-            modes.add_metric([mode.name.lower()], totals.rounds_in(mode))
-        yield modes
-        fallbacks = CounterMetricFamily(
-            "ssd_fallback_rounds",
-            "Rounds without the speculation that was asked for.",
-            labels=["reason"],
-        )
-        for reason in FALLBACKS:
-            fallbacks.add_metric([reason], totals.fallbacks.get(reason, 0))
-        yield fallbacks
-
-    def _per_position(self, totals: SpeculationStats) -> Metric:
-        """Positions count from 0, as elsewhere in the field."""
-        metric = CounterMetricFamily(
-            "ssd_spec_decode_accepted_tokens_per_pos",
-            "Speculated tokens that were right, by their place in the speculation.",
-            labels=["position"],
+        yield labelled(
+            CounterMetricFamily,
+            "ssd_cache_lookups",
+            "Look-ups in the speculation cache.",
+            "result",
+            {result.value: getattr(totals, name) for result, name in LOOK_UPS.items()},
         )
         accepted = per_position(totals.accepted_lengths)
-        for position in range(self._depth):
-            count = accepted[position] if position < len(accepted) else 0
-            metric.add_metric([str(position)], count)
-        return metric
+        accepted += [0] * (self._depth - len(accepted))
+        yield labelled(
+            CounterMetricFamily,
+            "ssd_spec_decode_accepted_tokens_per_pos",
+            "Speculated tokens that were right, by their place in the speculation.",
+            "position",  # counted from 0, as elsewhere in the field
+            {str(position): accepted[position] for position in range(self._depth)},
+        )
+        sources = ("cache", "just_in_time", "ngram", "sync", "plain")
+        yield labelled(
+            CounterMetricFamily,
+            "ssd_rounds",
+            "Rounds, by where their speculation came from.",
+            "source",
+            {source: getattr(totals, f"{source}_rounds") for source in sources},
+        )
+        yield labelled(
+            CounterMetricFamily,
+            "ssd_mode_rounds",
+            "Rounds, by the mode that they went by.",
+            "mode",
+            {m.name.lower(): totals.rounds_in(m) for m in (Mode.OFF, Mode.SYNC, Mode.SSD)},
+        )
+        yield labelled(
+            CounterMetricFamily,
+            "ssd_fallback_rounds",
+            "Rounds without the speculation that was asked for.",
+            "reason",
+            {reason: totals.fallbacks.get(reason, 0) for reason in FALLBACKS},
+        )
 
     def _link_states(self) -> Iterator[Metric]:
-        states = GaugeMetricFamily(
-            "ssd_link_state", "Links to endpoints, by their state.", labels=["state"]
+        states = Counter(link.state for link in list(self._links.links.values()))
+        yield labelled(
+            GaugeMetricFamily,
+            "ssd_link_state",
+            "Links to endpoints, by their state.",
+            "state",
+            {state.value: states[state] for state in DraftLinkState},
         )
-        for state in DraftLinkState:
-            count = sum(link.state is state for link in list(self._links.links.values()))
-            states.add_metric([state.value], count)
-        yield states
-        failures = CounterMetricFamily(
+        yield labelled(
+            CounterMetricFamily,
             "ssd_link_failures",
             "Connections to endpoints that failed, or were broken off, by reason.",
-            labels=["reason"],
+            "reason",
+            self._links.failures(),
         )
-        for reason, count in self._links.failures().items():
-            failures.add_metric([reason], count)
-        yield failures
         yield CounterMetricFamily(
             "ssd_link_unknown_frames",
             "Frames that only newer endpoints understand, passed over.",
             value=self._links.unknown(),
         )
-        yield from self._discovered()
-
-    def _discovered(self) -> Iterator[Metric]:
-        look_ups = CounterMetricFamily(
+        counts = self._links.look_ups()
+        yield labelled(
+            CounterMetricFamily,
             "ssd_discovery_lookups",
             "Look-ups of names and files of endpoints, by result.",
-            labels=["result"],
+            "result",
+            {result: counts[result] for result in ("found", "empty", "failed")},
         )
-        counts = self._links.look_ups()
-        for result in ("found", "empty", "failed"):
-            look_ups.add_metric([result], counts[result])
-        yield look_ups
         yield GaugeMetricFamily(
             "ssd_discovered_endpoints",
             "Endpoints that names and files gave at their last look-up.",
