@@ -61,8 +61,7 @@ class _Program(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _LATER:
-            command: click.Command = getattr(importlib.import_module(_LATER[cmd_name]), cmd_name)
-            return command
+            return getattr(importlib.import_module(_LATER[cmd_name]), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:

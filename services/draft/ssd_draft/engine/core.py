@@ -158,8 +158,7 @@ class DraftCore:
             sequence.plan = planner.plan(sequence, self._tree_clock, others)
             if sequence.phase is DraftRoundPhase.VERIFYING:
                 sequence.planned_depth = sequence.plan.depth
-        plan: RoundPlan = sequence.plan
-        return plan
+        return sequence.plan
 
     def _outputs(self) -> list[LinkOutput]:
         outputs = []

@@ -75,8 +75,7 @@ def _driver() -> ctypes.CDLL:
 def _raw_stream(device: int) -> int:
     """The current stream, in a tenth of the time that a stream object takes."""
     raw: Any = torch._C
-    stream: int = raw._cuda_getCurrentRawStream(device)
-    return stream
+    return raw._cuda_getCurrentRawStream(device)
 
 
 def _check(code: int, what: str) -> None:

@@ -44,13 +44,11 @@ def ranked_guesses(
     if not coupled or all(row.params.greedy for row in rows):
         if count == 1:
             return [[token] for token in argmax(logits)]
-        best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
-        return best
+        return logits.topk(min(count, logits.shape[1])).indices.tolist()
     tokens = logits.topk(min(max(count, LIKELIEST), logits.shape[1])).indices
     scores = _coupled_scores(logits, tokens, rows)
     order = scores.topk(min(count, scores.shape[1])).indices
-    guesses: list[list[int]] = tokens.gather(1, order).tolist()
-    return guesses
+    return tokens.gather(1, order).tolist()
 
 
 def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bool]) -> Tensor:

@@ -259,5 +259,4 @@ def _verdicts(
     u = uniform_rows(seed, position, STREAM_ACCEPT)
     verdict = torch.where(u * sigma_x < p_x, ACCEPTED, REJECTED)
     # What sigma excludes was not drawn from it, and NaN is no sigma: as good as missing.
-    verdicts: list[int] = torch.where(sigma_x > 0, verdict, CUT).tolist()
-    return verdicts
+    return torch.where(sigma_x > 0, verdict, CUT).tolist()

@@ -42,10 +42,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
 def argmax(scores: Tensor) -> list[int]:
     """The best token of each row [n, vocab]; on a CPU numpy is ten times as fast as torch."""
     if scores.device.type == "cpu":
-        best: list[int] = scores.numpy().argmax(axis=1).tolist()
-        return best
-    tokens: list[int] = scores.argmax(dim=-1).tolist()
-    return tokens
+        return scores.numpy().argmax(axis=1).tolist()
+    return scores.argmax(dim=-1).tolist()
 
 
 def perturbed_scores(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:

@@ -48,32 +48,24 @@ class PlainTokenizer:
         self.special_ids = [i for i in map(inner.token_to_id, special) if i is not None]
 
     def vocabulary(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self._inner.get_vocab()
-        return vocabulary
+        return self._inner.get_vocab()
 
     def added_tokens(self) -> Mapping[int, Any]:
-        added: Mapping[int, Any] = self._inner.get_added_tokens_decoder()
-        return added
+        return self._inner.get_added_tokens_decoder()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Other threads go on meanwhile, as they do not with ``encode``."""
         (found,) = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = found.ids
-        return ids
+        return found.ids
 
     def encode_part(self, text: str) -> list[int]:
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._inner.decode(list(tokens), skip_special_tokens=True)
-        return text
+        return self._inner.decode(list(tokens), skip_special_tokens=True)
 
     def serialized(self) -> str:
-        text: str = self._inner.to_str()
-        return text
-
-    def use_template(self, template: str) -> None:
-        self.chat_template = template
+        return self._inner.to_str()
 
 
 def is_generic(directory: Path) -> bool:

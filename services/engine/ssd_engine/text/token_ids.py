@@ -8,5 +8,4 @@ def pack_tokens(tokens: list[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> list[int]:
-    tokens: list[int] = np.frombuffer(data, dtype="<u4").tolist()
-    return tokens
+    return np.frombuffer(data, dtype="<u4").tolist()

@@ -73,8 +73,6 @@ class Backend(Protocol):
 
     def serialized(self) -> str: ...
 
-    def use_template(self, template: str) -> None: ...
-
 
 # Names that a chat template is given anyway, or that the libraries take as options of theirs.
 RESERVED_NAMES = {
@@ -97,7 +95,7 @@ class Tokenizer:
         chat may contain them."""
         self._inner = _load(directory, config.architecture)
         if chat_template is not None:
-            self._inner.use_template(chat_template.text)
+            self._inner.chat_template = chat_template.text
         vocabulary = self._inner.vocabulary()
         beyond = {name: token for name, token in vocabulary.items() if token >= config.vocab_size}
         self._beyond = {token: name for name, token in beyond.items()}
@@ -358,37 +356,27 @@ class TransformersTokenizer:
         self.reserved_names = frozenset([*options, *self._inner.special_tokens_map])
 
     def vocabulary(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self._inner.get_vocab()
-        return vocabulary
+        return self._inner.get_vocab()
 
     def added_tokens(self) -> Mapping[int, Any]:
-        added: Mapping[int, Any] = self._inner.added_tokens_decoder
-        return added
+        return self._inner.added_tokens_decoder
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
-        return ids
+        return self._inner.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_part(self, text: str) -> list[int]:
-        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._fast.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._inner.decode(tokens, skip_special_tokens=True)
-        return text
+        return self._inner.decode(tokens, skip_special_tokens=True)
 
     def serialized(self) -> str:
-        text: str = self._fast.to_str()
-        return text
-
-    def use_template(self, template: str) -> None:
-        self.chat_template = template
+        return self._fast.to_str()
 
 
 def _default_template(templates: Any) -> str | None:
     """The template for chats without tools, where there are several with names."""
-    template: str | None = templates.get("default") if isinstance(templates, dict) else templates
-    return template
+    return templates.get("default") if isinstance(templates, dict) else templates
 
 
 def _as_texts(tokens: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,8 +155,7 @@ def _behaviour(handler: grpc.RpcMethodHandler) -> Behaviour:
         handler.stream_unary,
         handler.stream_stream,
     )
-    behaviour: Behaviour = next(kind for kind in kinds if kind is not None)
-    return behaviour
+    return next(kind for kind in kinds if kind is not None)
 
 
 def _decoder(deserializer: Callable[[bytes], Any] | None) -> Decode:

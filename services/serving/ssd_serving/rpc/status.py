@@ -141,5 +141,4 @@ def _rich(code: grpc.StatusCode, message: str, detail: Message) -> bytes:
     status = status_pb2.Status(
         code=code_pb2.Code.Value(code.name), message=message, details=[packed]
     )
-    data: bytes = status.SerializeToString()
-    return data
+    return status.SerializeToString()
