@@ -67,8 +67,6 @@ class AttentionBackend(Protocol):
 
     def plan(self, runs: Sequence[Run]) -> AttentionPlan:
         """Prepare a forward whose rows are those of ``runs``, in order."""
-        ...
 
     def attend(self, query: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
         """query [rows, heads, head_dim] against the cache: [rows, heads * head_dim]."""
-        ...

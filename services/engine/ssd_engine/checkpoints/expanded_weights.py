@@ -64,7 +64,6 @@ class WeightReader(Protocol):
         self, name: str, begin: int | None = None, end: int | None = None, dim: int = 0
     ) -> Tensor:
         """The weight, or its part from begin to end along dim."""
-        ...
 
 
 class ExpandingReader:

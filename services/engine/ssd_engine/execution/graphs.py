@@ -44,7 +44,6 @@ class _Captured(Protocol):
 
     def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
         """The event in front of it. ``launched`` is called when the device has begun."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ STAGES = 3  # tiles in shared memory: one is computed, the others are on their w
 class StepAttention(Protocol):
     def __call__(self, projected: Tensor, layer: LayerWeights, cache: LayerCache) -> Tensor:
         """[rows, heads * dim]; the new keys and values are in the cache then."""
-        ...
 
 
 def make_attention(

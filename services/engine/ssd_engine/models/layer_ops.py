@@ -14,7 +14,6 @@ from ssd_engine.models.rope import RopeTable, rotate
 class LayerOps(Protocol):
     def places(self, positions: Tensor) -> Any:
         """What every layer of a forward over rows at ``positions`` needs."""
-        ...
 
     def square_sums(self, projected: Tensor) -> Tensor:
         """[rows, 2] float32: of the queries' entries, and of the keys'."""
@@ -35,11 +34,9 @@ class LayerOps(Protocol):
         places: Any,
     ) -> Tensor:
         """The queries [rows, heads, head_dim], rotated; keys and values go to their slots."""
-        ...
 
     def gate(self, x: Tensor) -> Tensor:
         """silu(first half) * second half of x [rows, 2 ff]."""
-        ...
 
 
 class TorchOps:

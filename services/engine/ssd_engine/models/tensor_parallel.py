@@ -17,15 +17,12 @@ class TensorParallel(Protocol):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, on every rank."""
-        ...
 
     def gather_columns(self, x: Tensor) -> Tensor | None:
         """The columns of all ranks side by side, on rank 0; None elsewhere."""
-        ...
 
     def minimum(self, value: int) -> int:
         """The smallest value over ranks, on every rank."""
-        ...
 
 
 def rank_device(kind: str, rank: int, devices: Sequence[int] | None = None) -> torch.device:

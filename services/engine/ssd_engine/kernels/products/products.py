@@ -42,7 +42,6 @@ class Product(Protocol):
         bias: Tensor | None = None,
     ) -> None:
         """x and out have 8 * octets rows, those beyond ``rows`` are neither used nor written."""
-        ...
 
 
 # (x, weight, bias, out, add): out = x * weight + bias, with ``add`` onto what is there.

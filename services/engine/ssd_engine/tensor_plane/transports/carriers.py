@@ -28,11 +28,9 @@ class Meeting:
 class RowsOut(Protocol):
     def push(self, announcement: Announcement, rows: Tensor) -> None:
         """Announce the rows and send them on their way; at most WINDOW sends are on theirs."""
-        ...
 
     def release(self, serial: int) -> None:
         """The peer has dealt with this send."""
-        ...
 
     def close(self) -> None: ...
 
@@ -44,6 +42,5 @@ class RowsIn(Protocol):
 
     def skip(self, announcement: Announcement) -> None:
         """Nobody wants these rows."""
-        ...
 
     def close(self) -> None: ...

@@ -38,11 +38,9 @@ class Group(Protocol):
 
     def send(self, data: Tensor) -> object:
         """Post a send; what it returns is kept until the peer has the data."""
-        ...
 
     def receive(self, data: Tensor) -> None:
         """Until the data is complete, STALL_SECONDS at most."""
-        ...
 
     def abort(self) -> None: ...
 

@@ -16,23 +16,18 @@ class Staging(Protocol):
 
     def mark(self) -> torch.cuda.Event | None:
         """Engine's thread: the rows handed over now are complete when this has passed."""
-        ...
 
     def after(self, mark: torch.cuda.Event | None) -> AbstractContextManager[object]:
         """Plane's thread: what is done inside comes after the mark."""
-        ...
 
     def to_host(self, rows: Tensor) -> Tensor:
         """Plane's thread, inside ``after``: contiguous rows in host memory, complete."""
-        ...
 
     def to_device(self, rows: Tensor) -> Tensor:
         """Plane's thread: rows from host memory, complete."""
-        ...
 
     def hand_out(self, rows: Tensor) -> Tensor:
         """Engine's thread: rows that it may use from now on."""
-        ...
 
 
 class HostStaging:
