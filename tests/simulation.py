@@ -273,7 +273,7 @@ class Simulation:
     def _connect(self, draft: SimulatedDraft) -> None:
         draft.up = True
         offer = PlaneOffer(()) if self.trusted else None
-        draft.core.handle(TargetLinkUp(draft.epoch, "target", DRAFT_DEPTH, draft.epoch, offer))
+        draft.core.handle(TargetLinkUp(draft.epoch, DRAFT_DEPTH, draft.epoch, offer))
         up = DraftLinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
         self.core.handle_link(up)
         if self.trusted:  # what is opened before the plane is known is opened coupled

@@ -139,7 +139,7 @@ class Bench:
             self._target,
             self._draft,
             SpeculationOptions(
-                Mode.SSD, self._depth, adapt_depth=False, backup=Backup.NONE, auto_off=False
+                depth=self._depth, adapt_depth=False, backup=Backup.NONE, auto_off=False
             ),
             draft_steps=(steps, steps),
             budget=budget,

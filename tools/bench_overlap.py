@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.bench.measure.theory import theorem7
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
 from ssd_draft.planning.sequence import DraftSequence
@@ -36,7 +37,6 @@ from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.sampling.params import SamplingParams
-from ssd_engine.speculation.fan_out import theorem7
 from ssd_engine.speculation.frames import Launch, Open, Outcome, Source, TargetFrame
 from ssd_engine.speculation.verification import Verification
 from ssd_engine.text.token_ids import pack_tokens
@@ -165,7 +165,7 @@ class DraftAlone:
             speculator, lambda _: Planner(depth, budget), max(8, sequences), None, rows, 512
         )
         self.depth, self.round = depth, 0
-        self.core.handle(TargetLinkUp(1, "alone", depth))
+        self.core.handle(TargetLinkUp(1, depth))
         sampling = sampling or SamplingParams(seed=0, temperature=0.0)
         self.keys = range(1, sequences + 1)
         prompts = [

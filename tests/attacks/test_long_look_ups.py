@@ -50,7 +50,7 @@ def make_core(max_tokens: int = 10**6) -> DraftCore:
         clock=itertools.count(0.0, 1e-6).__next__,
     )
     for link in (1, 2):
-        core.handle(TargetLinkUp(link, f"target {link}", DEPTH))
+        core.handle(TargetLinkUp(link, DEPTH))
     return core
 
 

@@ -114,7 +114,7 @@ class Draft:
 
     def serve(self, max_links: int) -> None:
         info = pb.GetDraftInfoResponse(name=ENDPOINT.name)
-        self.servicer.serving = DraftServing(self.engine, ENDPOINT, info, max_links, max_links)
+        self.servicer.serving = DraftServing(ENDPOINT, info, max_links, max_links)
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -406,7 +406,6 @@ def _second_wave(first: Sequence[Request], results: Sequence[Result]) -> list[Re
 
 def _simulation(pair: Pair, scenario: Scenario) -> Simulation:
     options = SpeculationOptions(
-        Mode.SSD,
         depth=scenario.depth,
         adapt_depth=scenario.adapt_depth,
         backup=scenario.backup,

@@ -52,7 +52,7 @@ def grown(request: pytest.FixtureRequest, shipped: Pair) -> Pair:
 
 
 def texts(pair: Pair, mode: Mode, verification: Verification) -> list[list[int]]:
-    options = SpeculationOptions(mode, depth=3, adapt_depth=False, auto_off=False)
+    options = SpeculationOptions(depth=3, adapt_depth=False, auto_off=False)
     sim = Simulation(*pair, options, sync=True, trusted=True)
     texts: list[list[int]] = [[] for _ in SAMPLINGS]
     speculation = SpeculationRequest(mode, verification, depth=3)

@@ -121,7 +121,6 @@ def test_a_silent_endpoint_costs_each_round_its_wait_until_it_is_given_up() -> N
 
     speculator = SpeculationCoordinator(
         SpeculationOptions(
-            mode=Mode.SSD,
             backup=Backup.JUST_IN_TIME,
             wait_seconds=WAIT_SECONDS,
             link_timeout=LINK_TIMEOUT,

@@ -81,7 +81,7 @@ def endpoints_and_sequence() -> tuple[DraftEndpoints, SequenceSpeculation]:
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(9), None, [b""] * 100)
     request = SpeculationRequest(mode=Mode.SSD)
     speculated = SequenceSpeculation(sequence, request, EndpointSession(100, 5))
-    endpoints = DraftEndpoints(SpeculationOptions(mode=Mode.SSD), {1: speculated})
+    endpoints = DraftEndpoints(SpeculationOptions(), {1: speculated})
     return endpoints, speculated
 
 
@@ -121,7 +121,7 @@ def test_one_that_leaves_costs_a_round_only_if_nobody_waited_for_it(waits: bool)
             return True
         return False
 
-    options = SpeculationOptions(mode=Mode.SSD, backup=Backup.JUST_IN_TIME, wait_seconds=9.0)
+    options = SpeculationOptions(backup=Backup.JUST_IN_TIME, wait_seconds=9.0)
     speculator = SpeculationCoordinator(options, 100, receive=receive)
     speculator.endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, 100, 5))
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(9), None, [b""] * 100)

@@ -88,7 +88,7 @@ def test_padding_is_never_drawn(
     runners: list[ModelRunner],
     plain: list[Result],
 ) -> None:
-    options = SpeculationOptions(mode, DEPTH, adapt_depth=False, auto_off=False)
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
     simulation = Simulation(*runners, options, sync=mode is Mode.SYNC, trusted=True)
     results = run(simulation.core, requests(mode, verification))
     assert max(token for result in results for token in result.tokens) < TOKENS

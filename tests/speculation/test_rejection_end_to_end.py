@@ -185,7 +185,6 @@ def simulation(pair: Pair, seed: int, calm: bool = False, trusted: bool = True) 
         pair.target,  # type: ignore[arg-type]
         pair.draft,  # type: ignore[arg-type]
         SpeculationOptions(
-            Mode.SSD,
             DEPTH,
             adapt_depth=False,
             backup=Backup.AUTO,

@@ -56,7 +56,7 @@ def requests() -> list[Request]:
 
 def simulation(pair: Pair, **options: Any) -> Simulation:
     """A draft that is always done in time; the same outcomes are prepared for in every round."""
-    chosen = SpeculationOptions(Mode.SSD, depth=DEPTH, adapt_depth=False, auto_off=False, **options)
+    chosen = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False, **options)
     return Simulation(pair.target, pair.drafts[0], chosen, draft_steps=(16, 16), fan_out=FAN_OUT)
 
 

@@ -72,7 +72,7 @@ def test_all_end_with_the_text_that_each_has_alone(
     alone = run(make_core(runners[0]), requests(Mode.OFF, case))
     room = case.contexts * case.context // BLOCK
     target, draft = FewBlocks(runners[0], room), FewBlocks(runners[1], room // 2)
-    options = SpeculationOptions(mode, DEPTH, adapt_depth=False, auto_off=False)
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
     simulation = Simulation(target, draft, options, sync=mode is Mode.SYNC, budget=2)  # type: ignore[arg-type]
     seen = watched(simulation.core)
     results = run(simulation.core, requests(mode, case))

@@ -259,7 +259,6 @@ class Target:
         self.base: dict[int, tuple[Text, Text]] = {}  # what each round verifies, and after what
         self.script: deque[Action] = deque()  # what happens during the wait of a step
         options = SpeculationOptions(
-            Mode.SSD,
             depth=setting.depth,
             adapt_depth=False,
             backup=Backup.JUST_IN_TIME if setting.wait else Backup.NONE,
@@ -613,7 +612,7 @@ class World:
         pipe = Pipe(link, self.epochs[link])
         self.pipes.append(pipe)
         depth = self.setting.depth
-        self.draft_of(pipe).handle(TargetLinkUp(pipe.number, "target", depth))
+        self.draft_of(pipe).handle(TargetLinkUp(pipe.number, depth))
         up = DraftLinkUp(link, pipe.epoch, False, self.setting.draft_room, 1000, depth)
         self.target_of(pipe).core.handle_link(up)
 

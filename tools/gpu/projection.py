@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ssd_client.bench.measure.theory import theorem7
 from ssd_draft.config import DraftConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk, Draw
-from ssd_engine.speculation.fan_out import theorem7
 from tools.bench_kit import Client, Generated, story_prompts
 from tools.bench_overlap import DraftAlone, time_rounds
 from tools.gpu import engines

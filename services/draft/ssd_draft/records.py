@@ -12,7 +12,6 @@ class TargetLinkUp(Record, frozen=True):
     """A target has shaken hands. Link ids are never used again."""
 
     link: int
-    name: str
     max_depth: int  # tokens of the longest speculation that the target verifies
     epoch: int = 0
     plane: PlaneOffer | None = None

@@ -129,6 +129,7 @@ def check_config(config: TargetConfig) -> None:
         parse_draft(address)
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
+    modes(config)
     speculation_options(config)
     _check_cluster(config)
 
@@ -180,7 +181,6 @@ def default_mode(config: TargetConfig) -> Mode:
 
 def speculation_options(config: TargetConfig) -> SpeculationOptions:
     return SpeculationOptions(
-        mode=default_mode(config),
         endpoints=bool(config.draft or config.allow_draft),
         depth=config.depth,
         adapt_depth=config.adapt_depth,

@@ -68,7 +68,7 @@ class Draft:
         self.core = DraftCore(
             speculator, lambda depth: self.planner, 4, None, 64, 64, clock=lambda: self.now
         )
-        self.core.handle(TargetLinkUp(1, "target", 12))
+        self.core.handle(TargetLinkUp(1, 12))
         self.round = 0
 
     @property

@@ -107,7 +107,7 @@ class World:
         self._rounds: dict[tuple[int, int], int] = {}
 
     def connect(self, link: int, sequences: int, prompt: int = 4) -> None:
-        self.core.handle(TargetLinkUp(link, f"target {link}", 8))
+        self.core.handle(TargetLinkUp(link, 8))
         for name in range(sequences):
             self.open(link, name, prompt)
 
@@ -260,7 +260,7 @@ def test_a_long_prompt_does_not_hold_up_another_link() -> None:
     world.connect(1, 1)
     settled(world, 1, 1, {})
     before = world.round_times(1, 1, 20, {})
-    world.core.handle(TargetLinkUp(2, "target 2", 8))
+    world.core.handle(TargetLinkUp(2, 8))
     for name in range(10):
         world.open(2, name, 2000)
     assert world.round_times(1, 1, 20, {}) < 2 * before + 2 * SHORT_STEP
@@ -274,7 +274,7 @@ class TestRoom:
         """The first link has taken all that it could get."""
         world = World()
         for link in (1, 2):
-            world.core.handle(TargetLinkUp(link, f"target {link}", 8))
+            world.core.handle(TargetLinkUp(link, 8))
         for name in range(greedy):
             world.open(1, name, 4, max_tokens)
             world.step({})

@@ -34,7 +34,7 @@ def test_an_endpoint_that_was_busy_once_is_not_avoided_for_ever() -> None:
 
 
 def test_sequences_are_spread_evenly_over_endpoints() -> None:
-    options = SpeculationOptions(mode=Mode.SSD, auto_off=False)
+    options = SpeculationOptions(auto_off=False)
     speculator = SpeculationCoordinator(options, 100, clock=lambda: 0.0)
     for link in (1, 2):
         speculator.endpoints.connected(DraftLinkUp(link, 1, False, 16, 2048, 5))

@@ -34,7 +34,6 @@ class MeasuredRequest:
     prompt_tokens: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     error: str | None = None
-    cached_tokens: int = 0  # tokens of the prompt that were cached
 
     @property
     def ttft_s(self) -> float | None:
@@ -101,7 +100,6 @@ class TargetAsk:
             result.started.prompt_tokens if result.started else 0,
             result.speculation or SpeculationStats(),
             error,
-            result.finished.usage.cached_prompt_tokens if result.finished else 0,
         )
 
 

@@ -51,22 +51,24 @@ def predict(rates: SpeculationRates, times: Times) -> Prediction:
     """Theorem 7, and its ceiling."""
     turns = times.draft_turn / times.verify
     sync = rates.e_sync / (times.verify + times.draft_turn)
+    parts = (times.verify, times.draft.tree / times.verify, times.draft.backup / times.verify)
     return Prediction(
         rates,
         times,
         off=1 / times.plain_round,
         sync=sync,
-        ssd=theorem7(rates, times),
+        ssd=theorem7(rates.p, rates.e_hit, rates.e_miss, *parts),
         ceiling=(1 + turns) * rates.e_hit / rates.e_sync,
     )
 
 
-def theorem7(rates: SpeculationRates, times: Times) -> float:
-    """Tokens per second: what a round gives, over what it takes."""
-    tree, backup = times.draft.tree / times.verify, times.draft.backup / times.verify
-    tokens = rates.p * rates.e_hit + (1 - rates.p) * rates.e_miss
-    verifications = rates.p * max(1.0, tree) + (1 - rates.p) * (1 + backup)
-    return tokens / (times.verify * verifications)
+def theorem7(p: float, e_hit: float, e_miss: float, t_v: float, t_p: float, t_b: float) -> float:
+    """Tokens per second at hit rate p with e_hit or e_miss tokens per round.
+
+    t_v: seconds of one verification; t_p, the tree, and t_b, the backup, in units of t_v.
+    """
+    tokens = p * e_hit + (1 - p) * e_miss
+    return tokens / (t_v * (p * max(1.0, t_p) + (1 - p) * (1 + t_b)))
 
 
 def rates_of(sync: Sequence[MeasuredRequest], ssd: Sequence[MeasuredRequest]) -> SpeculationRates:

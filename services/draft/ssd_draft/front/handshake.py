@@ -95,9 +95,7 @@ def link_up(link: int, hello: pb.Hello, limits: FrameLimits, interface: str = ""
     """The engine's record of the new link. ``interface``: our own address on it."""
     offered = hello.HasField("tensor_plane")
     offer = decode_offer(hello.tensor_plane) if offered else None
-    return TargetLinkUp(
-        link, hello.target_name or "?", limits.max_depth, hello.epoch, offer, interface
-    )
+    return TargetLinkUp(link, limits.max_depth, hello.epoch, offer, interface)
 
 
 def make_welcome(hello: pb.Hello, endpoint: DraftIdentity) -> pb.Welcome:

@@ -99,7 +99,6 @@ class DraftServer(ServiceServer):
         self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
         self._servicer.serving = DraftServing(
-            engine=self._engine,
             endpoint=endpoint,
             info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),
             max_links=self._config.max_links,

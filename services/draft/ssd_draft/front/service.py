@@ -64,7 +64,6 @@ REASONS: dict[type[SSDError], str] = {  # why a handshake or a link failed, for 
 class DraftServing:
     """Everything that a link needs; it is there once the model is loaded."""
 
-    engine: DraftEngine
     endpoint: DraftIdentity
     info: pb.GetDraftInfoResponse
     max_links: int

@@ -151,12 +151,3 @@ def expected_tokens(alpha: float, depth: int) -> float:
 def choose_depth(alpha: float, verify_seconds: Callable[[int], float], max_depth: int) -> int:
     """The depth, 0 included, of most expected tokens per second; of equal ones the least."""
     return max(range(max_depth + 1), key=lambda k: expected_tokens(alpha, k) / verify_seconds(k))
-
-
-def theorem7(p: float, e_hit: float, e_miss: float, t_v: float, t_p: float, t_b: float) -> float:
-    """Tokens per second at hit rate p with e_hit or e_miss tokens per round.
-
-    t_v: seconds of one verification; t_p, the tree, and t_b, the backup, in units of t_v.
-    """
-    tokens = p * e_hit + (1.0 - p) * e_miss
-    return tokens / (t_v * (p * max(1.0, t_p) + (1.0 - p) * (1.0 + t_b)))

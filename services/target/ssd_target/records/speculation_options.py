@@ -28,7 +28,6 @@ class Backup(IntEnum):
 class SpeculationOptions:
     """The operator's options for speculation."""
 
-    mode: Mode = Mode.OFF  # for requests that do not name one
     endpoints: bool = True  # the operator has named some, or allows requests to
     depth: int = 5  # longest speculation
     adapt_depth: bool = True  # shorter where measured acceptance and times say so

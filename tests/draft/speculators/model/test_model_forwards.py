@@ -50,7 +50,7 @@ class World:
         self.core = DraftCore(
             speculator, lambda depth: Planner(DEPTH, BUDGET), 4, None, 64, 64, clock=clock
         )
-        self.core.handle(TargetLinkUp(1, "target", 12))
+        self.core.handle(TargetLinkUp(1, 12))
         self.pushed: dict[tuple[int, int, int, int], list[int]] = {}
         self.rounds = dict.fromkeys(range(1, sequences + 1), 0)
         for key in self.rounds:
