@@ -94,6 +94,7 @@ class ServiceServer(ABC):
         self._service_metrics = metrics
         self._max_calls = max_calls
         self._max_request_bytes = max_request_bytes
+        self._health = Health()
         self._stop = asyncio.Event()
         self._background: list[asyncio.Future[Any]] = []
         self._drain_timeout = config.drain_timeout
@@ -191,7 +192,7 @@ class ServiceServer(ABC):
                 self.trace_calls(self._engine_process.trace).handlers(),
             )
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._make_health(), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._service_config.reflection:
             from grpc_reflection.v1alpha import reflection
 
@@ -210,10 +211,6 @@ class ServiceServer(ABC):
 
     def _caller(self, context: grpc.aio.ServicerContext) -> str:
         return self._access.identity(context).name
-
-    def _make_health(self) -> Any:
-        self._health = Health()
-        return self._health
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._service_config.listen

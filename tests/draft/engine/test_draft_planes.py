@@ -29,7 +29,7 @@ def opened(
     kinds = (PlaneKind.SHARED_MEMORY, PlaneKind.TCP)
     offer = PlaneOffer(kinds, "another host", "", (stream,))
     opener = PlaneSenderOpener(_engine_options(config, plan_draft(config)))
-    return opener(TargetLinkUp(1, "t", 4, 1, offer))
+    return opener(TargetLinkUp(1, 4, 1, offer))
 
 
 def answered(plane_ports: str | None) -> int:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ssd_client.connection.endpoints import Endpoint
@@ -119,9 +119,7 @@ def open_loop(
 ) -> list[MeasuredRequest]:
     """A Poisson process: so many a second, whether others have ended or not."""
     rng = random.Random(seed)
-    moments: list[float] = []
-    for _ in prompts:
-        moments.append((moments[-1] if moments else 0.0) + rng.expovariate(rate))
+    moments = list(accumulate(rng.expovariate(rate) for _ in prompts))
     return _ask_all(ask, prompts, len(prompts), seen, moments)
 
 

@@ -61,13 +61,12 @@ class Results:
 
     def summary(self) -> list[dict[str, Any]]:
         """For every load and mode: the median of each figure over repeats, and its interval."""
-        rows = []
-        for load in self.settings.loads:
-            for kind in self.settings.kinds:
-                found = self.metrics(load, kind)
-                if found:
-                    rows.append({"load": load, "mode": kind, **_summed_up(found)})
-        return rows
+        return [
+            {"load": load, "mode": kind, **_summed_up(found)}
+            for load in self.settings.loads
+            for kind in self.settings.kinds
+            if (found := self.metrics(load, kind))
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -87,7 +87,7 @@ def has_room(model: Decoder, step: StepShape, shape: "ClusterShape") -> bool:
     if shape.cluster == 1:
         return True
     grid = (model.num_kv_heads * shape.cluster, step.runs)
-    kernel = shape.compiled(model.weights.norm.device)
+    kernel = shape.compiled()
     return kernel.most_clusters(grid, shape.cluster) > 0
 
 
@@ -133,8 +133,8 @@ class ClusterShape:
             and self.shared <= most_shared
         )
 
-    def compiled(self, device: torch.device) -> Kernel:
-        return compiled_kernel(SOURCE, self.defines, device, self.warps * 32, self.shared)
+    def compiled(self) -> Kernel:
+        return compiled_kernel(SOURCE, self.defines, self.warps * 32, self.shared)
 
     @property
     def warps(self) -> int:
@@ -153,7 +153,7 @@ class ClusterAttention:
     def __init__(self, model: Decoder, inputs: StepInputs, shape: ClusterShape) -> None:
         self._model, self._inputs = model, inputs
         device = model.weights.norm.device
-        self._kernel = shape.compiled(device)
+        self._kernel = shape.compiled()
         self._cluster, self._box = shape.cluster, (inputs.shape.block_size, 1, PANEL)
         self._grid = (model.num_kv_heads * shape.cluster, inputs.shape.runs)
         width = model.num_heads * shape.dim

@@ -77,13 +77,11 @@ class StepDrawing:
         return self._host_drawn[self._side]
 
     def drawn_on(self, side: int) -> NDArray[np.int32]:
-        drawn: NDArray[np.int32] = self._host_drawn[side].numpy()
-        return drawn
+        return self._host_drawn[side].numpy()
 
     def reported_on(self, side: int) -> NDArray[np.int32]:
         """[rows, REPORT_WIDTH] of a step that has reported."""
-        reported: NDArray[np.int32] = self._host_reported[side].numpy()
-        return reported
+        return self._host_reported[side].numpy()
 
     @property
     def reported(self) -> Tensor:

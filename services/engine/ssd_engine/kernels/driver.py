@@ -182,7 +182,6 @@ class Kernel:
 def compiled_kernel(
     source: Path,
     defines: Mapping[str, int | str],
-    device: torch.device,
     block: int,
     shared: int = 0,
     name: str | None = None,

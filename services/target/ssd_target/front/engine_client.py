@@ -22,7 +22,6 @@ from ssd_target.records.engine_records import (
     StepOutput,
     Submit,
     TargetEngineStats,
-    Vocabulary,
     decode_to_front,
 )
 
@@ -51,9 +50,6 @@ class EngineClient(EngineProcess):
         self.plane_offer: PlaneOffer | None = None
         self.links: Links | None = None  # where the engine's frames go
         self._farewell = farewell
-
-    def send_vocabulary(self, token_bytes: list[bytes]) -> None:
-        self.send(Vocabulary(token_bytes))
 
     def open(self) -> tuple[int, Backlog]:
         """A new sequence id and where its deltas arrive."""

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from ssd_engine.errors import InputError, SSDError
-from ssd_serving.observability.telemetry import NoSpans, Span, Spans
+from ssd_serving.observability.telemetry import Span, Spans
 from ssd_serving.rpc.status import for_log
 from ssd_target.front.metrics import RequestTimer, TargetMetrics
 from ssd_target.front.parsing import INLINE_BYTES
@@ -33,10 +33,6 @@ class Watches:
     def begin(self, context: grpc.aio.ServicerContext) -> "RequestWatch":
         parent = dict(context.invocation_metadata() or ()).get("traceparent")
         return RequestWatch(self.metrics, self.spans.begin(SPAN, parent), self.log_prompts)
-
-
-def make_watches(metrics: TargetMetrics, spans: Spans | None, log_prompts: bool) -> Watches:
-    return Watches(metrics, spans or NoSpans(), log_prompts)
 
 
 class RequestWatch:

@@ -41,6 +41,7 @@ from ssd_target.links.endpoint_addresses import AddressFile, parse_draft
 from ssd_target.links.link import TargetIdentity
 from ssd_target.links.links import Links
 from ssd_target.node import cluster_options
+from ssd_target.records.engine_records import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class TargetServer(ServiceServer):
     def prepare(self) -> None:
         if self._config.synthetic_acceptance is not None:
             log.warning("--synthetic-acceptance: texts are not the model's, for load tests alone")
-        self._engine.send_vocabulary(self._tokenizer.token_bytes)
+        self._engine.send(Vocabulary(self._tokenizer.token_bytes))
         # While the engine loads the same files.
         self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))
 

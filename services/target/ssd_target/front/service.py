@@ -29,7 +29,7 @@ from ssd_target.front.backlog import Backlog, size_of
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.parsing import Parser
-from ssd_target.front.request_watch import RequestWatch, make_watches
+from ssd_target.front.request_watch import RequestWatch, Watches
 from ssd_target.front.requests import ParsedRequest, RequestLimits
 from ssd_target.front.speculation_requests import (
     SpeculationTerms,
@@ -75,11 +75,11 @@ class TargetServicer:
         write_timeout: float,
         access: Access,
         accounts: Accounts,
-        spans: Spans | None = None,
-        log_prompts: bool = False,
+        spans: Spans,
+        log_prompts: bool,
     ) -> None:
         self._metrics = metrics
-        self._watches = make_watches(metrics, spans, log_prompts)
+        self._watches = Watches(metrics, spans, log_prompts)
         self._access = access
         self._accounts = accounts
         self._write_timeout = write_timeout

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ssd_engine.kernels.driver import COMMON, Argument, Arguments, room_for_map
@@ -115,7 +114,6 @@ class Emulator:
         self,
         source: Path,
         defines: Mapping[str, int | str],
-        device: torch.device,
         block: int,
         shared: int = 0,
         name: str | None = None,

@@ -110,7 +110,7 @@ class _Resident:
             "WIDE": int(shape.wide),
         }
         shared = _resident_shared(shape, tiles)
-        self._kernel = compiled_kernel(RESIDENT, defines, device, RESIDENT_WARPS * 32, shared)
+        self._kernel = compiled_kernel(RESIDENT, defines, RESIDENT_WARPS * 32, shared)
         self._grid = (processors, 1)
 
     def __call__(
@@ -174,7 +174,7 @@ class _Split:
             "RESIDUAL": int(shape.residual),
             "BIAS": int(shape.bias),
         }
-        self._kernel = compiled_kernel(SPLIT, defines, device, warps * 32)
+        self._kernel = compiled_kernel(SPLIT, defines, warps * 32)
         self._grid = (shape.n // (16 * tiles), 1)
 
     def __call__(
@@ -215,7 +215,7 @@ class _Balanced:
             "RESIDUAL": int(shape.residual),
             "BIAS": int(shape.bias),
         }
-        self._kernel = compiled_kernel(BALANCED, defines, device, warps * 32)
+        self._kernel = compiled_kernel(BALANCED, defines, warps * 32)
         self._grid = (grid, 1)
         self._left = torch.zeros(grid * 2 * shape.octets * 8 * 16, device=device)
         self._have_come = torch.zeros(shape.n // 16, dtype=torch.int32, device=device)

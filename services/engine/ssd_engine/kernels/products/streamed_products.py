@@ -141,7 +141,7 @@ class StreamedKernel:
 
     def __init__(self, shape: ProductShape, kernels: KernelSet, device: torch.device) -> None:
         """``shape.rows`` is one of WIDTHS."""
-        self._device, width = device, shape.rows
+        width = shape.rows
         self._width = width
         waves = waves_of(shape.n, shape.k, kernels.processors)
         splits, tiles = [wave.split for wave in waves], [wave.tiles for wave in waves]
@@ -197,14 +197,12 @@ class StreamedKernel:
         return self._compiled({**self._defines, "TOGETHER": 0}), 1
 
     def _compiled(self, defines: Mapping[str, int | str]) -> Kernel:
-        return compiled_kernel(SOURCE, defines, self._device, BLOCK, self._shared)
+        return compiled_kernel(SOURCE, defines, BLOCK, self._shared)
 
     @cached_property
     def _adding_kernel(self) -> Kernel:
         shared = 2 * CHUNK_ROWS * PITCH * 4
-        return compiled_kernel(
-            SOURCE, self._defines, self._device, ADDING_BLOCK, shared, "add_slices"
-        )
+        return compiled_kernel(SOURCE, self._defines, ADDING_BLOCK, shared, "add_slices")
 
     def launch(
         self,

@@ -94,8 +94,7 @@ class NodeStore(dist.Store):
         return all(self._ask(Operation.CHECK, key) == PRESENT for key in keys)
 
     def add(self, key: str, value: int) -> int:
-        total: int = _NUMBER.unpack(self._ask(Operation.ADD, key, _NUMBER.pack(value)))[0]
-        return total
+        return _NUMBER.unpack(self._ask(Operation.ADD, key, _NUMBER.pack(value)))[0]
 
     def delete_key(self, key: str) -> bool:
         return self._ask(Operation.DELETE, key) == PRESENT

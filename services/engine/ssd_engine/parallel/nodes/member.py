@@ -70,7 +70,7 @@ def join(options: MemberOptions) -> Membership:
     pause, told = PAUSE_SECONDS, ""
     while True:
         try:
-            return _attempt(options, deadline)
+            return _attempt(options)
         except (UnknownPeer, NodeConnectionBroken, OSError) as error:
             reason = str(error)
         if reason != told:
@@ -85,7 +85,7 @@ def join(options: MemberOptions) -> Membership:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _attempt(options: MemberOptions, deadline: float) -> Membership:
+def _attempt(options: MemberOptions) -> Membership:
     """One connection, by a name that is looked up anew."""
     connected = socket.create_connection((options.host, options.port), timeout=DIAL_SECONDS)
     connection = NodeConnection(connected)
