@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ssd_engine.errors import ConfigError
-from ssd_serving.files.descriptors import DescriptorReserve
+from ssd_serving.files.descriptors import KEPT, DescriptorReserve
 from ssd_serving.files.reloading import CLOSE_SECONDS, Outdated, Reloading, Unreadable
 from tests.attacks.conftest import ATTACKER, OTHER, TOKEN_FILE, Attacked, generate, request
 from tests.security.certificates import replace
@@ -112,7 +112,7 @@ def test_what_was_read_and_is_bad_leaves_the_last_good_state(tmp_path: Path) -> 
 
 def test_a_reserve_is_given_up_for_a_read_and_filled_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    reserve = DescriptorReserve(3)
+    reserve = DescriptorReserve()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
@@ -121,7 +121,7 @@ def test_a_reserve_is_given_up_for_a_read_and_filled_again(tmp_path: Path) -> No
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         assert reserve.read((tmp_path / "file").read_text) == "text"
-        assert len(reserve._kept) == 3
+        assert len(reserve._kept) == KEPT
     finally:
         for each in taken:
             os.close(each)

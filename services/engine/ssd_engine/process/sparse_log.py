@@ -26,11 +26,8 @@ class SparseLog:
     warning of each kind. Several threads may use it.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, max_entries: int = MAX_ENTRIES
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now = clock
-        self._max_entries = max_entries
         self._lock = threading.Lock()
         self._entries: dict[tuple[Hashable, str], _Entry] = {}
 
@@ -53,9 +50,9 @@ class SparseLog:
         known = self._entries.get((kind, host))
         if known is not None:
             return known
-        if host and len(self._entries) >= self._max_entries:
+        if host and len(self._entries) >= MAX_ENTRIES:
             self._forget(now)
-            host = "" if len(self._entries) >= self._max_entries else host
+            host = "" if len(self._entries) >= MAX_ENTRIES else host
         return self._entries.setdefault((kind, host), _Entry())
 
     def _forget(self, now: float) -> None:

@@ -21,9 +21,8 @@ Value = TypeVar("Value")
 class DescriptorReserve:
     """The descriptors that one process keeps; its threads take turns."""
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self) -> None:
         self._lock = threading.RLock()  # a read may consist of others
-        self._wanted = kept
         self._kept: list[int] = []
         self._fill()
 
@@ -48,7 +47,7 @@ class DescriptorReserve:
 
     def _fill(self) -> None:
         with contextlib.suppress(OSError):  # as many as there are
-            while len(self._kept) < self._wanted:
+            while len(self._kept) < KEPT:
                 self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
