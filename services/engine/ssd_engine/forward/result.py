@@ -85,7 +85,6 @@ class PendingForward(Protocol):
 
     def result(self) -> ForwardResult:
         """Waits for the forward."""
-        ...
 
 
 class ImmediateForward:

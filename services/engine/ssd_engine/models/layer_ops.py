@@ -17,13 +17,11 @@ class LayerOps(Protocol):
 
     def square_sums(self, projected: Tensor) -> Tensor:
         """[rows, 2] float32: of the queries' entries, and of the keys'."""
-        ...
 
     def scale_qk(
         self, projected: Tensor, norm: Tensor, sums: Tensor, widths: tuple[int, int], eps: float
     ) -> None:
         """Normalises queries and keys in their place; ``widths``: the entries in their sums."""
-        ...
 
     def rotate_and_write(
         self,

@@ -23,28 +23,22 @@ class LayerProducts(Protocol):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The hidden states before the first layer."""
-        ...
 
     def take(self, hidden: Tensor, norm: Tensor | None) -> None:
         """The hidden states were changed by others; ``norm``, if there is one, comes next."""
-        ...
 
     def project(self, i: int, hidden: Tensor) -> Tensor:
         """[rows, (heads + 2 kv_heads) * head_dim]"""
-        ...
 
     def multiply_o(self, i: int, attended: Tensor, hidden: Tensor) -> Tensor | None:
         """This rank's part of a sum over ranks, each of which holds some input columns; None where
         it has been added to the hidden states."""
-        ...
 
     def gate(self, i: int, hidden: Tensor) -> Tensor:
         """[rows, ff of this rank]"""
-        ...
 
     def multiply_down(self, i: int, gated: Tensor, hidden: Tensor) -> Tensor | None:
         """As ``multiply_o``."""
-        ...
 
 
 class Layers:

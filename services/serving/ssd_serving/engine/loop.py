@@ -31,7 +31,6 @@ class Core(Protocol):
 
     def step(self) -> Any:
         """The step's output; None where nobody has to hear of it."""
-        ...
 
 
 def run_engine(
@@ -76,7 +75,6 @@ class FrontPipe(Protocol):
 
     def poll(self, seconds: float | None) -> bool:
         """Whether a record is there, or comes within so many seconds; None waits for one."""
-        ...
 
     def receive(self) -> Any: ...
 

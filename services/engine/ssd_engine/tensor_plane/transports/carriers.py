@@ -38,7 +38,6 @@ class RowsOut(Protocol):
 class RowsIn(Protocol):
     def take(self, announcement: Announcement) -> Tensor:
         """[num_rows, width] on the engine's device. The count has been checked."""
-        ...
 
     def skip(self, announcement: Announcement) -> None:
         """Nobody wants these rows."""
