@@ -332,8 +332,8 @@ class Simulation:
     def _hostile_frame(self, draft: SimulatedDraft) -> DraftFrame:
         rng = self.rng
         sequence = rng.choice([*sorted(draft.seen), 10**6])
-        speculated = self.speculator._sequences.get(sequence)
-        current = speculated.rounds.round if speculated else 0
+        state = self.speculator._sequences.get(sequence)
+        current = state.session.round if state else 0
         branches = [
             Branch(
                 rng.randint(0, 6),

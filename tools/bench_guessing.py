@@ -33,8 +33,11 @@ from ssd_target.records.speculation_options import (
     SpeculationOptions,
     SpeculationRequest,
 )
-from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.sequence_speculation import RowSpeculation, SequenceSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import (
+    RowSpeculation,
+    SequenceSpeculation,
+)
+from ssd_target.speculation.ssd import EndpointSpeculation
 from tests.harness import Request, Result, make_runner, run
 from tests.simulation import DRAFT_ROWS, Simulation
 from tools.bench_kit import setting, story_prompts
@@ -84,15 +87,16 @@ class LookUps:
 
     def watch(self, look_up: Callable[..., RowSpeculation]) -> Callable[..., RowSpeculation]:
         def watched(
-            speculator: SpeculationCoordinator, speculated: SequenceSpeculation, num_rows: int
+            strategy: EndpointSpeculation, state: SequenceSpeculation, num_rows: int
         ) -> RowSpeculation:
-            drafted, decided = speculated.drafted, speculated.rounds.decided
-            taken = look_up(speculator, speculated, num_rows)
-            if taken.wanted and drafted and decided is not None:
+            drafted = len(state.row.tokens) if state.row else 0
+            decided = state.session.decided
+            row = look_up(strategy, state, num_rows)
+            if row.wanted and drafted and decided is not None:
                 kind = self.full if decided[0] == drafted else self.cut
-                hit = taken.source is Source.CACHE
-                kind.setdefault(speculated.sequence.id, []).append(hit)
-            return taken
+                hit = row.source is Source.CACHE
+                kind.setdefault(state.sequence.id, []).append(hit)
+            return row
 
         return watched
 
@@ -147,7 +151,7 @@ class Bench:
             make_planner=make_planner,
         )
         with patch.object(
-            SpeculationCoordinator, "_look_up", look_ups.watch(SpeculationCoordinator._look_up)
+            EndpointSpeculation, "look_up", look_ups.watch(EndpointSpeculation.look_up)
         ):
             results = run(simulation.core, [self._request(way, *text) for text in texts])
         late = simulation.speculator.totals.late

@@ -23,8 +23,12 @@ from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
 from ssd_target.records.speculation_options import SpeculationRequest
 from ssd_target.scheduling.sequence import Sequence
-from ssd_target.speculation.endpoint_session import EndpointSession
-from ssd_target.speculation.sequence_speculation import INDEXED_AT_ONCE, SequenceSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import (
+    INDEXED_AT_ONCE,
+    SequenceSpeculation,
+)
+from ssd_target.speculation.endpoints.session import EndpointSession
+from ssd_target.speculation.off import PlainDecoding
 from tests.processes import draft
 from tests.waiting import HANG_SECONDS, wait_until
 from tools.attack.attackers import HandMadeLink
@@ -133,6 +137,7 @@ def test_a_target_looks_back_in_a_long_text_when_it_has_been_indexed(length: int
     prompt = [5 + i % 50 for i in range(length)]
     sampling = SamplingParams(seed=1)
     sequence = Sequence(1, prompt, [], sampling, StopRules(50), None, [b""] * 100)
-    speculated = SequenceSpeculation(sequence, SpeculationRequest(), EndpointSession(100, 5))
-    found = [speculated.look_back(4) for _ in range(4)]
+    session = EndpointSession(100, 5)
+    state = SequenceSpeculation(sequence, SpeculationRequest(), PlainDecoding(), session)
+    found = [state.look_back(4) for _ in range(4)]
     assert [bool(each) for each in found] == [length < INDEXED_AT_ONCE] * 2 + [True] * 2

@@ -19,7 +19,7 @@ from ssd_engine.text.detokenizer import TextStream
 from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.scheduler import CacheCounters
-from ssd_target.speculation.payoff import Payoff
+from ssd_target.speculation.endpoints.payoff import Payoff
 
 FRAMES = (Open, Outcome, Launch, Close, Branches, Notice, Load)
 CONSTANT = (Enum, type, FunctionType)

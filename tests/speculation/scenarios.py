@@ -40,7 +40,7 @@ from ssd_target.records.speculation_options import (
 )
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.kept_kv import KeptOptions
-from ssd_target.speculation.sequence_speculation import RowSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_models import LLAMA3_ROPE, SMALL
 from tests.simulation import DRAFT_DEPTH, Faults, FewBlocks, Simulation
@@ -464,9 +464,9 @@ def _check_nothing_is_left(simulation: Simulation) -> None:
     assert not speculator._sequences
     assert not any(endpoint.sequences for endpoint in speculator.endpoints)
     assert _is_empty(core.scheduler.pool)
-    assert speculator._drafter is not None
-    assert not speculator._drafter._paths
-    assert _is_empty(speculator._drafter._pool)
+    assert speculator._sync is not None
+    assert not speculator._sync.drafter._paths
+    assert _is_empty(speculator._sync.drafter._pool)
 
 
 def _is_empty(pool: Any) -> bool:

@@ -30,12 +30,13 @@ from ssd_target.records.speculation_options import (
 from ssd_target.records.speculation_stats import FALLBACKS, LookUp, SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.endpoint_session import EndpointSession
-from ssd_target.speculation.endpoints import DraftEndpoints
-from ssd_target.speculation.sequence_speculation import SequenceSpeculation
+from ssd_target.speculation.endpoints.draft_endpoints import DraftEndpoints
+from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
+from ssd_target.speculation.endpoints.session import EndpointSession
+from ssd_target.speculation.off import PlainDecoding
 
 LINK, EPOCH = 3, 2
-GIVEN_TO = {"fell_back", "leave", "disconnected"}
+GIVEN_TO = {"fell_back", "leave", "release", "disconnected"}
 
 
 def pushed(number: int, *tokens: int) -> Branches:
@@ -80,30 +81,30 @@ def test_nothing_at_all_is_late_not_stale() -> None:
 def endpoints_and_sequence() -> tuple[DraftEndpoints, SequenceSpeculation]:
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(9), None, [b""] * 100)
     request = SpeculationRequest(mode=Mode.SSD)
-    speculated = SequenceSpeculation(sequence, request, EndpointSession(100, 5))
-    endpoints = DraftEndpoints(SpeculationOptions(), {1: speculated})
-    return endpoints, speculated
+    state = SequenceSpeculation(sequence, request, PlainDecoding(), EndpointSession(100, 5))
+    endpoints = DraftEndpoints(SpeculationOptions(), {1: state})
+    return endpoints, state
 
 
 def test_frames_of_an_epoch_that_is_over_are_noted() -> None:
-    endpoints, speculated = endpoints_and_sequence()
+    endpoints, state = endpoints_and_sequence()
     endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, 100, 5))
-    speculated.rounds.launch_open(0, LINK, EPOCH)
+    state.session.launch_open(0, LINK, EPOCH)
     endpoints.follow(LINK, EPOCH - 1, [pushed(0, 8, 9)], None)
     assert endpoints.dropped == 1
-    assert look_up(speculated.rounds) is LookUp.STALE
+    assert look_up(state.session) is LookUp.STALE
 
 
 def test_an_endpoint_without_room_is_not_one_that_is_away() -> None:
-    endpoints, speculated = endpoints_and_sequence()
-    assert endpoints.choose(speculated, 0) is None
-    assert speculated.why_detached == "disconnected"
+    endpoints, state = endpoints_and_sequence()
+    assert endpoints.choose(state, 0) is None
+    assert state.why_detached == "disconnected"
     endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, max_context=3, max_depth=5))
-    assert endpoints.choose(speculated, 0) is None
-    assert speculated.why_detached == "no room"
+    assert endpoints.choose(state, 0) is None
+    assert state.why_detached == "no room"
     endpoints.disconnected(LINK, EPOCH)
-    assert endpoints.choose(speculated, 0) is None
-    assert speculated.why_detached == "disconnected"
+    assert endpoints.choose(state, 0) is None
+    assert state.why_detached == "disconnected"
 
 
 LEAVING = Notice(0, 0, NoticeKind.LEAVING, "drains")
@@ -128,7 +129,7 @@ def test_one_that_leaves_costs_a_round_only_if_nobody_waited_for_it(waits: bool)
     speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
     speculator.endpoints.connected(DraftLinkUp(LINK + 1, EPOCH, False, 4, 100, 5))
     sequence.commit(7)
-    speculator.ended(sequence, 0, 7, 1)
+    speculator.end_round(sequence, 0, 7, 1)
     said.append([LEAVING])
     if not waits:
         speculator.listen()
@@ -161,7 +162,7 @@ def _is_reason(target: ast.expr) -> bool:
 def test_every_reason_is_a_known_one() -> None:
     """Those that are not would be missing from the metrics."""
     folder = Path(ssd_target.speculation.__file__).parent
-    given = set().union(*(reasons(file.read_text()) for file in folder.glob("*.py")))
+    given = set().union(*(reasons(file.read_text()) for file in folder.rglob("*.py")))
     given |= {kind.name.lower() for kind in NoticeKind}
     assert given >= {"stalled", "does not pay", "no room", "no distributions", "busy"}
     assert given - {"closed"} <= set(FALLBACKS)  # closed: at its end, when no round follows

@@ -34,10 +34,10 @@ from ssd_engine.tensor_plane.protocol import state as plane
 from ssd_target.links import link_state
 from ssd_target.records.speculation_stats import LookUp
 from ssd_target.scheduling import sequence as target_sequence
-from ssd_target.speculation import endpoint_session as target_rounds
-from ssd_target.speculation.branches import BranchStore
-from ssd_target.speculation.endpoint_session import EndpointSession
-from ssd_target.speculation.endpoints import DraftEndpoints
+from ssd_target.speculation.endpoints import session as target_rounds
+from ssd_target.speculation.endpoints.branches import BranchStore
+from ssd_target.speculation.endpoints.draft_endpoints import DraftEndpoints
+from ssd_target.speculation.endpoints.session import EndpointSession
 from tests.scale import FULL, full_only
 from tests.speculation import toy_world
 from tests.speculation.explorer import Explored, Recovery, explore
@@ -336,10 +336,10 @@ def sequences_are_not_closed(patch: pytest.MonkeyPatch) -> None:
 def an_old_launch_stays_unanswered(patch: pytest.MonkeyPatch) -> None:
     real = DraftEndpoints._detach
 
-    def detach(self: DraftEndpoints, speculated: Any, reason: str) -> None:
-        endpoint = self._by_link[speculated.rounds.link]
+    def detach(self: DraftEndpoints, state: Any, reason: str) -> None:
+        endpoint = self._by_link[state.session.link]
         since = endpoint.unanswered_since
-        real(self, speculated, reason)
+        real(self, state, reason)
         endpoint.unanswered_since = since
 
     patch.setattr(DraftEndpoints, "_detach", detach)

@@ -48,7 +48,7 @@ from ssd_target.records.speculation_options import (
     SpeculationRequest,
 )
 from ssd_target.records.speculation_stats import SpeculationStats
-from ssd_target.speculation.sequence_speculation import RowSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from tests.fits import Floats, Ints, texts_fit
 from tests.harness import GREEDY, Request, make_core, make_runner, run, submit
 from tests.random_models import SMALL
@@ -361,7 +361,7 @@ def first_branch_is_reported(self: ModelSequence, branch: PreparedBranch) -> Non
 
 
 DRAWN = "ssd_draft.speculators.model.results.drawn_guesses"
-FILL = "ssd_target.speculation.sequence_speculation.RowSpeculation.fill"
+FILL = "ssd_target.speculation.endpoints.sequence_speculation.RowSpeculation.fill"
 KEEP = "ssd_draft.speculators.model.sequence.ModelSequence.keep_branch"
 RESIDUAL = "ssd_engine.sampling.rejection.STREAM_RESIDUAL"
 VERIFY = "ssd_target.scheduling.verifier.verify_rejection"

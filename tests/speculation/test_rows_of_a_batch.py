@@ -25,7 +25,8 @@ from ssd_target.records.speculation_options import (
 )
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.sequence_speculation import RowSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
+from ssd_target.speculation.missed_rows import MissedRows
 from tests.harness import Request, Result, run
 from tests.scale import FULL
 from tests.simulation import Simulation
@@ -119,13 +120,13 @@ class Watch:
         return watched
 
     def _found(self, speculator: SpeculationCoordinator, sequence: Sequence) -> list[int]:
-        branches = speculator._sequences[sequence.id].rounds
-        return branches.branches.find(*branches.decided) if branches.decided else []
+        session = speculator._sequences[sequence.id].session
+        return session.branches.find(*session.decided) if session.decided else []
 
     def _hit(
         self, row: RowSpeculation, found: list[int], beside_a_miss: bool, waited: bool
     ) -> None:
-        counts = self.rows[row.speculated.sequence.id]
+        counts = self.rows[row.state.sequence.id]
         counts.hits += 1
         counts.beside_a_miss += beside_a_miss
         taken = row.tokens if row.source is Source.CACHE else []
@@ -166,21 +167,21 @@ def test_no_hit_is_discarded_delayed_or_drafted_again(
 
 
 def wait_for_any_miss(patch: pytest.MonkeyPatch) -> None:
-    def wait(self: SpeculationCoordinator, rows: list[RowSpeculation]) -> None:
+    def wait(self: MissedRows, rows: list[RowSpeculation]) -> None:
         missed = [row for row in rows if row.missed]
         if missed:
             self._wait_for(missed, 0.05)
 
-    patch.setattr(SpeculationCoordinator, "_wait", wait)
+    patch.setattr(MissedRows, "wait", wait)
 
 
 def one_miss_is_everybodys(patch: pytest.MonkeyPatch) -> None:
-    def back_up(self: SpeculationCoordinator, rows: list[RowSpeculation]) -> None:
+    def guess(self: MissedRows, rows: list[RowSpeculation]) -> None:
         if any(row.missed for row in rows):
             for row in rows:
                 row.tokens, row.source = [], Source.NONE
 
-    patch.setattr(SpeculationCoordinator, "_back_up", back_up)
+    patch.setattr(MissedRows, "guess", guess)
 
 
 def branches_are_not_kept(patch: pytest.MonkeyPatch) -> None:

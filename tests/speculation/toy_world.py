@@ -321,17 +321,17 @@ class Target:
             for end in range(part.end - part.num_logits + 1, part.end + 1):
                 text = tuple(self.slots[_slot(part.blocks, i)] for i in range(end))
                 drawn.append(true_token(text))
-        for speculated in self.speculator._sequences.values():
-            self._remember(speculated, parts)
+        for state in self.speculator._sequences.values():
+            self._remember(state, parts)
         return drawn or None
 
-    def _remember(self, speculated: Any, parts: Sequence[Any]) -> None:
+    def _remember(self, state: Any, parts: Sequence[Any]) -> None:
         """What the round in flight verifies: what branches for its outcomes must continue."""
-        sequence = speculated.sequence
+        sequence = state.sequence
         text = tuple(sequence.committed())
         for part in parts:
             if part.blocks is sequence.blocks and part.num_logits:
-                chain = part.tokens[1:] if speculated.drafted else ()
+                chain = part.tokens[1:] if state.row.tokens else ()
                 self.base[sequence.id] = (text, tuple(chain))
 
     # Links
@@ -721,9 +721,9 @@ class World:
         Where the draft has not room for all of them: one that does.
         """
         fed = [
-            speculated.rounds.attached and len(speculated.rounds.branches) > 0
+            state.session.attached and len(state.session.branches) > 0
             for target in self.targets
-            for speculated in target.speculator._sequences.values()
+            for state in target.speculator._sequences.values()
         ]
         if any(target.core.scheduler.num_waiting for target in self.targets):
             return False
@@ -750,10 +750,10 @@ class World:
 
     def _check_branches(self, target: Target) -> None:
         """What a look-up can find continues the committed text, whatever the outcome is."""
-        for speculated in target.speculator._sequences.values():
-            sequence = speculated.sequence
+        for state in target.speculator._sequences.values():
+            sequence = state.sequence
             text, chain = target.base.get(sequence.id) or (tuple(sequence.committed()), ())
-            for (accepted, token), tokens in speculated.rounds.branches._branches.items():
+            for (accepted, token), tokens in state.session.branches._branches.items():
                 before = (*text, *chain[:accepted], token)
                 if tuple(tokens) != continued(before, len(tokens)):
                     raise Wrong("a branch was computed for another text")
@@ -809,10 +809,10 @@ class World:
         return [texts, sequences, endpoints, rounds]
 
 
-def _rounds_key(speculated: Any) -> list[Any]:
-    rounds = speculated.rounds
+def _rounds_key(state: Any) -> list[Any]:
+    rounds = state.session
     return [
-        speculated.sequence.id,
+        state.sequence.id,
         rounds.state.value,
         rounds.round,
         rounds.link,
@@ -820,8 +820,8 @@ def _rounds_key(speculated: Any) -> list[Any]:
         rounds.decided,
         rounds.branches._length,
         list(rounds.branches._branches.items()),
-        speculated.outcome_sent,
-        sorted(speculated.refused_by),
+        state.outcome_sent,
+        sorted(state.refused_by),
     ]
 
 

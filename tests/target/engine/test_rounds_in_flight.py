@@ -22,7 +22,7 @@ from ssd_target.records.speculation_options import Mode, SpeculationOptions, Spe
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.scheduling.sequence import Sequence as TargetSequence
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.payoff import Payoff
+from ssd_target.speculation.endpoints.payoff import Payoff
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
 from tests.scale import full_only
@@ -279,7 +279,8 @@ def test_rounds_are_launched_ahead_for_as_long_as_plain_ones_are_chosen(
     drafter = cast(SyncDrafter, WrongDrafter())
     options = SpeculationOptions(depth=3, adapt_depth=False)
     speculator = SpeculationCoordinator(options, size, drafter=drafter)
-    speculator._drafter_payoff = payoff = Alternating()
+    assert speculator._sync is not None
+    speculator._sync.payoff = payoff = Alternating()
     device = Chained(runner)
     core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=ROWS)
     for i, request in enumerate(requests):

@@ -23,10 +23,10 @@ from ssd_target.records.speculation_options import (
 )
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.sequence import Sequence as TargetSequence
-from ssd_target.speculation import coordinator as speculator_module
-from ssd_target.speculation import endpoints as endpoints_module
+from ssd_target.speculation import sync as sync_module
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.payoff import (
+from ssd_target.speculation.endpoints import draft_endpoints as endpoints_module
+from ssd_target.speculation.endpoints.payoff import (
     FIRST_PAUSE,
     FIRST_ROUNDS,
     STEADY_STEPS,
@@ -119,18 +119,18 @@ class World:
         rows = speculator.take(self.sequences)
         speculator.launch(rows)
         speculator.flush()
-        self.now += max(self.milliseconds(row.mode, len(rows)) for row in rows) / 1000
+        self.now += max(self.milliseconds(row.strategy.mode, len(rows)) for row in rows) / 1000
         measured = speculator.measure(rows)
         for sequence in self.sequences:
             self._end_round(sequence)
-        given = [EVEN[row.mode] for row in rows]
-        speculator.stepped(rows, measured.row_seconds, given, measured)
+        given = [EVEN[row.strategy.mode] for row in rows]
+        speculator.observe(rows, measured.row_seconds, given, measured)
         speculator.check_integrity()
-        return rows[0].mode
+        return rows[0].strategy.mode
 
     def _end_round(self, sequence: TargetSequence) -> None:
         sequence.commit(7)
-        self.speculator.ended(sequence, 0, 7, 1)
+        self.speculator.end_round(sequence, 0, 7, 1)
 
     def stats(self) -> SpeculationStats:
         stats = self.speculator.end(self.sequences.pop(0).id)
@@ -333,7 +333,7 @@ def test_the_text_is_that_of_plain_decoding_however_the_choice_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Real models, and links that break."""
-    for module in (speculator_module, endpoints_module):
+    for module in (sync_module, endpoints_module):
         monkeypatch.setattr(module, "Payoff", Restless)
     sampling = [SamplingParams(seed=i, temperature=0.8 * i) for i in range(2)]
     prompts = [[0, 3, *range(300 + 40 * i, 312 + 40 * i)] for i in range(2)]

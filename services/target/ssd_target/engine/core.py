@@ -49,7 +49,7 @@ from ssd_target.scheduling.verifier import (
     verify,
 )
 from ssd_target.speculation.coordinator import ForwardTiming, SpeculationCoordinator
-from ssd_target.speculation.sequence_speculation import RowSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from ssd_target.speculation.synthetic import SyntheticAcceptance
 
 log = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ class EngineCore:
         self._ended = FinishedRound(flight, scored, self.speculator.measure(flight.rows), at)
         if not rounds:
             return []
-        drawn = self.speculator.drawn(flight.rows)
+        drawn = self.speculator.distributions(flight.rows)
         drawn += [None] * (len(rounds) - len(drawn))
         deltas = self._end_rounds(rounds, scored, drawn)
         said = [delta for delta in deltas if delta is not None]
@@ -400,12 +400,12 @@ class EngineCore:
         width = sum(len(work.chunk.tokens) for work in ended.flight.works)
         self._trace.span(TraceEventKind.FORWARD, ended.at - seconds, ended.at, rows=width)
         if rows or (ended.flight.ahead and ended.measured.width):
-            committed = [ended.committed.get(row.speculated.sequence.id, 0) for row in rows]
+            committed = [ended.committed.get(row.state.sequence.id, 0) for row in rows]
             measured = ended.measured
             if ended.flight.ahead and rows:  # a prefill may have waited for it before it "began"
                 least = max(measured.row_seconds, seconds / len(rows))
                 measured = measured._replace(row_seconds=least)
-            self.speculator.stepped(rows, seconds, committed, measured)
+            self.speculator.observe(rows, seconds, committed, measured)
 
     def _end_rounds(
         self,
@@ -440,7 +440,9 @@ class EngineCore:
             self._forget(sequence.id)
             return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
         tokens = self.scheduler.advance(work, outcome.accepted, outcome.tokens)
-        source = self.speculator.ended(sequence, outcome.accepted, outcome.tokens[-1], len(tokens))
+        source = self.speculator.end_round(
+            sequence, outcome.accepted, outcome.tokens[-1], len(tokens)
+        )
         logprobs = None if outcome.logprobs is None else outcome.logprobs[: len(tokens)]
         stats = self.speculator.end(sequence.id) if sequence.finished else None
         begun_at, sequence.begun_at = sequence.begun_at, None  # is said once

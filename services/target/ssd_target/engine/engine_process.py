@@ -30,7 +30,7 @@ from ssd_target.records.engine_records import (
 )
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.planes import PlaneReceiverOpener
+from ssd_target.speculation.endpoints.planes import PlaneReceiverOpener
 from ssd_target.speculation.sync_drafter import SyncDrafter
 from ssd_target.speculation.synthetic import SyntheticAcceptance
 

@@ -6,8 +6,11 @@ from ssd_engine.speculation.fan_out import AcceptanceRate, choose_depth
 from ssd_engine.speculation.frames import Source
 from ssd_engine.speculation.latency_model import Average, StepClock
 from ssd_target.records.speculation_options import Backup, SpeculationOptions
-from ssd_target.speculation.endpoint import DraftEndpoint
-from ssd_target.speculation.sequence_speculation import RowSpeculation, SequenceSpeculation
+from ssd_target.speculation.endpoints.endpoint import DraftEndpoint
+from ssd_target.speculation.endpoints.sequence_speculation import (
+    RowSpeculation,
+    SequenceSpeculation,
+)
 from ssd_target.speculation.waiting import WaitCase, worthwhile_wait
 
 NGRAM_EXPLORE = 64  # misses without a look-up, after which one is tried
@@ -16,6 +19,7 @@ NGRAM_EXPLORE = 64  # misses without a look-up, after which one is tried
 class Pacing:
     def __init__(self, options: SpeculationOptions) -> None:
         self._options = options
+        self.width = 1  # tokens of the forward in flight
         self._verify = StepClock()  # seconds of a decode forward, by its rows
         self._sync_alpha = AcceptanceRate()
         self._sync_seconds = Average()  # seconds for one drafted token
@@ -33,42 +37,40 @@ class Pacing:
         if tokens:
             self._sync_seconds.observe(seconds / tokens)
 
-    def accepted(
-        self, speculated: SequenceSpeculation, accepted: int, endpoint: DraftEndpoint | None
-    ) -> None:
+    def accepted(self, row: RowSpeculation, accepted: int, endpoint: DraftEndpoint | None) -> None:
         """A round has ended; ``endpoint`` holds the sequence."""
-        drafted, source = speculated.drafted, speculated.source
+        drafted = len(row.tokens)
         if not drafted:
             return
-        if source is Source.NGRAM:
+        if row.source is Source.NGRAM:
             self._ngram_alpha.observe(accepted, drafted)
-        elif source is Source.SYNC:
+        elif row.source is Source.SYNC:
             self._sync_alpha.observe(accepted, drafted)
         elif endpoint is not None:
-            endpoint.alpha.observe(accepted, speculated.judged)
+            endpoint.alpha.observe(accepted, drafted - row.num_cut)
 
     # What follows from it
 
-    def sync_depth(self, speculated: SequenceSpeculation, num_rows: int) -> int:
-        return self._depth(speculated, num_rows, self._sync_alpha, self._sync_seconds.value())
+    def sync_depth(self, state: SequenceSpeculation, num_rows: int) -> int:
+        return self._depth(state, num_rows, self._sync_alpha, self._sync_seconds.value())
 
     def depth(
-        self, speculated: SequenceSpeculation, num_rows: int, endpoint: DraftEndpoint | None
+        self, state: SequenceSpeculation, num_rows: int, endpoint: DraftEndpoint | None
     ) -> int:
         if endpoint is None:
-            return self._depth(speculated, num_rows, None)
-        depth = self._depth(speculated, num_rows, endpoint.alpha)
+            return self._depth(state, num_rows, None)
+        depth = self._depth(state, num_rows, endpoint.alpha)
         return min(depth, endpoint.max_depth)  # a longer one it could not follow
 
     def _depth(
         self,
-        speculated: SequenceSpeculation,
+        state: SequenceSpeculation,
         num_rows: int,
         alpha: AcceptanceRate | None,
         drafting: float = 0.0,
     ) -> int:
         """Tokens that the row can use."""
-        most = min(speculated.room(), speculated.request.depth, self._options.depth)
+        most = min(state.room(), state.request.depth, self._options.depth)
         if most <= 1 or not self._options.adapt_depth or alpha is None:
             return most
         return max(1, choose_depth(alpha.value, self._round_seconds(num_rows, drafting), most))
@@ -93,13 +95,13 @@ class Pacing:
 
     def next_depth(self, row: RowSpeculation, endpoint: DraftEndpoint) -> int:
         """How long a branch can be of use in the round after the one that is launched."""
-        speculated = row.speculated
-        wanted = row.wanted or min(speculated.request.depth, self._options.depth)
-        return max(0, min(wanted, endpoint.max_depth, speculated.room() - 1))
+        state = row.state
+        wanted = row.wanted or min(state.request.depth, self._options.depth)
+        return max(0, min(wanted, endpoint.max_depth, state.room() - 1))
 
-    def verify_micros(self, width: int) -> int:
+    def verify_micros(self) -> int:
         """What endpoints are told: they may use as much time for their trees."""
-        return int(1e6 * self._verify.seconds(width))
+        return int(1e6 * self._verify.seconds(self.width))
 
     def wait_seconds(self, row: RowSpeculation, num_rows: int, endpoint: DraftEndpoint) -> float:
         """How long a row that missed is worth waiting for; 0: not at all."""

@@ -1,6 +1,7 @@
-"""A sequence that the target speculates for, and the speculation of its next round."""
+"""A sequence that the target speculates for, and the speculation of one of its rounds."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -9,24 +10,47 @@ from ssd_engine.speculation.ngram import NgramIndex
 from ssd_target.records.speculation_options import Mode, SpeculationRequest
 from ssd_target.records.speculation_stats import LookUp, SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
-from ssd_target.speculation.endpoint_session import EndpointSession
+from ssd_target.speculation.endpoints.session import EndpointSession
 
 INDEXED_AT_ONCE = 1024  # tokens
 
 
-@dataclass(slots=True)
+class Strategy(Protocol):
+    """A way to speculate. A request has one for all its life; each of its rounds goes by that, or
+    by another one that it falls back to."""
+
+    mode: Mode  # the name that its rounds are counted under
+
+    def is_plain(self, state: "SequenceSpeculation") -> bool:
+        """Whether nothing will be speculated for the next round, whatever the one before gives."""
+        ...
+
+    def look_up(self, state: "SequenceSpeculation", num_rows: int) -> "RowSpeculation":
+        """The row of the next forward, which has ``num_rows``; others may fill it later."""
+        ...
+
+    def launch(self, row: "RowSpeculation") -> None:
+        """The round of this row begins; endpoints are told."""
+        ...
+
+    def observe(self, row: "RowSpeculation", tokens: int, row_seconds: float) -> None:
+        """The round committed so many tokens; its share of the forward took ``row_seconds``."""
+        ...
+
+    def release(self, state: "SequenceSpeculation", reason: str) -> None:
+        """Give up what is held for the sequence."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
 class SequenceSpeculation:
     sequence: Sequence
     request: SpeculationRequest
-    rounds: EndpointSession
+    strategy: Strategy
+    session: EndpointSession
     stats: SpeculationStats = field(default_factory=SpeculationStats)
-    mode: Mode = Mode.OFF  # that the round in flight went by
-    source: Source = Source.NONE  # where its speculation came from
-    found: LookUp | None = None  # when that round was looked up
-    drafted: int = 0
-    judged: int = 0  # those of them before a cut
+    row: "RowSpeculation | None" = None  # the round in flight
     ended_at: float = 0.0  # when the round before ended
-    waited: float = 0.0  # seconds that the round in flight was held back
     outcome_sent: bool = True
     told_depth: int = 0  # what the endpoint was told to prepare for the next round
     ngrams: NgramIndex | None = None
@@ -34,10 +58,6 @@ class SequenceSpeculation:
     rejecting: bool = False  # the endpoint draws, and sends what it draws from
     refused_by: set[int] = field(default_factory=set)
     why_detached: str = "disconnected"
-
-    @property
-    def may_use_endpoints(self) -> bool:
-        return self.request.mode in (Mode.SSD, Mode.AUTO)
 
     def room(self) -> int:
         """Tokens of the next round that can be right: the last of a request is never guessed."""
@@ -53,31 +73,34 @@ class SequenceSpeculation:
         return self.ngrams.propose(depth) if len(self.ngrams) == len(committed) else []
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RowSpeculation:
-    """The speculation of one row of the next forward."""
+    """The speculation of one row of a forward."""
 
-    speculated: SequenceSpeculation
-    wanted: int
-    mode: Mode = Mode.OFF  # how this round goes: never AUTO
+    state: SequenceSpeculation
+    strategy: Strategy  # that this round goes by
+    wanted: int = 0
     tokens: list[int] = field(default_factory=list)
     source: Source = Source.NONE
+    found: LookUp | None = None  # by the look-up, if there was one
     missed: bool = False  # an endpoint follows, and its branch is not here
+    waited: float = 0.0  # seconds that the forward was held back for it
     wire: Tensor | None = None  # what the tokens were drawn from, in rejection
+    num_cut: int = 0  # tokens, the last ones, of which that did not come
     under_speculation: bool = False  # it was launched while its endpoint was on
     shows_payoff: bool = False  # and tells what that endpoint is worth, or what rounds without are
     catches_up: bool = False  # the draft model inside reads text first: takes longer than usual
 
     @property
     def down_weight(self) -> float | None:
-        request = self.speculated.request
+        request = self.state.request
         return request.down_weight if request.verification is Verification.REJECTION else None
 
     def fill(self, source: Source) -> None:
         """With the branch of the outcome, as far as it is here."""
-        rounds = self.speculated.rounds
-        if rounds.decided is None:
+        session = self.state.session
+        if session.decided is None:
             return
-        tokens = rounds.branches.find(*rounds.decided)[: self.wanted]
+        tokens = session.branches.find(*session.decided)[: self.wanted]
         if tokens:
             self.tokens, self.source, self.missed = tokens, source, False

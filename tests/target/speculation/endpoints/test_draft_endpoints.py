@@ -7,8 +7,8 @@ from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.endpoint import LOAD_SECONDS, SILENT_VISITS, DraftEndpoint
-from ssd_target.speculation.payoff import Payoff
+from ssd_target.speculation.endpoints.endpoint import LOAD_SECONDS, SILENT_VISITS, DraftEndpoint
+from ssd_target.speculation.endpoints.payoff import Payoff
 
 
 def connected(max_sequences: int) -> DraftEndpoint:
@@ -45,7 +45,7 @@ def test_sequences_are_spread_evenly_over_endpoints() -> None:
     for sequence in sequences:
         speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
         sequence.commit(7)
-        speculator.ended(sequence, 0, 7, 1)
+        speculator.end_round(sequence, 0, 7, 1)
     speculator.launch(speculator.take(sequences))
     assert [len(endpoint.sequences) for endpoint in speculator.endpoints] == [4, 4]
 

@@ -9,7 +9,7 @@ from enum import Enum
 
 from ssd_engine.speculation.frames import Branches
 from ssd_target.records.speculation_stats import LookUp
-from ssd_target.speculation.branches import BranchStore
+from ssd_target.speculation.endpoints.branches import BranchStore
 
 
 class RoundState(Enum):

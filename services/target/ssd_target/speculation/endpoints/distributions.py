@@ -14,8 +14,11 @@ from ssd_engine.speculation.frames import Source, Verification
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 from ssd_target.scheduling.verifier import DraftDistributions
-from ssd_target.speculation.endpoints import DraftEndpoints
-from ssd_target.speculation.sequence_speculation import RowSpeculation, SequenceSpeculation
+from ssd_target.speculation.endpoints.draft_endpoints import DraftEndpoints
+from ssd_target.speculation.endpoints.sequence_speculation import (
+    RowSpeculation,
+    SequenceSpeculation,
+)
 
 DRAWN_THERE = (Source.CACHE, Source.JUST_IN_TIME)  # by the endpoint, which says from what
 ROWS_SECONDS = 0.05  # that distributions may come later than the end of their forward
@@ -34,44 +37,44 @@ class Distributions:
 
     def expect(self, row: RowSpeculation) -> None:
         """The round of this row was launched: its endpoint will send what it drew from."""
-        speculated = row.speculated
-        endpoint = self._endpoints.of(speculated)
+        state = row.state
+        endpoint = self._endpoints.of(state)
         if endpoint is None or endpoint.receiver is None:
             return
-        if speculated.rejecting and row.tokens and row.source in DRAWN_THERE:
-            endpoint.receiver.expect(_key(speculated), len(row.tokens))
+        if state.rejecting and row.tokens and row.source in DRAWN_THERE:
+            endpoint.receiver.expect(_key(state), len(row.tokens))
 
     def of(self, rows: Sequence[RowSpeculation]) -> list[DraftDistributions | None]:
         deadline = self._now() + ROWS_SECONDS
-        return [self._drawn(row, deadline) for row in rows]
+        return [self._of_row(row, deadline) for row in rows]
 
-    def _drawn(self, row: RowSpeculation, deadline: float) -> DraftDistributions | None:
-        speculated = row.speculated
-        if speculated.request.verification is not Verification.REJECTION or not row.tokens:
+    def _of_row(self, row: RowSpeculation, deadline: float) -> DraftDistributions | None:
+        state = row.state
+        if state.request.verification is not Verification.REJECTION or not row.tokens:
             return None
-        if row.source is not Source.SYNC and not speculated.rejecting:
-            speculated.stats.fell_back("coupled: the endpoint is not trusted")
+        if row.source is not Source.SYNC and not state.rejecting:
+            state.stats.fell_back("coupled: the endpoint is not trusted")
             return None
         if row.source in DRAWN_THERE:
             row.wire = self._receive(row, max(0.0, deadline - self._now()))
-            speculated.judged = min(len(row.tokens), len(row.wire))
-        speculated.stats.rejection_rounds += 1
+            row.num_cut = max(0, len(row.tokens) - len(row.wire))
+        state.stats.rejection_rounds += 1
         return DraftDistributions(row.wire)
 
     def _receive(self, row: RowSpeculation, seconds: float) -> Tensor:
         """Without rows, the speculation is cut at its start."""
-        speculated, rows = row.speculated, None
-        endpoint = self._endpoints.of(speculated)
+        state, rows = row.state, None
+        endpoint = self._endpoints.of(state)
         if endpoint is not None and endpoint.receiver is not None:
             try:
-                rows = endpoint.receiver.receive(_key(speculated), len(row.tokens), seconds)
+                rows = endpoint.receiver.receive(_key(state), len(row.tokens), seconds)
             except PlaneBroken as error:
                 self._endpoints.give_up(endpoint, f"the tensor plane broke: {error}")
         if rows is None:
-            speculated.stats.fell_back("no distributions")
+            state.stats.fell_back("no distributions")
             return torch.empty(0, self._vocab_size)
         return rows
 
 
-def _key(speculated: SequenceSpeculation) -> RowsKey:
-    return RowsKey(speculated.sequence.id, speculated.rounds.round)
+def _key(state: SequenceSpeculation) -> RowsKey:
+    return RowsKey(state.sequence.id, state.session.round)

@@ -21,9 +21,9 @@ from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.endpoint import BUSY_SECONDS, DraftEndpoint
-from ssd_target.speculation.payoff import Payoff
-from ssd_target.speculation.sequence_speculation import SequenceSpeculation
+from ssd_target.speculation.endpoints.endpoint import BUSY_SECONDS, DraftEndpoint
+from ssd_target.speculation.endpoints.payoff import Payoff
+from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
 
 Send = Callable[[int, int, list[TargetFrame]], None]  # link, epoch, frames
 Stalled = Callable[[int, int, str], None]  # link, epoch, why it is given up
@@ -48,18 +48,26 @@ class DraftEndpoints:
         self._send, self._stalled, self._open_plane = send, stalled, open_plane
         self._now = clock
         self._by_link: dict[int, DraftEndpoint] = {}
+        self.expected = options.endpoints
         self.dropped = 0  # branches and frames that did not fit
 
     def __iter__(self) -> Iterator[DraftEndpoint]:
         return iter(self._by_link.values())
 
-    def of(self, speculated: SequenceSpeculation) -> DraftEndpoint | None:
+    def of(self, state: SequenceSpeculation) -> DraftEndpoint | None:
         """The one that holds the sequence."""
-        return self._by_link.get(speculated.rounds.link)
+        return self._by_link.get(state.session.link)
 
-    def home_of(self, speculated: SequenceSpeculation) -> DraftEndpoint | None:
+    def held_by(self, state: SequenceSpeculation) -> DraftEndpoint:
+        """The same, where there must be one."""
+        endpoint = self.of(state)
+        if endpoint is None:
+            raise RuntimeError("the sequence is not attached to an endpoint")
+        return endpoint
+
+    def home_of(self, state: SequenceSpeculation) -> DraftEndpoint | None:
         """The one whose payoff the sequence is evidence for, whether it is held there or not."""
-        return None if speculated.home is None else self._by_link.get(speculated.home)
+        return None if state.home is None else self._by_link.get(state.home)
 
     # Links
 
@@ -130,14 +138,14 @@ class DraftEndpoints:
         self.dropped += len(frames)
         for frame in frames:
             if isinstance(frame, Branches) and frame.sequence in self._sequences:
-                self._sequences[frame.sequence].rounds.push(link, epoch, frame)
+                self._sequences[frame.sequence].session.push(link, epoch, frame)
 
     def _branches(self, endpoint: DraftEndpoint, frame: Branches) -> None:
-        speculated = self._sequences.get(frame.sequence)
-        if speculated is None or endpoint.epoch is None:
+        state = self._sequences.get(frame.sequence)
+        if state is None or endpoint.epoch is None:
             self.dropped += len(frame.branches)
             return
-        self.dropped += speculated.rounds.push(endpoint.link, endpoint.epoch, frame)
+        self.dropped += state.session.push(endpoint.link, endpoint.epoch, frame)
         tokens = sum(len(branch.tokens) for branch in frame.branches)
         self._trace.moment(
             TraceEventKind.PUSH, sequence=frame.sequence, round=frame.round, tokens=tokens
@@ -159,71 +167,71 @@ class DraftEndpoints:
         if notice.sequence not in endpoint.sequences:
             self.dropped += 1
             return
-        speculated = self._sequences[notice.sequence]
+        state = self._sequences[notice.sequence]
         if notice.kind is NoticeKind.BUSY:
             endpoint.busy_until = self._now() + BUSY_SECONDS
         elif notice.kind is NoticeKind.REFUSED:
-            speculated.refused_by.add(endpoint.link)
+            state.refused_by.add(endpoint.link)
         # The endpoint may hold it for all that: the notice may have crossed with a new open.
-        self.leave(speculated, notice.kind.name.lower())
+        self.leave(state, notice.kind.name.lower())
 
     # What they hold
 
-    def choose(self, speculated: SequenceSpeculation, length: int) -> DraftEndpoint | None:
+    def choose(self, state: SequenceSpeculation, length: int) -> DraftEndpoint | None:
         """The least occupied of those that may hold the sequence; its payoff has the last word.
 
         ``length``: of the speculation in flight.
         """
-        chosen = self._least_occupied(speculated, length)
+        chosen = self._least_occupied(state, length)
         if chosen is None:
-            self._note_why_none(speculated)
+            self._note_why_none(state)
             return None
-        speculated.home = chosen.link
+        state.home = chosen.link
         if not chosen.payoff.attaches:
-            speculated.why_detached = "does not pay"
+            state.why_detached = "does not pay"
             return None
         return chosen
 
-    def _note_why_none(self, speculated: SequenceSpeculation) -> None:
+    def _note_why_none(self, state: SequenceSpeculation) -> None:
         """Where nothing more is known: those that are up have no room for it, or none is up."""
-        if speculated.why_detached in (DISCONNECTED, NO_ROOM):
-            up = any(e.up and _allows(speculated.request, e) for e in self)
-            speculated.why_detached = NO_ROOM if up else DISCONNECTED
+        if state.why_detached in (DISCONNECTED, NO_ROOM):
+            up = any(e.up and _allows(state.request, e) for e in self)
+            state.why_detached = NO_ROOM if up else DISCONNECTED
 
-    def _least_occupied(self, speculated: SequenceSpeculation, length: int) -> DraftEndpoint | None:
-        request, now = speculated.request, self._now()
-        needed = speculated.sequence.num_committed + self._options.depth
+    def _least_occupied(self, state: SequenceSpeculation, length: int) -> DraftEndpoint | None:
+        request, now = state.request, self._now()
+        needed = state.sequence.num_committed + self._options.depth
         fitting = [
             endpoint
             for endpoint in self
             if endpoint.has_room(now)
             and needed < endpoint.max_context
             and length <= endpoint.max_depth
-            and endpoint.link not in speculated.refused_by
+            and endpoint.link not in state.refused_by
             and _allows(request, endpoint)
         ]
         paying = [endpoint for endpoint in fitting if endpoint.payoff.attaches]
         return min(paying or fitting, key=lambda endpoint: endpoint.occupancy(now), default=None)
 
-    def leave(self, speculated: SequenceSpeculation, reason: str) -> None:
+    def leave(self, state: SequenceSpeculation, reason: str) -> None:
         """Detach, and tell the endpoint."""
-        rounds = speculated.rounds
-        frame = Close(speculated.sequence.id, max(0, rounds.round))
-        self._by_link[rounds.link].outbox.append(frame)
-        self._detach(speculated, reason)
+        session = state.session
+        frame = Close(state.sequence.id, max(0, session.round))
+        self._by_link[session.link].outbox.append(frame)
+        self._detach(state, reason)
 
-    def _detach(self, speculated: SequenceSpeculation, reason: str) -> None:
-        endpoint = self._by_link[speculated.rounds.link]
-        endpoint.sequences.discard(speculated.sequence.id)
+    def _detach(self, state: SequenceSpeculation, reason: str) -> None:
+        endpoint = self._by_link[state.session.link]
+        endpoint.sequences.discard(state.sequence.id)
         if not endpoint.sequences:
             endpoint.left()
-        speculated.rounds.detach()
-        speculated.why_detached = reason
-        speculated.outcome_sent = True
+        state.session.detach()
+        state.why_detached = reason
+        state.outcome_sent = True
 
     def check_integrity(self) -> None:
         held = {key: endpoint.link for endpoint in self for key in endpoint.sequences}
-        attached = {key: s.rounds.link for key, s in self._sequences.items() if s.rounds.attached}
+        attached = {k: s.session.link for k, s in self._sequences.items() if s.session.attached}
         if held != attached:
             raise RuntimeError("speculation integrity: endpoints and sequences do not agree")
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from ssd_target.speculation.payoff import (
+from ssd_target.speculation.endpoints.payoff import (
     BETWEEN_PLAIN,
     FIRST_PAUSE,
     FIRST_ROUNDS,

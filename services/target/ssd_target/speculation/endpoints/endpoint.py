@@ -7,7 +7,7 @@ from ssd_engine.speculation.frames import Launch, Load, Open, TargetFrame
 from ssd_engine.speculation.latency_model import Average
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_target.records.engine_records import DraftLinkUp
-from ssd_target.speculation.payoff import Payoff
+from ssd_target.speculation.endpoints.payoff import Payoff
 
 LOAD_SECONDS = 1.0  # that an endpoint's word on its load is good for
 BUSY_SECONDS = 1.0  # after a notice that there is no room, before the next try
