@@ -17,7 +17,6 @@ from tests.speculation.toy_world import (
     Setting,
     World,
     Wrong,
-    toy_verify,
 )
 
 Key = bytes
@@ -35,13 +34,9 @@ class Explored:
 
 
 @contextmanager
-def toy_models() -> Iterator[None]:
-    """No logits to verify, and no time but the world's own."""
-    still = SimpleNamespace(monotonic=lambda: 0.0)
-    with (
-        patch("ssd_target.engine.core.verify", toy_verify),
-        patch("ssd_engine.forward.result.time", still),
-    ):
+def toy_time() -> Iterator[None]:
+    """No time but the world's own."""
+    with patch("ssd_engine.forward.result.time", SimpleNamespace(monotonic=lambda: 0.0)):
         yield
 
 
@@ -60,7 +55,7 @@ def explore(setting: Setting, judge: Judge | None = None, limit: int | None = No
     Ends at the first wrong one; ``limit`` ends it after so many states.
     """
     result = Explored()
-    with toy_models(), counted(result.look_ups):
+    with toy_time(), counted(result.look_ups):
         _search(setting, result, judge, limit)
     return result
 

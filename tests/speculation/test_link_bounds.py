@@ -133,11 +133,12 @@ def test_a_silent_endpoint_costs_each_round_its_wait_until_it_is_given_up() -> N
     )
     speculator.endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 4, 100, 5))
     sequence = Sequence(1, [1, 2], [], SamplingParams(seed=1), StopRules(60), None, [b""] * 100)
-    speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
+    sequence.speculation = SpeculationRequest(mode=Mode.SSD)
+    speculator.begin(sequence)
     waits = []
     for _ in range(20):
         sequence.commit(7)
-        speculator.ended(sequence, 0, 7, 1)
+        speculator.end_round(sequence, 0, 7, 1)
         begin = clock.now
         speculator.launch(speculator.take([sequence]))
         waits.append(clock.now - begin)

@@ -281,6 +281,7 @@ class Target:
             8,
             PREFILL_CHUNK,
             self.speculator,
+            verify=toy_verify,  # type: ignore[arg-type]
         )
 
     def submit(self, sequence: int) -> None:

@@ -159,7 +159,11 @@ class Engine:
 LEGAL = {
     (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.PREFILL,
     (SequenceState.PREFILL, SequenceEvent.PREFILLED): SequenceState.DECODE,
+    (SequenceState.PREFILL, SequenceEvent.REPLAY): SequenceState.REPLAY,
+    (SequenceState.REPLAY, SequenceEvent.REPLAYED): SequenceState.DECODE,
     (SequenceState.PREFILL, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
+    (SequenceState.REPLAY, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
+    (SequenceState.REPLAY, SequenceEvent.END): SequenceState.FINISHED,
     (SequenceState.DECODE, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
     (SequenceState.WAITING, SequenceEvent.END): SequenceState.FINISHED,
     (SequenceState.PREFILL, SequenceEvent.END): SequenceState.FINISHED,

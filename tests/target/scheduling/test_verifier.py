@@ -325,7 +325,7 @@ def drawn_on_device(works: list[Work], logits: Tensor, broken: Rows[int] = ()) -
     """As a device scores rows: it draws what it is told to draw, and tells what is broken."""
     drawn: list[int] = []
     for work in works:
-        for i, draw in enumerate(draws(work)):
+        for i, draw in enumerate(draws([work])):
             row = logits[len(drawn)]
             token = 0
             if draw is not None:

@@ -106,7 +106,8 @@ class World:
             self.submitted += 1
             sampling, rules = SamplingParams(seed=number), StopRules(1 << 19)
             sequence = TargetSequence(number, [1, 2], [], sampling, rules, None, [b""] * 100)
-            self.speculator.begin(sequence, SpeculationRequest(mode, depth=DEPTH))
+            sequence.speculation = SpeculationRequest(mode, depth=DEPTH)
+            self.speculator.begin(sequence)
             self._end_round(sequence)
             self.sequences.append(sequence)
 

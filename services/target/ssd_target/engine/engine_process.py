@@ -17,6 +17,7 @@ from ssd_serving.engine.pipe_poll import PipePoll
 from ssd_serving.engine.records import Ready, encode
 from ssd_target.config import EngineOptions
 from ssd_target.engine.core import EngineCore
+from ssd_target.engine.synthetic_verifier import SyntheticVerifier
 from ssd_target.records.engine_records import (
     Cancel,
     GiveBackWaiting,
@@ -29,10 +30,10 @@ from ssd_target.records.engine_records import (
     decode_to_engine,
 )
 from ssd_target.scheduling.kept_kv import KeptOptions
+from ssd_target.scheduling.verifier import Verifier, verify
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.planes import PlaneReceiverOpener
 from ssd_target.speculation.sync_drafter import SyncDrafter
-from ssd_target.speculation.synthetic import SyntheticAcceptance
 
 READ_AT_ONCE = 1024  # records: whoever sends without end holds up no step
 
@@ -58,25 +59,26 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     if not isinstance(vocabulary, Vocabulary):
         raise RuntimeError(f"the vocabulary comes first, got {type(vocabulary).__name__}")
     inbox, trace = EngineInbox(pipe), make_trace(options.trace_events > 0)
+    speculator = SpeculationCoordinator(
+        options.speculation,
+        options.model.vocab_size,
+        send=inbox.send_frames,
+        receive=inbox.receive_frames,
+        stalled=inbox.send_stalled,
+        drafter=drafter,
+        open_plane=PlaneReceiverOpener(options),
+        trace=trace,
+    )
     core = EngineCore(
         runner,
         vocabulary.token_bytes,
         options.runner.block_size,
         options.runner.max_num_seqs,
         options.prefill_chunk,
-        SpeculationCoordinator(
-            options.speculation,
-            options.model.vocab_size,
-            send=inbox.send_frames,
-            receive=inbox.receive_frames,
-            stalled=inbox.send_stalled,
-            drafter=drafter,
-            open_plane=PlaneReceiverOpener(options),
-            trace=trace,
-        ),
+        speculator,
         replay_rows=_replay_rows(runner, options),
         trace=trace,
-        synthetic=_synthetic(options),
+        verify=_verifier(options, speculator),
         kept=_kept(runner, options),
     )
     inbox.core = core
@@ -88,9 +90,9 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
 
 
-def _synthetic(options: EngineOptions) -> SyntheticAcceptance | None:
+def _verifier(options: EngineOptions, speculator: SpeculationCoordinator) -> Verifier:
     rate = options.synthetic_acceptance
-    return None if rate is None else SyntheticAcceptance(rate)
+    return verify if rate is None else SyntheticVerifier(rate, speculator)
 
 
 def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:

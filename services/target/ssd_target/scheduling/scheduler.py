@@ -7,12 +7,7 @@ identity, admission is first come, first served. It takes blocks for the tokens 
 few more. A sequence that grows takes more; those that only the prefix cache holds go first. When
 there are none left, a sequence is *set aside*: the youngest of the identity that holds most, never
 the oldest of all, which therefore ends. One that was set aside holds nothing, comes back in the
-order of arrival, and computes again what its tokens have left in the cache.
-
-Where the bits of a row depend on the shape of its forward (``replay_rows``), a token's KV always
-comes from the same kind of forward: the prompt's from prefill on the grid, and only such whole
-chunks are shared; that of tokens which were generated once, elsewhere, from steps like those that
-generated them.
+order of arrival, and computes again what its tokens have left in the cache (``replay.py``).
 """
 
 from collections import Counter, deque
@@ -23,6 +18,7 @@ from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.scopes import Scopes
 from ssd_engine.kvcache.swap import Swap
 from ssd_target.scheduling.kept_kv import KeptKV
+from ssd_target.scheduling.replay import PrefillAgain, ReplayInSteps
 from ssd_target.scheduling.sequence import Sequence, SequenceEvent, SequenceState
 from ssd_target.scheduling.turns import PrefillTurns
 
@@ -46,8 +42,13 @@ class Work:
 class StepPlan:
     prefill: list[Work] = field(default_factory=list)
     decode: list[Work] = field(default_factory=list)
+    replay: list[Work] = field(default_factory=list)  # in the decode forward, too
     set_aside: list[Sequence] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)  # before anything is computed
+
+    @property
+    def has_round(self) -> bool:
+        return bool(self.decode or self.replay)
 
 
 @dataclass(slots=True)
@@ -73,7 +74,10 @@ class Scheduler:
         planned again. ``kept``: where the KV of those that are set aside may go."""
         self.pool, self.kept = pool, kept
         self._swaps: list[Swap] = []
-        self._replay_rows, self._ahead = replay_rows, ahead
+        self._replay: PrefillAgain | ReplayInSteps = PrefillAgain()
+        if replay_rows:
+            self._replay = ReplayInSteps(replay_rows, prefill_chunk, pool.block_size)
+        self._ahead = ahead
         self._arrivals = 0
         self.counters = CacheCounters()
         self._max_num_seqs = max_num_seqs
@@ -93,11 +97,6 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def ids(self) -> set[int]:
-        """The sequences that run or wait."""
-        return {*self._running, *(sequence.id for sequence in self._waiting)}
-
-    @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
@@ -110,9 +109,9 @@ class Scheduler:
         set_aside = self._make_room()
         if not set_aside:
             self._admit()
-        prefill, decode = self._plan_prefill(), self._plan_decode()
+        prefill, decode, replay = self._plan_prefill(), self._plan_decode(), self._plan_replay()
         swaps, self._swaps = self._swaps, []
-        return StepPlan(prefill, decode, set_aside, swaps)
+        return StepPlan(prefill, decode, replay, set_aside, swaps)
 
     def extend(self, work: Work, speculation: list[int]) -> Work:
         """A decode row that verifies a speculation after its last committed token.
@@ -141,10 +140,11 @@ class Scheduler:
         sequence, committed = work.sequence, []
         if sequence.state is SequenceState.PREFILL:
             sequence.num_written = work.chunk.end
-            if work.chunk.end == self._num_prefilled(sequence):
-                sequence.move(SequenceEvent.PREFILLED)
-        elif not work.chunk.num_logits:
+            self._end_prefill(sequence)
+        elif sequence.state is SequenceState.REPLAY:
             sequence.num_written = work.chunk.end
+            if work.chunk.num_logits:
+                sequence.move(SequenceEvent.REPLAYED)
         else:
             sequence.num_written = work.chunk.start + 1 + accepted
         for token in tokens:
@@ -199,12 +199,10 @@ class Scheduler:
             sequence = self._next_waiting()
             if sequence is self._blocked:
                 return
-            committed = sequence.committed()
-            known = sequence.prompt if self._replay_rows else committed
-            # Others want to grow, too.
-            unit, spare = self._shared_unit(), len(self._running)
+            known = sequence.committed()[: self._replay.num_prefilled(sequence)]
             root, room = self._scopes.root_of(sequence.scope), self._room_for(sequence)
-            lease = self.pool.open(known, room, root, unit, spare)
+            spare = len(self._running)  # others want to grow, too
+            lease = self.pool.open(known, room, root, self._replay.shared_unit, spare)
             if lease is None:
                 self._blocked = sequence
                 return
@@ -215,8 +213,7 @@ class Scheduler:
             self._count(sequence)
             sequence.stays += 1
             sequence.move(SequenceEvent.ADMIT)
-            if sequence.num_written >= self._num_prefilled(sequence):
-                sequence.move(SequenceEvent.PREFILLED)
+            self._end_prefill(sequence)
             self._run(sequence)
 
     def _next_waiting(self) -> Sequence:
@@ -304,15 +301,21 @@ class Scheduler:
             )
         return [self._work(each, self._prefill_piece(each)) for each in reading]
 
+    def _end_prefill(self, sequence: Sequence) -> None:
+        """If there is nothing left of it."""
+        if self._left_to_prefill(sequence) <= 0:
+            replays = self.replays(sequence)
+            sequence.move(SequenceEvent.REPLAY if replays else SequenceEvent.PREFILLED)
+
     def _left_to_prefill(self, sequence: Sequence) -> int:
-        return self._num_prefilled(sequence) - sequence.num_written
+        return self._replay.num_prefilled(sequence) - sequence.num_written
 
     def _piece_size(self, sequence: Sequence) -> int:
         return self._piece_end(sequence) - sequence.num_written
 
     def _piece_end(self, sequence: Sequence) -> int:
         grid_end = (sequence.num_written // self._prefill_chunk + 1) * self._prefill_chunk
-        return min(grid_end, self._num_prefilled(sequence))
+        return min(grid_end, self._replay.num_prefilled(sequence))
 
     def _prefill_piece(self, sequence: Sequence) -> Chunk:
         start, end = sequence.num_written, self._piece_end(sequence)
@@ -321,27 +324,23 @@ class Scheduler:
 
     def replays(self, sequence: Sequence) -> bool:
         """Whether it has tokens that were generated before it came here, and are replayed."""
-        return self._num_prefilled(sequence) < sequence.num_committed
-
-    def _num_prefilled(self, sequence: Sequence) -> int:
-        if self._replay_rows and sequence.state is not SequenceState.DECODE:
-            return len(sequence.prompt)
-        return sequence.num_committed
+        return self._replay.num_prefilled(sequence) < sequence.num_committed
 
     def _plan_decode(self) -> list[Work]:
         return [
-            self._work(sequence, self._decode_piece(sequence))
-            for sequence in self._running.values()
-            if sequence.state is SequenceState.DECODE
+            self._work(each, Chunk([each.last_token], each.num_committed - 1, each.blocks, 1))
+            for each in self._running.values()
+            if each.state is SequenceState.DECODE
         ]
 
-    def _decode_piece(self, sequence: Sequence) -> Chunk:
-        last = sequence.num_committed - 1
-        start = sequence.num_written
-        if start >= last:
-            return Chunk([sequence.last_token], last, sequence.blocks, 1)
-        tokens = sequence.committed()[start : min(last, start + self._replay_rows)]
-        return Chunk(tokens, start, sequence.blocks, 0)
+    def _plan_replay(self) -> list[Work]:
+        if isinstance(self._replay, PrefillAgain):
+            return []
+        return [
+            self._work(each, self._replay.piece(each))
+            for each in self._running.values()
+            if each.state is SequenceState.REPLAY
+        ]
 
     def _work(self, sequence: Sequence, chunk: Chunk) -> Work:
         if sequence.lease is not None:
@@ -351,14 +350,9 @@ class Scheduler:
     def _offer_blocks(self, sequence: Sequence) -> None:
         """Whole blocks of committed tokens enter the prefix cache."""
         written = min(sequence.num_written, sequence.num_committed)
-        if self._replay_rows:
-            written = min(written, len(sequence.prompt))
-            written -= written % self._prefill_chunk
+        written = self._replay.num_shared(sequence, written)
         if sequence.lease is not None and sequence.lease.can_enter(written):
             sequence.lease.commit(sequence.committed(), written)
-
-    def _shared_unit(self) -> int:
-        return self._prefill_chunk // self.pool.block_size if self._replay_rows else 1
 
     def _end(self, sequence: Sequence) -> None:
         sequence.move(SequenceEvent.END)

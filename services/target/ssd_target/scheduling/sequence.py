@@ -8,11 +8,13 @@ from ssd_engine.kvcache.block_pool import BlockLease
 from ssd_engine.sampling.history import History
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.text.completion import Completion, StopRules
+from ssd_target.records.speculation_options import SpeculationRequest
 
 
 class SequenceState(Enum):
     WAITING = "waiting"  # holds nothing: has not begun, or was set aside
     PREFILL = "prefill"  # holds blocks; some of its committed tokens are not in the cache yet
+    REPLAY = "replay"  # the same, and those are not the prompt's: steps compute them again
     DECODE = "decode"  # all committed tokens but the last are in the cache
     FINISHED = "finished"  # holds nothing
 
@@ -20,6 +22,8 @@ class SequenceState(Enum):
 class SequenceEvent(Enum):
     ADMIT = "admit"
     PREFILLED = "prefilled"
+    REPLAY = "replay"  # the prompt is prefilled, tokens that were generated before are left
+    REPLAYED = "replayed"
     SET_ASIDE = "set aside"  # others need its blocks
     END = "end"  # finished, cancelled or failed
 
@@ -28,8 +32,12 @@ TRANSITIONS = {
     (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.PREFILL,
     (SequenceState.WAITING, SequenceEvent.END): SequenceState.FINISHED,
     (SequenceState.PREFILL, SequenceEvent.PREFILLED): SequenceState.DECODE,
+    (SequenceState.PREFILL, SequenceEvent.REPLAY): SequenceState.REPLAY,
     (SequenceState.PREFILL, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
     (SequenceState.PREFILL, SequenceEvent.END): SequenceState.FINISHED,
+    (SequenceState.REPLAY, SequenceEvent.REPLAYED): SequenceState.DECODE,
+    (SequenceState.REPLAY, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
+    (SequenceState.REPLAY, SequenceEvent.END): SequenceState.FINISHED,
     (SequenceState.DECODE, SequenceEvent.SET_ASIDE): SequenceState.WAITING,
     (SequenceState.DECODE, SequenceEvent.END): SequenceState.FINISHED,
 }
@@ -62,10 +70,12 @@ class Sequence:
         token_bytes: TokenSequence[bytes],
         owner: str = "",
         scope: str = "",
+        speculation: SpeculationRequest | None = None,
     ) -> None:
         """``owner``: the identity whose request it is. ``scope``: within which its prefix may be
         shared."""
         self.id, self.owner, self.scope = sequence_id, owner, scope
+        self.speculation = speculation  # that it asks for, until it begins, or begins again
         self.prompt = prompt
         self.output: list[int] = []
         self.sampling = sampling

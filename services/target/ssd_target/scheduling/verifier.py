@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,8 +59,12 @@ def sample_rows(work: Work) -> list[SampleRow]:
     ]
 
 
-def draws(work: Work) -> list[Draw]:
-    """How a round's tokens are drawn where the logits are."""
+def draws(works: Rows[Work]) -> list[Draw]:
+    """How the tokens of rounds are drawn where the logits are, round after round."""
+    return [draw for work in works for draw in _draws(work)]
+
+
+def _draws(work: Work) -> list[Draw]:
     sequence, count = work.sequence, work.chunk.num_logits
     first, wanted = work.chunk.end - count + 1, sequence.num_logprobs
     likeliest = -1 if wanted is None else wanted
@@ -70,8 +75,21 @@ def draws(work: Work) -> list[Draw]:
     ]
 
 
+class Verifier(Protocol):
+    """Decides how rounds end; ``verify`` does so by what the model says."""
+
+    def __call__(
+        self,
+        works: Rows[Work],
+        scored: ForwardResult,
+        distributions: Rows[DraftDistributions | None] = (),
+    ) -> list[RoundOutcome | NonFiniteLogits]: ...
+
+
 def verify(
-    works: Rows[Work], scored: ForwardResult, drawn: Rows[DraftDistributions | None] | None = None
+    works: Rows[Work],
+    scored: ForwardResult,
+    distributions: Rows[DraftDistributions | None] = (),
 ) -> list[RoundOutcome | NonFiniteLogits]:
     """Outcomes of rounds whose rows [sum of num_logits] were scored, round after round.
 
@@ -80,19 +98,21 @@ def verify(
     """
     ends = list(accumulate(work.chunk.num_logits for work in works))
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
-    drawn = drawn or [None] * len(works)
+    distributions = distributions or [None] * len(works)
     outcomes: dict[int, RoundOutcome | NonFiniteLogits] = {}
     if scored.drawn is not None:
         outcomes = {
             i: _drawn_by_device(work, scored, scored.drawn, spans[i])
             for i, work in enumerate(works)
-            if drawn[i] is None
+            if distributions[i] is None
         }
-    outcomes |= _rejecting_by_device(works, scored, spans, drawn)
+    outcomes |= _rejecting_by_device(works, scored, spans, distributions)
     others = [i for i in range(len(works)) if i not in outcomes]
     if others:
         logits = _rows_of(scored.logits, spans, others)
-        verdicts = _verify_logits([works[i] for i in others], logits, [drawn[i] for i in others])
+        verdicts = _verify_logits(
+            [works[i] for i in others], logits, [distributions[i] for i in others]
+        )
         outcomes |= zip(others, verdicts, strict=True)
     return [outcomes[i] for i in range(len(works))]
 
@@ -115,12 +135,12 @@ def _rejecting_by_device(
     works: Rows[Work],
     scored: ForwardResult,
     spans: Rows[slice],
-    drawn: Rows[DraftDistributions | None],
+    distributions: Rows[DraftDistributions | None],
 ) -> dict[int, RoundOutcome | NonFiniteLogits]:
     """The outcomes of rounds with DraftDistributions, where the device can tell."""
     rounds = {
         i: (spans[i].start, _drawn_speculation(works[i], each.wire))
-        for i, each in enumerate(drawn)
+        for i, each in enumerate(distributions)
         if each is not None
     }
     if scored.reject is None or not rounds:
@@ -150,14 +170,14 @@ def _rejected_outcome(
 
 
 def _verify_logits(
-    works: Rows[Work], logits: Tensor, drawn: Rows[DraftDistributions | None]
+    works: Rows[Work], logits: Tensor, distributions: Rows[DraftDistributions | None]
 ) -> list[RoundOutcome | NonFiniteLogits]:
     """From logits [sum of num_logits, vocab]."""
     # A row that holds NaN or +inf has a maximum that is not finite.
     finite: list[bool] = logits.amax(dim=-1).isfinite().tolist()
     ends = list(accumulate(work.chunk.num_logits for work in works))
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
-    verdicts = _verdicts(works, logits, spans, drawn)
+    verdicts = _verdicts(works, logits, spans, distributions)
     return [
         _outcome(work, *verdict, logits[span], finite[span])
         for work, verdict, span in zip(works, verdicts, spans, strict=True)
@@ -165,16 +185,19 @@ def _verify_logits(
 
 
 def _verdicts(
-    works: Rows[Work], logits: Tensor, spans: Rows[slice], drawn: Rows[DraftDistributions | None]
+    works: Rows[Work],
+    logits: Tensor,
+    spans: Rows[slice],
+    distributions: Rows[DraftDistributions | None],
 ) -> list[tuple[int, list[int]]]:
     """For each round: how many tokens were right, and the tokens that are emitted."""
-    coupled = [i for i, each in enumerate(drawn) if each is None]
-    rejecting = [i for i, each in enumerate(drawn) if each is not None]
+    coupled = [i for i, each in enumerate(distributions) if each is None]
+    rejecting = [i for i, each in enumerate(distributions) if each is not None]
     verdicts: dict[int, tuple[int, list[int]]] = {}
     if coupled:
         verdicts |= _coupled(works, _rows_of(logits, spans, coupled), coupled)
     if rejecting:
-        verdicts |= _rejecting(works, _rows_of(logits, spans, rejecting), rejecting, drawn)
+        verdicts |= _rejecting(works, _rows_of(logits, spans, rejecting), rejecting, distributions)
     return [verdicts[i] for i in range(len(works))]
 
 
@@ -197,10 +220,13 @@ def _coupled(
 
 
 def _rejecting(
-    works: Rows[Work], logits: Tensor, chosen: Rows[int], drawn: Rows[DraftDistributions | None]
+    works: Rows[Work],
+    logits: Tensor,
+    chosen: Rows[int],
+    distributions: Rows[DraftDistributions | None],
 ) -> dict[int, tuple[int, list[int]]]:
     rows = [row for i in chosen for row in sample_rows(works[i])]
-    wires = {i: each.wire for i in chosen if (each := drawn[i]) is not None}
+    wires = {i: each.wire for i in chosen if (each := distributions[i]) is not None}
     # Target and draft may be grown to different vocabularies. No token beyond the smallest of them
     # has a probability.
     width = min([logits.shape[1], *(wire.shape[1] for wire in wires.values() if wire is not None)])

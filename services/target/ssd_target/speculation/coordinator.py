@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ssd_engine.speculation.frames import Source
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
-from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.records.speculation_stats import LookUp, SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import DraftDistributions
@@ -93,28 +93,30 @@ class SpeculationCoordinator:
 
     # The life of a sequence
 
-    def begin(self, sequence: Sequence, request: SpeculationRequest) -> None:
-        """Round 0, the prefill, is about to be launched: endpoints prefill at the same time."""
-        session = EndpointSession(self._vocab_size, self.depth)
-        state = SequenceSpeculation(sequence, request, self._strategies[request.mode], session)
-        self._sequences[sequence.id] = state
-        self._launch_prefill(state)
-
-    def set_aside(self, sequence: Sequence) -> SpeculationRequest:
-        """The sequence loses its KV, and all that was prepared for it. Returns what it asks for."""
-        state = self._sequences[sequence.id]
-        state.strategy.release(state, "set aside")
-        return state.request
-
-    def resume(self, sequence: Sequence) -> None:
-        """What ``begin`` is for a new one."""
-        state = self._sequences[sequence.id]
-        state.ended_at, state.why_detached = self._now(), DISCONNECTED
-        self._launch_prefill(state)
-
-    def _launch_prefill(self, state: SequenceSpeculation) -> None:
+    def begin(self, sequence: Sequence) -> None:
+        """Round 0, the prefill, is about to be launched: endpoints prefill at the same time. One
+        that was set aside begins again; one that has begun goes on."""
+        request, sequence.speculation = sequence.speculation, None
+        if request is None:
+            return
+        state = self._sequences.get(sequence.id)
+        if state is None:
+            session = EndpointSession(self._vocab_size, self.depth)
+            state = SequenceSpeculation(sequence, request, self._strategies[request.mode], session)
+            self._sequences[sequence.id] = state
+            sequence.begun_at = time.monotonic()
+        else:
+            state.ended_at, state.why_detached = self._now(), DISCONNECTED
         self._pacing.width = 1  # a prefill takes at least as long
         self._launch(RowSpeculation(state, self._plain))
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """The sequence loses its KV, and all that was prepared for it. What is in flight for it is
+        in vain: its tokens are drawn again, and are the same."""
+        state = self._sequences.get(sequence.id)
+        if state is not None:
+            state.strategy.release(state, "set aside")
+            sequence.speculation = state.request
 
     def end(self, sequence_id: int) -> SpeculationStats | None:
         """The sequence is finished or cancelled; returns what speculation did for it."""
@@ -181,11 +183,9 @@ class SpeculationCoordinator:
         while most and self._receive(0.0):
             most -= 1
 
-    def foreseen(self, sequence: Sequence, length: int) -> list[list[int]]:
-        """What follows 0, 1, … ``length`` accepted tokens of the round in flight, as endpoints
-        expect it."""
-        branches = self._sequences[sequence.id].session.branches
-        return [branches.foreseen(accepted) for accepted in range(length + 1)]
+    def foreseen(self, sequence: Sequence, accepted: int) -> list[int]:
+        """What endpoints expect after so many accepted tokens of the round in flight."""
+        return self._sequences[sequence.id].session.branches.foreseen(accepted)
 
     def distributions(self, rows: Rows[RowSpeculation]) -> list[DraftDistributions | None]:
         """How each row of the forward that has just ended is verified."""

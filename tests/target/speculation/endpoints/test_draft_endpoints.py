@@ -43,7 +43,8 @@ def test_sequences_are_spread_evenly_over_endpoints() -> None:
         for i in range(8)
     ]
     for sequence in sequences:
-        speculator.begin(sequence, SpeculationRequest(mode=Mode.SSD))
+        sequence.speculation = SpeculationRequest(mode=Mode.SSD)
+        speculator.begin(sequence)
         sequence.commit(7)
         speculator.end_round(sequence, 0, 7, 1)
     speculator.launch(speculator.take(sequences))

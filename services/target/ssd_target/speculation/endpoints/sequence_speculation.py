@@ -23,23 +23,18 @@ class Strategy(Protocol):
 
     def is_plain(self, state: "SequenceSpeculation") -> bool:
         """Whether nothing will be speculated for the next round, whatever the one before gives."""
-        ...
 
     def look_up(self, state: "SequenceSpeculation", num_rows: int) -> "RowSpeculation":
         """The row of the next forward, which has ``num_rows``; others may fill it later."""
-        ...
 
     def launch(self, row: "RowSpeculation") -> None:
         """The round of this row begins; endpoints are told."""
-        ...
 
     def observe(self, row: "RowSpeculation", tokens: int, row_seconds: float) -> None:
         """The round committed so many tokens; its share of the forward took ``row_seconds``."""
-        ...
 
     def release(self, state: "SequenceSpeculation", reason: str) -> None:
         """Give up what is held for the sequence."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -251,7 +251,7 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
     assert bool(core.stats().swapped_out) == bool(kept)
     assert device.most_in_flight == 2
     assert core.stats().used_blocks == 0
-    assert not core._requests
+    assert not core.speculator._sequences
 
 
 class WrongDrafter:

@@ -1,0 +1,59 @@
+"""The end of rounds: verify, commit, and say what was committed."""
+
+from collections.abc import Sequence
+
+from ssd_engine.forward.result import ForwardResult
+from ssd_target.records.engine_records import Delta
+from ssd_target.scheduling.scheduler import Scheduler, Work
+from ssd_target.scheduling.verifier import (
+    DraftDistributions,
+    NonFiniteLogits,
+    RoundOutcome,
+    Verifier,
+)
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+
+NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
+
+
+class RoundCommitter:
+    def __init__(
+        self, scheduler: Scheduler, speculator: SpeculationCoordinator, verify: Verifier
+    ) -> None:
+        self._scheduler, self._speculator, self._verify = scheduler, speculator, verify
+
+    def end_rounds(
+        self,
+        works: Sequence[Work],
+        scored: ForwardResult,
+        distributions: Sequence[DraftDistributions | None] = (),
+    ) -> list[Delta]:
+        """Nothing is said of a sequence that was cancelled, or set aside, meanwhile."""
+        outcomes = self._verify(works, scored, distributions)
+        return [
+            self._end_round(work, outcome)
+            for work, outcome in zip(works, outcomes, strict=True)
+            if not work.is_over
+        ]
+
+    def _end_round(self, work: Work, outcome: RoundOutcome | NonFiniteLogits) -> Delta:
+        sequence, cached = work.sequence, work.sequence.num_cached_tokens
+        if isinstance(outcome, NonFiniteLogits):
+            self._scheduler.cancel(sequence.id)
+            self._speculator.end(sequence.id)
+            return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
+        accepted, own = outcome.accepted, outcome.tokens[-1]
+        tokens = self._scheduler.advance(work, accepted, outcome.tokens)
+        source = self._speculator.end_round(sequence, accepted, own, len(tokens))
+        begun_at, sequence.begun_at = sequence.begun_at, None  # is said once
+        return Delta(
+            sequence.id,
+            tokens,
+            None if outcome.logprobs is None else outcome.logprobs[: len(tokens)],
+            cached,
+            sequence.finished,
+            speculation=self._speculator.end(sequence.id) if sequence.finished else None,
+            source=source,
+            accepted=min(accepted, len(tokens)),
+            begun_at=begun_at,
+        )

@@ -1,0 +1,46 @@
+"""The prefill forward of a step: pieces of prompts, and the first token after each."""
+
+import time
+
+from ssd_engine.tracing.events import Trace, TraceEventKind
+from ssd_target.engine.committer import RoundCommitter
+from ssd_target.engine.target_runner import TargetRunner
+from ssd_target.records.engine_records import Delta
+from ssd_target.scheduling.scheduler import Scheduler, Work
+from ssd_target.scheduling.verifier import draws
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+
+
+class PrefillForward:
+    def __init__(
+        self,
+        runner: TargetRunner,
+        scheduler: Scheduler,
+        speculator: SpeculationCoordinator,
+        committer: RoundCommitter,
+        trace: Trace,
+    ) -> None:
+        self._runner, self._scheduler, self._speculator = runner, scheduler, speculator
+        self._committer, self._trace = committer, trace
+
+    def run(self, works: list[Work]) -> list[Delta]:
+        if not works:
+            return []
+        for work in works:
+            if not self._scheduler.replays(work.sequence):
+                self._speculator.begin(work.sequence)
+        begin, started = self._trace.now(), time.monotonic()
+        logits = self._runner.forward([work.chunk for work in works], self._speculator.flush)
+        for work in works:
+            if not work.chunk.num_logits:
+                self._scheduler.advance(work, 0, [])
+        ending = [work for work in works if work.chunk.num_logits]
+        deltas: list[Delta] = []
+        if ending:
+            scored = self._runner.draw(logits, draws(ending))
+            deltas = self._committer.end_rounds(ending, scored)
+        width = sum(len(work.chunk.tokens) for work in works)
+        self._trace.span(TraceEventKind.PREFILL, begin, self._trace.now(), rows=width)
+        if self._scheduler.kept is not None and ending:  # else nobody has waited for it
+            self._scheduler.kept.prefilled(width, time.monotonic() - started)
+        return deltas

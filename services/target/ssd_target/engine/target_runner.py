@@ -1,0 +1,34 @@
+"""What the engine asks of whoever computes: forwards of prompts, steps of rounds, copies of KV."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ssd_engine.forward.batch import Draw, Part
+from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.kvcache.swap import Swap
+
+
+class TargetRunner(Protocol):
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def asynchronous(self) -> bool: ...
+
+    @property
+    def chains(self) -> bool: ...
+
+    @property
+    def gap_seconds(self) -> float: ...
+
+    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None: ...
+
+    def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> ForwardResult: ...
+
+    def step(
+        self, parts: Sequence[Part], draws: Sequence[Draw | None], launched: Callable[[], None]
+    ) -> PendingForward: ...
+
+    def swap(self, swap: Swap) -> None: ...
