@@ -12,8 +12,9 @@ from ssd_draft.front.wire import FRAMES_BYTES, largest_message
 from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from ssd_engine.speculation.frames import Close, Open, TargetFrame, Verification
 from ssd_engine.text.completion import StopRules
-from ssd_target.links import link as link_module
-from ssd_target.links.link import BURST, SHARE, TargetIdentity, TimeAllowance, in_messages
+from ssd_target.links import frame_stream
+from ssd_target.links.frame_stream import BURST, SHARE, TimeAllowance, in_messages
+from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
 from ssd_target.links.wire import encode_target_frames
@@ -96,7 +97,7 @@ def test_a_draft_takes_every_message_that_a_target_has_to_send(context: int) -> 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("floods")])
 def test_an_endpoint_that_floods_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes in which its allowance could fill again."""
-    monkeypatch.setattr(link_module, "TimeAllowance", lambda: TimeAllowance(Clock()))
+    monkeypatch.setattr(frame_stream, "TimeAllowance", lambda: TimeAllowance(Clock()))
 
     async def work(address: str) -> None:
         told: list[Any] = []

@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
-from ssd_target.links.link import MAX_LOGGED
+from ssd_target.links.link_report import MAX_LOGGED
 from tests.processes import TargetProcess, target
 from tests.scale import full_only
 from tests.speculation.generations import (

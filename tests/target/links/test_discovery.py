@@ -23,7 +23,8 @@ from ssd_target.links.endpoint_addresses import (
     parse_draft,
     parse_lines,
 )
-from ssd_target.links.link import DraftLink, TargetIdentity
+from ssd_target.links.handshake import TargetIdentity
+from ssd_target.links.link import DraftLink
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
 from ssd_target.records.engine_records import DraftLinkUp, LinkGone

@@ -15,7 +15,8 @@ from ssd_engine.errors import InputError
 from ssd_engine.speculation.frames import Close
 from ssd_target.front.speculation_requests import SpeculationTerms
 from ssd_target.links import link as link_module
-from ssd_target.links.link import MAX_FRAMES, TargetIdentity
+from ssd_target.links.frame_stream import MAX_FRAMES
+from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import MAX_NAMED, Links
 from ssd_target.records.engine_records import DraftLinkDown, DraftLinkUp, LinkGone
@@ -146,7 +147,9 @@ def test_one_that_is_down_and_not_named_again_is_forgotten(monkeypatch: pytest.M
     async def work() -> None:
         bench = Bench("127.0.0.1:*", drafts=(NOBODY,))
         first = [bench.number_of(f"127.0.0.1:{2 + i}") for i in range(MAX_NAMED)]
-        await wait_until_async(lambda: all(link.failures for link in bench.links.links.values()))
+        await wait_until_async(
+            lambda: all(link.report.failures for link in bench.links.links.values())
+        )
         bench.now += link_module.FORGET_SECONDS + 1
         await wait_until_async(lambda: len(bench.links.links) == 1)  # the operator's own stays
         gone = [record.link for record in bench.told if isinstance(record, LinkGone)]
@@ -171,8 +174,8 @@ def test_one_that_is_named_again_and_again_stays(monkeypatch: pytest.MonkeyPatch
         for _ in range(4):
             bench.now += 0.9 * link_module.FORGET_SECONDS
             assert bench.number_of(NOBODY) == number
-            tried = link.failures.total() + 2  # one may have begun before
-            await wait_until_async(lambda: link.failures.total() >= tried)  # noqa: B023
+            tried = link.report.failures.total() + 2  # one may have begun before
+            await wait_until_async(lambda: link.report.failures.total() >= tried)  # noqa: B023
         assert bench.number_of(NOBODY) == number
         await bench.links.stop()
 

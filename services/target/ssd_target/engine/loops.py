@@ -85,11 +85,7 @@ class ChainedLoop(OverlappedLoop):
     tokens are known: the device finds them itself, and never waits. A sequence that has ended
     meanwhile is in it in vain."""
 
-    _ahead: PendingRound | None = None
-
-    @property
-    def in_flight(self) -> bool:
-        return self._pending is not None or self._ahead is not None
+    _ahead: PendingRound | None = None  # only while another one is in flight
 
     def _launch(self, plan: StepPlan) -> PendingRound | None:
         ahead, self._ahead = self._ahead, None

@@ -38,7 +38,7 @@ from ssd_target.front.service import SERVICE, TargetServicer, TargetServing
 from ssd_target.front.speculation_requests import SpeculationTerms
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import AddressFile, parse_draft
-from ssd_target.links.link import TargetIdentity
+from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.links import Links
 from ssd_target.node import cluster_options
 from ssd_target.records.engine_records import Vocabulary

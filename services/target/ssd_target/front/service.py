@@ -288,8 +288,8 @@ def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
         endpoint = info.speculation_endpoints.add(
             address=link.address,
             state=link.state.value,
-            draft_name=link.draft_name,
-            reason=link.reason,
+            draft_name=link.report.draft_name,
+            reason=link.report.reason,
             source=link.source,
         )
         if (held := known.get(link.number)) is not None:

@@ -17,7 +17,9 @@ from ssd_engine.speculation.frames import TargetFrame
 from ssd_target.links.discovery import Discovery, LookUp, look_up
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import EndpointAddress, at, parse_draft
-from ssd_target.links.link import DraftLink, LinkBroken, TargetIdentity
+from ssd_target.links.handshake import TargetIdentity
+from ssd_target.links.link import DraftLink
+from ssd_target.links.link_errors import LinkBroken
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.records.engine_records import LinkGone
 
@@ -162,8 +164,8 @@ class Links:
         return number
 
     def _forget(self, link: DraftLink) -> None:
-        self._past_failures += link.failures
-        self._past_unknown += link.unknown
+        self._past_failures += link.report.failures
+        self._past_unknown += link.report.unknown
         del self.links[link.number], self._tasks[link.number]
         if self._by_address.get(link.address) == link.number:
             del self._by_address[link.address]
@@ -171,7 +173,9 @@ class Links:
 
     def failures(self) -> Counter[str]:
         """Epochs that failed, by reason, of all links that there ever were."""
-        return sum((link.failures for link in list(self.links.values())), self._past_failures)
+        return sum(
+            (link.report.failures for link in list(self.links.values())), self._past_failures
+        )
 
     def look_ups(self) -> Counter[str]:
         """Look-ups of all sources, by result."""
@@ -179,7 +183,7 @@ class Links:
 
     def unknown(self) -> int:
         """Frames of newer endpoints that were passed over."""
-        return sum((link.unknown for link in list(self.links.values())), self._past_unknown)
+        return sum((link.report.unknown for link in list(self.links.values())), self._past_unknown)
 
     def send(self, number: int, epoch: int, frames: list[TargetFrame]) -> None:
         link = self.links.get(number)

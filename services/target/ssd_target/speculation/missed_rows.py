@@ -29,12 +29,8 @@ class MissedRows:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._guesses = backup in (Backup.AUTO, Backup.NGRAM)
-        self._endpoints = endpoints
-        self._frames = frames
-        self._pacing = pacing
-        self._receive = receive
-        self._trace = trace
-        self._now = clock
+        self._endpoints, self._frames, self._pacing = endpoints, frames, pacing
+        self._receive, self._trace, self._now = receive, trace, clock
 
     def wait(self, rows: Sequence[RowSpeculation]) -> None:
         """Only where every row has missed."""

@@ -27,10 +27,8 @@ class RoundFrames:
         pacing: Pacing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._endpoints = endpoints
-        self._distributions = distributions
-        self._pacing = pacing
-        self._now = clock
+        self._endpoints, self._distributions = endpoints, distributions
+        self._pacing, self._now = pacing, clock
         self._scope_key = token_bytes(16)
 
     def outcome(self, state: SequenceSpeculation) -> None:

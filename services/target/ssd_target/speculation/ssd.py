@@ -34,11 +34,8 @@ class EndpointSpeculation:
         inside: SyncSpeculation | None,
     ) -> None:
         """``inside``: the draft model inside, if rounds without an endpoint may use it."""
-        self._endpoints = endpoints
-        self._frames = frames
-        self._pacing = pacing
-        self._plain = plain
-        self._inside = inside
+        self._endpoints, self._frames, self._pacing = endpoints, frames, pacing
+        self._plain, self._inside = plain, inside
 
     def is_plain(self, state: SequenceSpeculation) -> bool:
         return (

@@ -33,13 +33,9 @@ class SyncSpeculation:
         trace: Trace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.drafter = drafter
-        self.payoff = Payoff(auto_off)
-        self._plain = plain
-        self._pacing = pacing
-        self._endpoints = endpoints
-        self._trace = trace
-        self._now = clock
+        self.drafter, self.payoff = drafter, Payoff(auto_off)
+        self._plain, self._pacing, self._endpoints = plain, pacing, endpoints
+        self._trace, self._now = trace, clock
 
     @property
     def pays(self) -> bool:
