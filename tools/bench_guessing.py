@@ -89,7 +89,7 @@ class LookUps:
         def watched(
             strategy: EndpointSpeculation, state: SequenceSpeculation, num_rows: int
         ) -> RowSpeculation:
-            drafted = len(state.row.tokens) if state.row else 0
+            drafted = len(state.row.speculation) if state.row else 0
             decided = state.session.decided
             row = look_up(strategy, state, num_rows)
             if row.wanted and drafted and decided is not None:

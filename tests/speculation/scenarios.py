@@ -435,7 +435,7 @@ def _count_truncated(simulation: Simulation, met: Met) -> None:
 
     def count(rows: Sequence[RowSpeculation]) -> None:
         cached = [row for row in rows if row.source is Source.CACHE]
-        met.truncated += sum(len(row.tokens) < row.wanted for row in cached)
+        met.truncated += sum(len(row.speculation) < row.wanted for row in cached)
         launch(rows)
 
     speculator.launch = count  # type: ignore[method-assign]

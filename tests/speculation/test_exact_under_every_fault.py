@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from ssd_engine.sampling.sampler import SampleRow
+from ssd_engine.speculation.speculation import Speculation
 from ssd_target.records.speculation_options import Backup, Mode
 from ssd_target.scheduling import verifier
 from ssd_target.scheduling.scheduler import Scheduler, Work
@@ -140,10 +141,10 @@ def test_a_draft_that_may_prepare_for_nothing_still_helps(pairs: dict[str, Pair]
 def what_is_drafted_is_emitted(patch: pytest.MonkeyPatch) -> None:
     """Unverified."""
 
-    def verdict(works: Any, logits: Any, chosen: Any) -> dict[int, tuple[int, list[int]]]:
+    def verdict(works: Any, logits: Any, chosen: Any) -> dict[int, tuple[range, list[int]]]:
         own = real(works, logits, chosen)
-        drafted = {i: list(verifier.speculation(works[i])) for i in chosen}
-        return {i: (len(drafted[i]), [*drafted[i], own[i][1][-1]]) for i in chosen}
+        drafted = {i: works[i].speculation.tokens for i in chosen}
+        return {i: (range(len(drafted[i])), [*drafted[i], own[i][1][-1]]) for i in chosen}
 
     real = verifier._coupled
     patch.setattr(verifier, "_coupled", verdict)
@@ -151,22 +152,22 @@ def what_is_drafted_is_emitted(patch: pytest.MonkeyPatch) -> None:
 
 def all_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """The target's own tokens, but after speculated ones that were never said."""
-    patch.setattr(verifier, "count_accepted", lambda speculated, drawn: len(speculated))
+    patch.setattr(verifier, "accepted_path", lambda speculation, own: range(len(speculation)))
 
 
 def one_more_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    def count(speculated: Any, drawn: Any) -> int:
-        return min(real(speculated, drawn) + 1, len(speculated))
+    def path(speculation: Speculation, own: Any) -> range:
+        return range(min(len(real(speculation, own)) + 1, len(speculation)))
 
-    real = verifier.count_accepted
-    patch.setattr(verifier, "count_accepted", count)
+    real = verifier.accepted_path
+    patch.setattr(verifier, "accepted_path", path)
 
 
 def penalties_forget_the_speculation(patch: pytest.MonkeyPatch) -> None:
     """Row i is drawn in its own place, but as if s1..si were s1."""
 
     def rows(work: Work) -> list[SampleRow]:
-        first = list(verifier.speculation(work))[:1]
+        first = work.speculation.tokens[:1]
         return [
             SampleRow(row.params, row.prompt, [*work.sequence.output, *(first * i)])
             for i, row in enumerate(real(work))
@@ -188,13 +189,13 @@ def noise_is_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
 def positions_are_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """A speculation is written one place too far."""
 
-    def extend(self: Scheduler, work: Work, speculation: list[int]) -> Work:
+    def extend(self: Scheduler, work: Work, speculation: Speculation) -> Work:
         if not speculation:
             return work
         chunk, sequence = work.chunk, work.sequence
-        tokens = [*chunk.tokens, *speculation]
+        tokens = [*chunk.tokens, *speculation.tokens]
         moved = replace(chunk, tokens=tokens, start=chunk.start + 1, num_logits=len(tokens))
-        extended = self._work(sequence, moved)
+        extended = self._work(sequence, moved, speculation)
         return replace(extended, chunk=replace(moved, blocks=extended.chunk.blocks))
 
     patch.setattr(Scheduler, "extend", extend)

@@ -26,6 +26,7 @@ from ssd_target.records.speculation_options import (
     SpeculationRequest,
 )
 from ssd_target.scheduling.sequence import Sequence
+from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.speculation.hostile_draft import SCRIPTS, HostileDraft
 from tests.waiting import wait_until_async
@@ -139,7 +140,7 @@ def test_a_silent_endpoint_costs_each_round_its_wait_until_it_is_given_up() -> N
     waits = []
     for _ in range(20):
         sequence.commit(7)
-        speculator.end_round(sequence, 0, 7, 1)
+        speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
         begin = clock.now
         speculator.launch(speculator.take([sequence]))
         waits.append(clock.now - begin)

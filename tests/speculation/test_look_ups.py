@@ -29,6 +29,7 @@ from ssd_target.records.speculation_options import (
 )
 from ssd_target.records.speculation_stats import FALLBACKS, LookUp, SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
+from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.draft_endpoints import DraftEndpoints
 from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
@@ -130,7 +131,7 @@ def test_one_that_leaves_costs_a_round_only_if_nobody_waited_for_it(waits: bool)
     speculator.begin(sequence)
     speculator.endpoints.connected(DraftLinkUp(LINK + 1, EPOCH, False, 4, 100, 5))
     sequence.commit(7)
-    speculator.end_round(sequence, 0, 7, 1)
+    speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
     said.append([LEAVING])
     if not waits:
         speculator.listen()

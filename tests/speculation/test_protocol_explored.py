@@ -30,6 +30,7 @@ from ssd_draft.planning import sequence as draft_sequence
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_engine.speculation.frames import Branch, Branches, Open
 from ssd_engine.speculation.frames import Outcome as OutcomeFrame
+from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.tensor_plane.protocol import state as plane
 from ssd_target.links import link_state
 from ssd_target.records.speculation_stats import LookUp
@@ -298,11 +299,11 @@ def the_draft_forgets_accepted_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 def speculations_are_not_verified(patch: pytest.MonkeyPatch) -> None:
-    def count(speculated: Any, drawn: list[int]) -> int:
-        drawn[: len(speculated)] = speculated
-        return len(speculated)
+    def path(speculation: Speculation, own: list[int]) -> range:
+        own[: len(speculation)] = speculation.tokens
+        return range(len(speculation))
 
-    patch.setattr(toy_world, "count_accepted", count)
+    patch.setattr(toy_world, "accepted_path", path)
 
 
 def a_lost_link_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from ssd_engine.sampling.guesses import drawn_guesses
 from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import (
-    Speculation,
+    SampledSpeculation,
     draft_distribution,
     draw_from,
     saguaro,
@@ -41,6 +41,7 @@ from ssd_engine.sampling.rejection import (
 )
 from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from ssd_engine.speculation.frames import Verification
+from ssd_engine.speculation.speculation import Speculation
 from ssd_target.records.speculation_options import (
     Backup,
     Mode,
@@ -336,15 +337,18 @@ def rounded_after_drawing(
 def kept_by_value(fill: Callable[..., None]) -> Callable[..., None]:
     """The target drops a token, and what follows, for what it is."""
 
-    def wrapper(taken: RowSpeculation, source: Any) -> None:
-        fill(taken, source)
-        wrong = next((i for i, token in enumerate(taken.tokens) if token % 2 == 0), None)
-        taken.tokens = taken.tokens[:wrong]
+    def wrapper(row: RowSpeculation, source: Any) -> None:
+        fill(row, source)
+        tokens = row.speculation.tokens
+        wrong = next((i for i, token in enumerate(tokens) if token % 2 == 0), None)
+        row.speculation = Speculation(tokens[:wrong])
 
     return wrapper
 
 
-def missing_is_accepted(p: Tensor, speculations: Sequence[Speculation]) -> list[tuple[int, int]]:
+def missing_is_accepted(
+    p: Tensor, speculations: Sequence[SampledSpeculation]
+) -> list[tuple[int, int]]:
     filled, begin = [], 0
     for s in speculations:
         own = p[begin : begin + len(s.tokens)]

@@ -17,6 +17,7 @@ from ssd_draft.speculators.model.sequence import ModelSequence
 from ssd_engine.forward.batch import Chunk, Part
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Source
+from ssd_engine.speculation.speculation import NOTHING
 from ssd_target.records.speculation_options import (
     Backup,
     Mode,
@@ -129,7 +130,7 @@ class Watch:
         counts = self.rows[row.state.sequence.id]
         counts.hits += 1
         counts.beside_a_miss += beside_a_miss
-        taken = row.tokens if row.source is Source.CACHE else []
+        taken = row.speculation.tokens if row.source is Source.CACHE else []
         counts.discarded += taken != found[: row.wanted]
         counts.delayed += waited
 
@@ -179,7 +180,7 @@ def one_miss_is_everybodys(patch: pytest.MonkeyPatch) -> None:
     def guess(self: MissedRows, rows: list[RowSpeculation]) -> None:
         if any(row.missed for row in rows):
             for row in rows:
-                row.tokens, row.source = [], Source.NONE
+                row.speculation, row.source = NOTHING, Source.NONE
 
     patch.setattr(MissedRows, "guess", guess)
 

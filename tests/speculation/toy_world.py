@@ -26,6 +26,7 @@ from ssd_draft.records import AnnounceLeaving, TargetFrames, TargetLinkDown, Tar
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Branches, DraftFrame, Load, TargetFrame
+from ssd_engine.speculation.speculation import accepted_path
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
@@ -45,7 +46,7 @@ from ssd_target.records.speculation_options import (
     SpeculationRequest,
 )
 from ssd_target.scheduling.scheduler import Work
-from ssd_target.scheduling.verifier import RoundOutcome, count_accepted, speculation
+from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.synchronous import ByForward
 
@@ -175,8 +176,8 @@ def toy_verify(works: list[Work], scored: ForwardResult, *_: object) -> list[Rou
     outcomes = []
     for work in works:
         own = list(islice(rows, work.chunk.num_logits))
-        accepted = count_accepted(speculation(work), own)
-        outcomes.append(RoundOutcome(accepted, own[: accepted + 1], None))
+        path = accepted_path(work.speculation, own)
+        outcomes.append(RoundOutcome(path, own[: len(path) + 1], None))
     return outcomes
 
 
@@ -332,7 +333,7 @@ class Target:
         text = tuple(sequence.committed())
         for part in parts:
             if part.blocks is sequence.blocks and part.num_logits:
-                chain = part.tokens[1:] if state.row.tokens else ()
+                chain = part.tokens[1:] if state.row.speculation else ()
                 self.base[sequence.id] = (text, tuple(chain))
 
     # Links

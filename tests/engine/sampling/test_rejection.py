@@ -28,7 +28,7 @@ from ssd_engine.sampling.noise import (
 )
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import (
-    Speculation,
+    SampledSpeculation,
     draft_distribution,
     draw_from,
     residual,
@@ -226,7 +226,7 @@ class Rounds:
         accepted, token = torch.tensor(outcomes).T
         return accepted, token
 
-    def _speculations(self) -> list[Speculation]:
+    def _speculations(self) -> list[SampledSpeculation]:
         known = self.depth if self.world.missing_is_accepted else self.arrived
         wire = self.world.shipped[self.nodes]
         if self.world.missing_is_accepted:  # sigma = p accepts everything
@@ -235,7 +235,7 @@ class Rounds:
         drawn = (self.source == DRAFT) | self.world.ngram_is_drawn
         columns = (self.seeds, self.position, self.depth, known, drawn)
         return [
-            Speculation(seed % 2**64, position, tokens[:k], rows[:m] if is_drawn else None)
+            SampledSpeculation(seed % 2**64, position, tokens[:k], rows[:m] if is_drawn else None)
             for seed, position, k, m, is_drawn, tokens, rows in zip(
                 *(column.tolist() for column in columns), self.tokens.tolist(), wire, strict=True
             )
@@ -423,17 +423,17 @@ def random_p(k: int) -> Tensor:
     return target_distribution(random_logits(k + 1, SIZE), rows_of(k + 1))
 
 
-def drafted(k: int, seed: int, position: int = 10) -> Speculation:
+def drafted(k: int, seed: int, position: int = 10) -> SampledSpeculation:
     shipped = draft_distribution(random_logits(k, SIZE, scale=1.5), rows_of(k), 2, 0.5)
     seeds = torch.full((k,), signed64(seed))
     positions = torch.arange(position, position + k)
     tokens = draw_from(sigma_of(shipped), seeds, positions, STREAM_DRAFT)
-    return Speculation(seed, position, tokens.tolist(), shipped)
+    return SampledSpeculation(seed, position, tokens.tolist(), shipped)
 
 
 def own_token(p: Tensor, seed: int, position: int) -> int:
     """What a target without a speculation draws from one row."""
-    return verify_rejection(p[None], [Speculation(seed, position, [])])[0][1]
+    return verify_rejection(p[None], [SampledSpeculation(seed, position, [])])[0][1]
 
 
 def test_no_rounds_have_no_outcomes() -> None:
@@ -444,7 +444,7 @@ def test_what_is_drawn_from_the_targets_distribution_is_accepted_whole() -> None
     p = sigma_of(to_wire(random_p(4)))
     for seed in range(50):
         tokens = draw_from(p[:4], torch.full((4,), seed), torch.arange(4), STREAM_DRAFT)
-        speculation = Speculation(seed, 0, tokens.tolist(), p[:4])
+        speculation = SampledSpeculation(seed, 0, tokens.tolist(), p[:4])
         assert verify_rejection(p, [speculation]) == [(4, own_token(p[4], seed, 4))]
 
 
@@ -501,7 +501,9 @@ def test_a_row_that_is_missing_or_useless_cuts_the_speculation(how: str) -> None
 def test_a_token_that_was_not_drawn_is_accepted_with_the_targets_probability() -> None:
     p = torch.tensor([[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]], dtype=torch.float64)
     n = 2000
-    outcomes = verify_rejection(p.repeat(n, 1), [Speculation(seed, 0, [1]) for seed in range(n)])
+    outcomes = verify_rejection(
+        p.repeat(n, 1), [SampledSpeculation(seed, 0, [1]) for seed in range(n)]
+    )
     accepted = [seed for seed, (a, _) in enumerate(outcomes) if a]
     u = uniform_rows(torch.arange(n), torch.zeros(n, dtype=torch.int64), STREAM_ACCEPT)
     assert accepted == (u < 0.25).nonzero()[:, 0].tolist()
@@ -514,7 +516,7 @@ def test_a_token_that_was_not_drawn_is_right_or_wrong_for_a_greedy_target(
     p_x: float, outcome: tuple[int, int]
 ) -> None:
     p = torch.tensor([[1 - p_x, p_x, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-    assert verify_rejection(p, [Speculation(5, 3, [1])]) == [outcome]
+    assert verify_rejection(p, [SampledSpeculation(5, 3, [1])]) == [outcome]
 
 
 def test_an_empty_residual_gives_way_to_p() -> None:

@@ -19,8 +19,9 @@ from ssd_engine.forward.batch import Chunk, Draw
 from ssd_engine.forward.result import ForwardResult, RejectionVerdict, ReportedLogprobs
 from ssd_engine.sampling.guesses import drawn_guesses, sample_row
 from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
-from ssd_engine.sampling.rejection import Speculation
+from ssd_engine.sampling.rejection import SampledSpeculation
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
+from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
 from ssd_target.engine.core import EngineCore
@@ -32,7 +33,6 @@ from ssd_target.scheduling.verifier import (
     DraftDistributions,
     NonFiniteLogits,
     RoundOutcome,
-    count_accepted,
     draws,
     verify,
 )
@@ -68,7 +68,8 @@ def make_sequence(options: dict[str, Any], sequence_id: int = 1, **changes: Any)
 
 def round_of(sequence: Sequence, guesses: Rows[int]) -> Work:
     tokens = [sequence.last_token, *guesses]
-    return Work(sequence, Chunk(tokens, sequence.num_committed - 1, [0], len(tokens)))
+    chunk = Chunk(tokens, sequence.num_committed - 1, [0], len(tokens))
+    return Work(sequence, chunk, speculation=Speculation(list(guesses)))
 
 
 def last_prefill(sequence: Sequence) -> Work:
@@ -93,24 +94,6 @@ def verify_one(work: Work, logits: Tensor) -> RoundOutcome:
     (outcome,) = verify([work], ForwardResult(lambda: logits))
     assert isinstance(outcome, RoundOutcome)
     return outcome
-
-
-@pytest.mark.parametrize(
-    ("guesses", "drawn", "accepted"),
-    [
-        ([], [7], 0),
-        ([7], [7, 8], 1),
-        ([6], [7, 8], 0),
-        ([7, 8, 9], [7, 8, 9, 1], 3),
-        ([7, 8, 9], [7, 8, 1, 1], 2),
-        ([7, 0, 9], [7, 8, 9, 1], 1),  # what is right after a wrong guess does not count
-        ([0, 8, 9], [7, 8, 9, 1], 0),
-    ],
-)
-def test_guesses_count_up_to_the_first_wrong_one(
-    guesses: list[int], drawn: list[int], accepted: int
-) -> None:
-    assert count_accepted(guesses, drawn) == accepted
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -385,8 +368,8 @@ def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
     wire, values = torch.ones(3, VOCAB), logprobs(logits[:2], [6, 9], [2, 2])
 
     def end(verdict: RejectionVerdict, broken: Rows[int] = ()) -> RoundOutcome | NonFiniteLogits:
-        def reject(rounds: Rows[tuple[int, Speculation]]) -> list[RejectionVerdict]:
-            assert rounds == [(0, Speculation(9, sequence.num_committed, [6, 7, 8], wire))]
+        def reject(rounds: Rows[tuple[int, SampledSpeculation]]) -> list[RejectionVerdict]:
+            assert rounds == [(0, SampledSpeculation(9, sequence.num_committed, [6, 7, 8], wire))]
             return [verdict]
 
         scored = drawn_on_device([work], logits, broken)
@@ -395,7 +378,7 @@ def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
         return outcome
 
     verdict = RejectionVerdict(1, 9, [each.chosen for each in values])
-    assert end(verdict) == end(verdict, [2, 3]) == RoundOutcome(1, [6, 9], values)
+    assert end(verdict) == end(verdict, [2, 3]) == RoundOutcome(range(1), [6, 9], values)
     for row in (0, 1):
         assert isinstance(end(verdict, [row]), NonFiniteLogits)
     assert isinstance(end(RejectionVerdict(1, -1, verdict.logprobs)), NonFiniteLogits)

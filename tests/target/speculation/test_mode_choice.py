@@ -23,6 +23,7 @@ from ssd_target.records.speculation_options import (
 )
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.sequence import Sequence as TargetSequence
+from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation import sync as sync_module
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints import draft_endpoints as endpoints_module
@@ -131,7 +132,7 @@ class World:
 
     def _end_round(self, sequence: TargetSequence) -> None:
         sequence.commit(7)
-        self.speculator.end_round(sequence, 0, 7, 1)
+        self.speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
 
     def stats(self) -> SpeculationStats:
         stats = self.speculator.end(self.sequences.pop(0).id)

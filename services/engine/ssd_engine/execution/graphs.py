@@ -29,7 +29,7 @@ from ssd_engine.forward.result import (
 from ssd_engine.forward.step_inputs import StepRun, StepShape
 from ssd_engine.kernels.sampling.rejecting import Rejector
 from ssd_engine.process.progress import tracked
-from ssd_engine.sampling.rejection import Speculation
+from ssd_engine.sampling.rejection import SampledSpeculation
 
 log = logging.getLogger(__name__)
 
@@ -368,7 +368,7 @@ class InFlight:
         )
 
     def _reject(
-        self, rejector: Rejector, rounds: Sequence[tuple[int, Speculation]]
+        self, rejector: Rejector, rounds: Sequence[tuple[int, SampledSpeculation]]
     ) -> list[RejectionVerdict]:
         """The outcomes of rounds whose first rows are these, of the rows that ask for logits."""
         if self.step.logits is None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.sampling.params import Logprobs
-from ssd_engine.sampling.rejection import FewWeights, Speculation
+from ssd_engine.sampling.rejection import FewWeights, SampledSpeculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class RejectionVerdict:
     accepted: int
     token: int  # the one that follows; -1 where its logits have NaN or infinity
     logprobs: Sequence[float] = ()  # one for each of these, if rows were drawn with them
+
+
+# Rejection where the logits are: of rounds, each with its first row and what it verifies.
+Reject = Callable[[Sequence[tuple[int, SampledSpeculation]]], list[RejectionVerdict]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,7 @@ class ForwardResult:
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # [rows], if drawn: not 0 where logits have NaN or infinity
     reported: "ReportedLogprobs | None" = None  # where log probabilities are asked for
-    # Rejection where the logits are: of rounds, each with its first row and what it verifies.
-    reject: Callable[[Sequence[tuple[int, Speculation]]], list[RejectionVerdict]] | None = None
+    reject: Reject | None = None
     clock: Callable[[], float] = lambda: 0.0
 
     @property

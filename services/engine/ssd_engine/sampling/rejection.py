@@ -164,7 +164,7 @@ ACCEPTED, REJECTED, CUT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SampledSpeculation:
     """What a round verifies, and where its tokens come from."""
 
     seed: int
@@ -181,7 +181,9 @@ class Speculation:
         return k if self.wire is None else min(k, self.wire.shape[0])
 
 
-def verify_rejection(p: Tensor, speculations: Sequence[Speculation]) -> list[tuple[int, int]]:
+def verify_rejection(
+    p: Tensor, speculations: Sequence[SampledSpeculation]
+) -> list[tuple[int, int]]:
     """(accepted, token) of each round.
 
     p is [sum of (k + 1), vocab] float64 after all sampling options: for each round, one after
@@ -222,7 +224,7 @@ def _begins(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
 
 
-def _sigma_rows(speculations: Sequence[Speculation], p: Tensor) -> Tensor:
+def _sigma_rows(speculations: Sequence[SampledSpeculation], p: Tensor) -> Tensor:
     """sigma of every known token [sum of known, vocab] float64."""
     begins = _begins([s.known for s in speculations])
     shipped: list[Tensor] = []
@@ -244,7 +246,7 @@ def _sigma_rows(speculations: Sequence[Speculation], p: Tensor) -> Tensor:
 
 
 def _verdicts(
-    p: Tensor, sigma: Tensor, speculations: Sequence[Speculation], p_begin: Sequence[int]
+    p: Tensor, sigma: Tensor, speculations: Sequence[SampledSpeculation], p_begin: Sequence[int]
 ) -> list[int]:
     """The verdict on every known token, whatever became of those before it."""
     known = [

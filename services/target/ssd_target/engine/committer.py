@@ -42,9 +42,8 @@ class RoundCommitter:
             self._scheduler.cancel(sequence.id)
             self._speculator.end(sequence.id)
             return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
-        accepted, own = outcome.accepted, outcome.tokens[-1]
-        tokens = self._scheduler.advance(work, accepted, outcome.tokens)
-        source = self._speculator.end_round(sequence, accepted, own, len(tokens))
+        tokens = self._scheduler.advance(work, outcome.accepted, outcome.tokens)
+        source = self._speculator.end_round(sequence, outcome, len(tokens))
         begun_at, sequence.begun_at = sequence.begun_at, None  # is said once
         return Delta(
             sequence.id,
@@ -54,6 +53,6 @@ class RoundCommitter:
             sequence.finished,
             speculation=self._speculator.end(sequence.id) if sequence.finished else None,
             source=source,
-            accepted=min(accepted, len(tokens)),
+            accepted=min(outcome.accepted, len(tokens)),
             begun_at=begun_at,
         )

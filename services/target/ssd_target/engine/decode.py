@@ -54,8 +54,7 @@ class DecodeForward:
             if work.chunk.num_logits:  # its first round here, as a prefill is for others
                 self._speculator.begin(work.sequence)
         rows = self._speculator.take([work.sequence for work in plan.decode]) if plan.decode else []
-        extend = self._scheduler.extend
-        rounds = [extend(work, row.tokens) for work, row in zip(plan.decode, rows, strict=True)]
+        rounds = map(self._scheduler.extend, plan.decode, [row.speculation for row in rows])
         return [*rounds, *plan.replay], rows
 
     def launch(

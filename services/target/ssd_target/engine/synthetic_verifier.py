@@ -9,7 +9,6 @@ from ssd_target.scheduling.verifier import (
     DraftDistributions,
     NonFiniteLogits,
     RoundOutcome,
-    speculation,
     verify,
 )
 from ssd_target.speculation.coordinator import SpeculationCoordinator
@@ -33,7 +32,7 @@ class SyntheticVerifier:
     def _make_up(
         self, work: Work, outcome: RoundOutcome | NonFiniteLogits
     ) -> RoundOutcome | NonFiniteLogits:
-        sequence, tokens = work.sequence, speculation(work)
+        sequence, tokens = work.sequence, work.speculation.tokens
         if isinstance(outcome, NonFiniteLogits) or not self._speculator.knows(sequence):
             return outcome
         chances = random.Random(f"{(sequence.sampling.seed, sequence.num_committed)}")
@@ -44,4 +43,4 @@ class SyntheticVerifier:
         foreseen = self._speculator.foreseen(sequence, accepted)
         if chances.random() < self._rate and foreseen:
             token = foreseen[0]
-        return RoundOutcome(accepted, [*tokens[:accepted], token], None)
+        return RoundOutcome(range(accepted), [*tokens[:accepted], token], None)

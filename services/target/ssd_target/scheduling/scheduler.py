@@ -17,6 +17,7 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.scopes import Scopes
 from ssd_engine.kvcache.swap import Swap
+from ssd_engine.speculation.speculation import NOTHING, Speculation
 from ssd_target.scheduling.kept_kv import KeptKV
 from ssd_target.scheduling.replay import PrefillAgain, ReplayInSteps
 from ssd_target.scheduling.sequence import Sequence, SequenceEvent, SequenceState
@@ -30,6 +31,7 @@ class Work:
     sequence: Sequence
     chunk: Chunk
     stay: int = 0  # the sequence's ``stays`` when this was planned
+    speculation: Speculation = NOTHING  # that is verified
 
     @property
     def is_over(self) -> bool:
@@ -113,7 +115,7 @@ class Scheduler:
         swaps, self._swaps = self._swaps, []
         return StepPlan(prefill, decode, replay, set_aside, swaps)
 
-    def extend(self, work: Work, speculation: list[int]) -> Work:
+    def extend(self, work: Work, speculation: Speculation) -> Work:
         """A decode row that verifies a speculation after its last committed token.
 
         It gets blocks for the round after it, too: what is prepared of that needs their numbers.
@@ -121,10 +123,11 @@ class Scheduler:
         if not speculation:
             return work
         sequence, start = work.sequence, work.chunk.start
-        tokens = [*work.chunk.tokens, *speculation]
+        tokens = [*work.chunk.tokens, *speculation.tokens]
         if sequence.lease is not None:
             sequence.lease.grow_ahead(start + 2 * len(tokens))
-        return self._work(sequence, Chunk(tokens, start, sequence.blocks, len(tokens)))
+        chunk = Chunk(tokens, start, sequence.blocks, len(tokens))
+        return self._work(sequence, chunk, speculation)
 
     def follow(self, work: Work, token: int) -> Work:
         """The round after one that is still computed, of a sequence that speculates nothing."""
@@ -342,10 +345,10 @@ class Scheduler:
             if each.state is SequenceState.REPLAY
         ]
 
-    def _work(self, sequence: Sequence, chunk: Chunk) -> Work:
+    def _work(self, sequence: Sequence, chunk: Chunk, speculation: Speculation = NOTHING) -> Work:
         if sequence.lease is not None:
             sequence.lease.grow(chunk.end)
-        return Work(sequence, chunk, sequence.stays)
+        return Work(sequence, chunk, sequence.stays, speculation)
 
     def _offer_blocks(self, sequence: Sequence) -> None:
         """Whole blocks of committed tokens enter the prefix cache."""

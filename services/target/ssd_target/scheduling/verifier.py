@@ -11,19 +11,26 @@ from torch import Tensor
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.result import ForwardResult, RejectionVerdict
 from ssd_engine.sampling.params import Logprobs
-from ssd_engine.sampling.rejection import Speculation, verify_rejection
+from ssd_engine.sampling.rejection import SampledSpeculation, verify_rejection
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample, target_distribution
+from ssd_engine.speculation.speculation import accepted_path
 from ssd_target.scheduling.scheduler import Work
-from ssd_target.scheduling.sequence import SequenceState
+
+Verdict = tuple[Rows[int], list[int]]  # the path that was right, and the tokens that are emitted
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """The first ``accepted`` speculated tokens were right; ``tokens``: these and the target's."""
+    """``path``: the places of the speculated tokens that were right; ``tokens``: these and the
+    target's own after them."""
 
-    accepted: int
+    path: Rows[int]
     tokens: list[int]
     logprobs: list[Logprobs] | None
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +48,9 @@ class DraftDistributions:
     wire: Tensor | None
 
 
-def speculation(work: Work) -> Rows[int]:
-    """The tokens that a round verifies: those after the last committed one."""
-    return () if work.sequence.state is SequenceState.PREFILL else work.chunk.tokens[1:]
-
-
 def sample_rows(work: Work) -> list[SampleRow]:
     """Row i of a verification is drawn with the history committed + s1..si."""
-    sequence, speculated = work.sequence, list(speculation(work))
+    sequence, speculated = work.sequence, work.speculation.tokens
     return [
         SampleRow(
             sequence.sampling,
@@ -121,14 +123,14 @@ def _drawn_by_device(
     work: Work, scored: ForwardResult, drawn: list[int], span: slice
 ) -> RoundOutcome | NonFiniteLogits:
     own, wanted = drawn[span], work.sequence.num_logprobs
-    accepted = count_accepted(speculation(work), own)
-    tokens = own[: accepted + 1]
+    path = accepted_path(work.speculation, own)
+    tokens = own[: len(path) + 1]
     if any(scored.broken[span][: len(tokens)]):
         return NonFiniteLogits()
     if wanted is None:
-        return RoundOutcome(accepted, tokens, None)
+        return RoundOutcome(path, tokens, None)
     values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
-    return RoundOutcome(accepted, tokens, values)
+    return RoundOutcome(path, tokens, values)
 
 
 def _rejecting_by_device(
@@ -139,7 +141,7 @@ def _rejecting_by_device(
 ) -> dict[int, RoundOutcome | NonFiniteLogits]:
     """The outcomes of rounds with DraftDistributions, where the device can tell."""
     rounds = {
-        i: (spans[i].start, _drawn_speculation(works[i], each.wire))
+        i: (spans[i].start, _sampled_speculation(works[i], each.wire))
         for i, each in enumerate(distributions)
         if each is not None
     }
@@ -155,18 +157,18 @@ def _rejecting_by_device(
 def _rejected_outcome(
     work: Work, scored: ForwardResult, verdict: RejectionVerdict, span: slice
 ) -> RoundOutcome | NonFiniteLogits:
-    accepted, wanted = verdict.accepted, work.sequence.num_logprobs
-    tokens = [*speculation(work)[:accepted], verdict.token]
+    path, wanted = range(verdict.accepted), work.sequence.num_logprobs
+    tokens = [*work.speculation.tokens[: verdict.accepted], verdict.token]
     if verdict.token < 0 or any(scored.broken[span][: len(tokens)]):
         return NonFiniteLogits()
     if wanted is None:
-        return RoundOutcome(accepted, tokens, None)
+        return RoundOutcome(path, tokens, None)
     # The likeliest tokens are the row's; the device has reported them with what it drew itself.
     values = [
         replace(scored.logprobs(span.start + i, wanted), chosen=chosen)
         for i, chosen in enumerate(verdict.logprobs)
     ]
-    return RoundOutcome(accepted, tokens, values)
+    return RoundOutcome(path, tokens, values)
 
 
 def _verify_logits(
@@ -189,11 +191,11 @@ def _verdicts(
     logits: Tensor,
     spans: Rows[slice],
     distributions: Rows[DraftDistributions | None],
-) -> list[tuple[int, list[int]]]:
-    """For each round: how many tokens were right, and the tokens that are emitted."""
+) -> list[Verdict]:
+    """For each round: the path that was right, and the tokens that are emitted."""
     coupled = [i for i, each in enumerate(distributions) if each is None]
     rejecting = [i for i, each in enumerate(distributions) if each is not None]
-    verdicts: dict[int, tuple[int, list[int]]] = {}
+    verdicts: dict[int, Verdict] = {}
     if coupled:
         verdicts |= _coupled(works, _rows_of(logits, spans, coupled), coupled)
     if rejecting:
@@ -207,15 +209,13 @@ def _rows_of(logits: Tensor, spans: Rows[slice], chosen: Rows[int]) -> Tensor:
     return torch.cat([logits[spans[i]] for i in chosen])
 
 
-def _coupled(
-    works: Rows[Work], logits: Tensor, chosen: Rows[int]
-) -> dict[int, tuple[int, list[int]]]:
+def _coupled(works: Rows[Work], logits: Tensor, chosen: Rows[int]) -> dict[int, Verdict]:
     drawn = iter(sample(logits, [row for i in chosen for row in sample_rows(works[i])]))
     verdicts = {}
     for i in chosen:
         own = list(islice(drawn, works[i].chunk.num_logits))
-        accepted = count_accepted(speculation(works[i]), own)
-        verdicts[i] = (accepted, own[: accepted + 1])
+        path = accepted_path(works[i].speculation, own)
+        verdicts[i] = (path, own[: len(path) + 1])
     return verdicts
 
 
@@ -224,7 +224,7 @@ def _rejecting(
     logits: Tensor,
     chosen: Rows[int],
     distributions: Rows[DraftDistributions | None],
-) -> dict[int, tuple[int, list[int]]]:
+) -> dict[int, Verdict]:
     rows = [row for i in chosen for row in sample_rows(works[i])]
     wires = {i: each.wire for i in chosen if (each := distributions[i]) is not None}
     # Target and draft may be grown to different vocabularies. No token beyond the smallest of them
@@ -232,36 +232,28 @@ def _rejecting(
     width = min([logits.shape[1], *(wire.shape[1] for wire in wires.values() if wire is not None)])
     p = target_distribution(logits, rows)[:, :width]
     rounds = [
-        _drawn_speculation(works[i], None if wire is None else wire[:, :width])
+        _sampled_speculation(works[i], None if wire is None else wire[:, :width])
         for i, wire in wires.items()
     ]
-    verdicts = {}
+    verdicts: dict[int, Verdict] = {}
     for i, s, (accepted, token) in zip(chosen, rounds, verify_rejection(p, rounds), strict=True):
-        verdicts[i] = (accepted, [*s.tokens[:accepted], token])
+        verdicts[i] = (range(accepted), [*s.tokens[:accepted], token])
     return verdicts
 
 
-def _drawn_speculation(work: Work, wire: Tensor | None) -> Speculation:
-    sequence, tokens = work.sequence, list(speculation(work))
-    return Speculation(sequence.sampling.seed, sequence.num_committed, tokens, wire)
+def _sampled_speculation(work: Work, wire: Tensor | None) -> SampledSpeculation:
+    sequence, tokens = work.sequence, work.speculation.tokens
+    return SampledSpeculation(sequence.sampling.seed, sequence.num_committed, tokens, wire)
 
 
 def _outcome(
-    work: Work, accepted: int, tokens: list[int], logits: Tensor, finite: list[bool]
+    work: Work, path: Rows[int], tokens: list[int], logits: Tensor, finite: list[bool]
 ) -> RoundOutcome | NonFiniteLogits:
     # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
-    if not all(finite[: accepted + 1]):
+    if not all(finite[: len(tokens)]):
         return NonFiniteLogits()
     wanted = work.sequence.num_logprobs
     if wanted is None:
-        return RoundOutcome(accepted, tokens, None)
+        return RoundOutcome(path, tokens, None)
     values = logprobs(logits[: len(tokens)], tokens, [wanted] * len(tokens))
-    return RoundOutcome(accepted, tokens, values)
-
-
-def count_accepted(speculated: Rows[int], drawn: Rows[int]) -> int:
-    """How many tokens, from the first, are what the target drew in their place."""
-    for i, token in enumerate(speculated):
-        if token != drawn[i]:
-            return i
-    return len(speculated)
+    return RoundOutcome(path, tokens, values)

@@ -14,7 +14,7 @@ from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
 from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.records.speculation_stats import LookUp, SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
-from ssd_target.scheduling.verifier import DraftDistributions
+from ssd_target.scheduling.verifier import DraftDistributions, RoundOutcome
 from ssd_target.speculation.endpoints.distributions import Distributions
 from ssd_target.speculation.endpoints.draft_endpoints import (
     DISCONNECTED,
@@ -167,7 +167,7 @@ class SpeculationCoordinator:
 
     def launch(self, rows: Rows[RowSpeculation]) -> None:
         """The next forward begins; what endpoints must know of it goes out with ``flush``."""
-        self._pacing.width = sum(1 + len(row.tokens) for row in rows)
+        self._pacing.width = sum(1 + len(row.speculation) for row in rows)
         for row in rows:
             self._launch(row)
 
@@ -191,24 +191,24 @@ class SpeculationCoordinator:
         """How each row of the forward that has just ended is verified."""
         return self._distributions.of(rows)
 
-    def end_round(self, sequence: Sequence, accepted: int, token: int, committed: int) -> Source:
-        """A round has ended in (accepted, token); so many tokens of it were committed. Returns
-        where its speculation came from."""
+    def end_round(self, sequence: Sequence, outcome: RoundOutcome, committed: int) -> Source:
+        """A round has ended, and so many tokens of it were committed. Returns where its speculation
+        came from."""
         state, now = self._sequences[sequence.id], self._now()
         session, row = state.session, state.row
         if row is None:
             raise RuntimeError("a round that was not launched has ended")
         if session.round > 0:
-            self._count(row, min(accepted, committed), now)
+            self._count(row, min(outcome.accepted, committed), now)
         state.ended_at = now
-        self._pacing.accepted(row, accepted, self.endpoints.of(state))
-        session.outcome(accepted, token)
+        self._pacing.accepted(row, outcome.accepted, self.endpoints.of(state))
+        session.outcome(outcome.accepted, outcome.tokens[-1])
         state.outcome_sent = not session.attached
         return row.source
 
     def _count(self, row: RowSpeculation, right: int, now: float) -> None:
         """A round has ended with so many right tokens."""
-        state, drafted = row.state, len(row.tokens)
+        state, drafted = row.state, len(row.speculation)
         state.stats.ended(row.strategy.mode, row.source, drafted, right, now - state.ended_at)
         if row.waited:
             state.stats.waited(row.waited)

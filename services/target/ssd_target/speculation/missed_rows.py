@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ssd_engine.speculation.frames import Source
+from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.tracing.events import Trace, TraceEventKind
 from ssd_target.records.speculation_options import Backup
 from ssd_target.speculation.endpoints.draft_endpoints import DraftEndpoints
@@ -64,7 +65,7 @@ class MissedRows:
             row.waited = elapsed
             endpoint = self._endpoints.of(row.state)
             if endpoint is not None:
-                endpoint.waited(elapsed, bool(row.tokens))
+                endpoint.waited(elapsed, bool(row.speculation))
 
     def guess(self, rows: Sequence[RowSpeculation]) -> None:
         """An instant guess for rows that have none."""
@@ -74,7 +75,7 @@ class MissedRows:
             depth = self._pacing.ngram_depth(row, len(rows)) if row.missed else 0
             tokens = row.state.look_back(depth) if depth else []
             if tokens:
-                row.tokens, row.source = tokens, Source.NGRAM
+                row.speculation, row.source = Speculation(tokens), Source.NGRAM
 
 
 def _is_awaited(row: RowSpeculation) -> bool:

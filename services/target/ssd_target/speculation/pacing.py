@@ -39,7 +39,7 @@ class Pacing:
 
     def accepted(self, row: RowSpeculation, accepted: int, endpoint: DraftEndpoint | None) -> None:
         """A round has ended; ``endpoint`` holds the sequence."""
-        drafted = len(row.tokens)
+        drafted = len(row.speculation)
         if not drafted:
             return
         if row.source is Source.NGRAM:

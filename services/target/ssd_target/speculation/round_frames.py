@@ -43,14 +43,14 @@ class RoundFrames:
         """The endpoint that holds the sequence follows it into its next round."""
         state, session, endpoint = row.state, row.state.session, self._endpoints.held_by(row.state)
         self.outcome(state)
-        session.launch(len(row.tokens))
+        session.launch(len(row.speculation))
         state.told_depth = self._depth_to_prepare(row, endpoint)
         self._distributions.expect(row)
         endpoint.say(
             Launch(
                 state.sequence.id,
                 session.round,
-                row.tokens,
+                row.speculation.tokens,
                 Source.NGRAM if row.source is Source.SYNC else row.source,  # the target's own
                 state.told_depth,
                 self._pacing.verify_micros(),
@@ -63,7 +63,7 @@ class RoundFrames:
         state, sequence = row.state, row.state.sequence
         if endpoint.epoch is None:
             raise RuntimeError("an endpoint that is not connected was chosen")
-        state.session.launch_open(len(row.tokens), endpoint.link, endpoint.epoch)
+        state.session.launch_open(len(row.speculation), endpoint.link, endpoint.epoch)
         state.told_depth = self._depth_to_prepare(row, endpoint)
         rejection = state.request.verification is Verification.REJECTION
         state.rejecting = rejection and endpoint.receiver is not None
@@ -74,7 +74,7 @@ class RoundFrames:
                 state.session.round,
                 pack_tokens(sequence.prompt),
                 pack_tokens(sequence.output),
-                row.tokens,
+                row.speculation.tokens,
                 sequence.max_committed,
                 sequence.sampling,
                 Verification.REJECTION if state.rejecting else Verification.COUPLED,

@@ -56,7 +56,7 @@ class EndpointSpeculation:
             row.found = session.look_up(*session.decided, row.wanted)
             state.stats.looked_up(row.found)
             row.fill(Source.CACHE)
-            row.missed = not row.tokens
+            row.missed = not row.speculation
         return row
 
     def _go_without(
@@ -93,10 +93,10 @@ class EndpointSpeculation:
             self._endpoints.leave(state, "does not pay")
         if session.attached:
             self._frames.launch(row)
-        elif (endpoint := self._endpoints.choose(state, len(row.tokens))) is not None:
+        elif (endpoint := self._endpoints.choose(state, len(row.speculation))) is not None:
             self._frames.open(row, endpoint)
         else:
-            session.launch(len(row.tokens))
+            session.launch(len(row.speculation))
         home = self._endpoints.home_of(state)
         if home is not None:
             row.under_speculation = home.payoff.speculates

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ssd_engine.sampling.rejection import whole_wire
 from ssd_engine.speculation.frames import Source
+from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.tracing.events import Trace, TraceEventKind
 from ssd_target.records.speculation_options import Mode
 from ssd_target.speculation.endpoints.endpoint import DraftEndpoint
@@ -71,13 +72,13 @@ class SyncSpeculation:
         for row, draft, was_behind in zip(rows, drafts, behind, strict=True):
             row.catches_up = was_behind and bool(draft.tokens)
             if draft.tokens:
-                row.tokens, row.source = draft.tokens, Source.SYNC
+                row.speculation, row.source = Speculation(draft.tokens), Source.SYNC
                 row.wire = whole_wire(draft.wires) if draft.wires else None
             elif row.wanted:
                 row.state.stats.fell_back("no room")
 
     def launch(self, row: RowSpeculation) -> None:
-        row.state.session.launch(len(row.tokens))
+        row.state.session.launch(len(row.speculation))
 
     def observe(self, row: RowSpeculation, tokens: int, row_seconds: float) -> None:
         before = self.payoff.verdict

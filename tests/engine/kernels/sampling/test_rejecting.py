@@ -22,7 +22,7 @@ from ssd_engine.sampling.history import History
 from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import (
-    Speculation,
+    SampledSpeculation,
     draft_distribution,
     draw_from,
     sigma_of,
@@ -67,7 +67,7 @@ class Round:
     params: SamplingParams
     output: list[int]
     logits: Tensor
-    about: Speculation
+    about: SampledSpeculation
     reported: bool = False
 
     def rows(self) -> list[SampleRow]:
@@ -119,7 +119,7 @@ def make_round(
         key = torch.tensor([signed64(params.seed)]), torch.tensor([position + i])
         tokens += draw_from(sigma_of(wires[-1]), *key, STREAM_DRAFT).tolist()
     wire = torch.cat(wires) if wires else None
-    return Round(params, output, logits, Speculation(params.seed, position, tokens, wire))
+    return Round(params, output, logits, SampledSpeculation(params.seed, position, tokens, wire))
 
 
 def changed(made: Round, **changes: Any) -> Round:

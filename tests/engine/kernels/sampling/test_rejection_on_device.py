@@ -8,7 +8,7 @@ import torch
 
 from ssd_engine.forward.batch import Draw, drawing_of
 from ssd_engine.sampling.params import SamplingParams
-from ssd_engine.sampling.rejection import Speculation
+from ssd_engine.sampling.rejection import SampledSpeculation
 from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from tests.fits import fit
 
@@ -70,7 +70,7 @@ def test_texts_follow_the_targets_distribution(options: str, down_weight: float)
             logits, drawing = target.repeat(AT_ONCE, 1).to(device), drawing_of(draws[0])
             judging.draw(logits, drawing)
             rounds = [
-                (begin, Speculation(seed, 0, t, wire))
+                (begin, SampledSpeculation(seed, 0, t, wire))
                 for begin, seed, t, wire in zip(begins, seeds, tokens, wires, strict=True)
             ]
             verdicts = rejector.judge(judging.scores(logits, drawing), rounds)

@@ -6,6 +6,7 @@ from ssd_engine.text.completion import StopRules
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.scheduling.sequence import Sequence
+from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.endpoint import LOAD_SECONDS, SILENT_VISITS, DraftEndpoint
 from ssd_target.speculation.endpoints.payoff import Payoff
@@ -46,7 +47,7 @@ def test_sequences_are_spread_evenly_over_endpoints() -> None:
         sequence.speculation = SpeculationRequest(mode=Mode.SSD)
         speculator.begin(sequence)
         sequence.commit(7)
-        speculator.end_round(sequence, 0, 7, 1)
+        speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
     speculator.launch(speculator.take(sequences))
     assert [len(endpoint.sequences) for endpoint in speculator.endpoints] == [4, 4]
 

@@ -24,7 +24,7 @@ from ssd_engine.forward.result import RejectionVerdict
 from ssd_engine.kernels.sampling.filtering import CUT, PIECE, Filters, scaled_value, survives
 from ssd_engine.kernels.sampling.reporting import Reports, logprob_bits
 from ssd_engine.sampling.noise import STREAM_ACCEPT, STREAM_RESIDUAL, signed64
-from ssd_engine.sampling.rejection import WIRE, Speculation
+from ssd_engine.sampling.rejection import WIRE, SampledSpeculation
 
 ACCEPT = tl.constexpr(STREAM_ACCEPT)
 RESIDUAL = tl.constexpr(STREAM_RESIDUAL)
@@ -342,7 +342,7 @@ class Rejector:
         self._host_out = torch.zeros(self._out.shape, dtype=torch.int32, pin_memory=is_cuda)
 
     def judge(
-        self, scores: StepScores, rounds: Sequence[tuple[int, Speculation]]
+        self, scores: StepScores, rounds: Sequence[tuple[int, SampledSpeculation]]
     ) -> list[RejectionVerdict]:
         """Each round comes with the row of the step before its first token."""
         wires = _on_device([speculation for _, speculation in rounds], self._device)
@@ -357,10 +357,10 @@ class Rejector:
     def warm_up(self, scores: StepScores) -> None:
         """What is compiled on first use is compiled now."""
         wire = torch.zeros(1, self._vocab, dtype=WIRE, device=self._device)
-        self.judge(scores, [(0, Speculation(0, 0, [0], wire))])
+        self.judge(scores, [(0, SampledSpeculation(0, 0, [0], wire))])
 
     def _tell(
-        self, rounds: Sequence[tuple[int, Speculation]], wires: Sequence[Tensor | None]
+        self, rounds: Sequence[tuple[int, SampledSpeculation]], wires: Sequence[Tensor | None]
     ) -> int:
         """Returns the number of lines."""
         told: list[tuple[int, int, int, int]] = []
@@ -411,7 +411,9 @@ class Rejector:
         )
 
 
-def _on_device(speculations: Sequence[Speculation], device: torch.device) -> list[Tensor | None]:
+def _on_device(
+    speculations: Sequence[SampledSpeculation], device: torch.device
+) -> list[Tensor | None]:
     """The known rows of what was shipped, all of one dtype."""
     wires = [s.wire[: s.known] if s.wire is not None and s.known else None for s in speculations]
     is_short = all(wire is None or wire.dtype == WIRE for wire in wires)

@@ -41,8 +41,8 @@ class Distributions:
         endpoint = self._endpoints.of(state)
         if endpoint is None or endpoint.receiver is None:
             return
-        if state.rejecting and row.tokens and row.source in DRAWN_THERE:
-            endpoint.receiver.expect(_key(state), len(row.tokens))
+        if state.rejecting and row.speculation and row.source in DRAWN_THERE:
+            endpoint.receiver.expect(_key(state), len(row.speculation))
 
     def of(self, rows: Sequence[RowSpeculation]) -> list[DraftDistributions | None]:
         deadline = self._now() + ROWS_SECONDS
@@ -50,14 +50,14 @@ class Distributions:
 
     def _of_row(self, row: RowSpeculation, deadline: float) -> DraftDistributions | None:
         state = row.state
-        if state.request.verification is not Verification.REJECTION or not row.tokens:
+        if state.request.verification is not Verification.REJECTION or not row.speculation:
             return None
         if row.source is not Source.SYNC and not state.rejecting:
             state.stats.fell_back("coupled: the endpoint is not trusted")
             return None
         if row.source in DRAWN_THERE:
             row.wire = self._receive(row, max(0.0, deadline - self._now()))
-            row.num_cut = max(0, len(row.tokens) - len(row.wire))
+            row.num_cut = max(0, len(row.speculation) - len(row.wire))
         state.stats.rejection_rounds += 1
         return DraftDistributions(row.wire)
 
@@ -67,7 +67,7 @@ class Distributions:
         endpoint = self._endpoints.of(state)
         if endpoint is not None and endpoint.receiver is not None:
             try:
-                rows = endpoint.receiver.receive(_key(state), len(row.tokens), seconds)
+                rows = endpoint.receiver.receive(_key(state), len(row.speculation), seconds)
             except PlaneBroken as error:
                 self._endpoints.give_up(endpoint, f"the tensor plane broke: {error}")
         if rows is None:

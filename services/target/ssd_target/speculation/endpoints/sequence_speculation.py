@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ssd_engine.speculation.frames import Source, Verification
 from ssd_engine.speculation.ngram import NgramIndex
+from ssd_engine.speculation.speculation import NOTHING, Speculation
 from ssd_target.records.speculation_options import Mode, SpeculationRequest
 from ssd_target.records.speculation_stats import LookUp, SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
@@ -75,7 +76,7 @@ class RowSpeculation:
     state: SequenceSpeculation
     strategy: Strategy  # that this round goes by
     wanted: int = 0
-    tokens: list[int] = field(default_factory=list)
+    speculation: Speculation = NOTHING
     source: Source = Source.NONE
     found: LookUp | None = None  # by the look-up, if there was one
     missed: bool = False  # an endpoint follows, and its branch is not here
@@ -98,4 +99,4 @@ class RowSpeculation:
             return
         tokens = session.branches.find(*session.decided)[: self.wanted]
         if tokens:
-            self.tokens, self.source, self.missed = tokens, source, False
+            self.speculation, self.source, self.missed = Speculation(tokens), source, False
