@@ -19,9 +19,12 @@ import torch
 
 from ssd_engine.sampling.sampler import SampleRow
 from ssd_engine.speculation.speculation import Speculation
+from ssd_target.engine import decode
 from ssd_target.records.speculation_options import Backup, Mode
 from ssd_target.scheduling import verifier
-from ssd_target.scheduling.scheduler import Scheduler, Work
+from ssd_target.scheduling import work as work_module
+from ssd_target.scheduling.scheduler import Scheduler
+from ssd_target.scheduling.work import Work
 from tests.scale import FULL
 from tests.simulation import Faults
 from tests.speculation.scenarios import (
@@ -189,16 +192,16 @@ def noise_is_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
 def positions_are_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """A speculation is written one place too far."""
 
-    def extend(self: Scheduler, work: Work, speculation: Speculation) -> Work:
+    def extended(work: Work, speculation: Speculation) -> Work:
         if not speculation:
             return work
         chunk, sequence = work.chunk, work.sequence
         tokens = [*chunk.tokens, *speculation.tokens]
         moved = replace(chunk, tokens=tokens, start=chunk.start + 1, num_logits=len(tokens))
-        extended = self._work(sequence, moved, speculation)
-        return replace(extended, chunk=replace(moved, blocks=extended.chunk.blocks))
+        written = work_module._work(sequence, moved, speculation)
+        return replace(written, chunk=replace(moved, blocks=written.chunk.blocks))
 
-    patch.setattr(Scheduler, "extend", extend)
+    patch.setattr(decode, "extended", extended)
 
 
 def rejected_tokens_stay_in_the_cache(patch: pytest.MonkeyPatch) -> None:

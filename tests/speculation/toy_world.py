@@ -45,8 +45,8 @@ from ssd_target.records.speculation_options import (
     SpeculationOptions,
     SpeculationRequest,
 )
-from ssd_target.scheduling.scheduler import Work
 from ssd_target.scheduling.verifier import RoundOutcome
+from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.synchronous import ByForward
 

@@ -7,8 +7,9 @@ import pytest
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.text.completion import StopRules
-from ssd_target.scheduling.scheduler import Scheduler, Work
+from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence, SequenceState
+from ssd_target.scheduling.work import Work
 
 BLOCK, CHUNK, ROWS = 2, 6, 3
 PROMPT = list(range(10))

@@ -23,8 +23,9 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.text.completion import StopRules
-from ssd_target.scheduling.scheduler import Scheduler, StepPlan, Work
+from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence, SequenceEvent, SequenceState, transition
+from ssd_target.scheduling.work import StepPlan, Work
 from tests.scale import FULL
 
 VOCAB = 16

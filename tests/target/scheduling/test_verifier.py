@@ -27,7 +27,6 @@ from ssd_engine.text.token_ids import pack_tokens
 from ssd_target.engine.core import EngineCore
 from ssd_target.records.engine_records import Delta, Submit
 from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
-from ssd_target.scheduling.scheduler import Work
 from ssd_target.scheduling.sequence import Sequence, SequenceState
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
@@ -36,6 +35,7 @@ from ssd_target.scheduling.verifier import (
     draws,
     verify,
 )
+from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.scale import share
 from tests.synchronous import ByForward

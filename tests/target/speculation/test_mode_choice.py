@@ -122,11 +122,11 @@ class World:
         speculator.launch(rows)
         speculator.flush()
         self.now += max(self.milliseconds(row.strategy.mode, len(rows)) for row in rows) / 1000
-        measured = speculator.measure(rows)
+        measured = speculator.metrics.measure(rows)
         for sequence in self.sequences:
             self._end_round(sequence)
         given = [EVEN[row.strategy.mode] for row in rows]
-        speculator.observe(rows, measured.row_seconds, given, measured)
+        speculator.metrics.observe(rows, measured.row_seconds, given, measured)
         speculator.check_integrity()
         return rows[0].strategy.mode
 

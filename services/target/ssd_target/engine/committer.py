@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from ssd_engine.forward.result import ForwardResult
 from ssd_target.records.engine_records import Delta
-from ssd_target.scheduling.scheduler import Scheduler, Work
+from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
     NonFiniteLogits,
     RoundOutcome,
     Verifier,
 )
+from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 
 NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"

@@ -28,9 +28,10 @@ from ssd_target.records.engine_records import (
     TargetEngineStats,
 )
 from ssd_target.scheduling.kept_kv import KeptKV, KeptOptions
-from ssd_target.scheduling.scheduler import Scheduler, StepPlan
+from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import Verifier, verify
+from ssd_target.scheduling.work import StepPlan
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 
 log = logging.getLogger(__name__)

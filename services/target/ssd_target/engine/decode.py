@@ -8,10 +8,12 @@ from ssd_engine.tracing.events import Trace, TraceEventKind
 from ssd_target.engine.committer import RoundCommitter
 from ssd_target.engine.target_runner import TargetRunner
 from ssd_target.records.engine_records import Delta
-from ssd_target.scheduling.scheduler import Scheduler, StepPlan, Work
+from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.verifier import draws
-from ssd_target.speculation.coordinator import ForwardTiming, SpeculationCoordinator
+from ssd_target.scheduling.work import StepPlan, Work, extended, following
+from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
+from ssd_target.speculation.round_metrics import ForwardTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class DecodeForward:
             if work.chunk.num_logits:  # its first round here, as a prefill is for others
                 self._speculator.begin(work.sequence)
         rows = self._speculator.take([work.sequence for work in plan.decode]) if plan.decode else []
-        rounds = map(self._scheduler.extend, plan.decode, [row.speculation for row in rows])
+        rounds = map(extended, plan.decode, [row.speculation for row in rows])
         return [*rounds, *plan.replay], rows
 
     def launch(
@@ -67,7 +69,7 @@ class DecodeForward:
     def launch_ahead(self, pending: PendingRound, newcomers: list[Work]) -> PendingRound | None:
         """The round after one that is computed still: its tokens are known to the device alone."""
         works = [
-            self._scheduler.follow(work, -row - 1)
+            following(work, -row - 1)
             for work, row in zip(pending.works, pending.forward.rows, strict=True)
             if not work.is_over and not work.sequence.ends_with_next
         ]
@@ -91,7 +93,7 @@ class DecodeForward:
             if not work.chunk.num_logits and not work.is_over:
                 self._scheduler.advance(work, 0, [])
         ending = [work for work in pending.works if work.chunk.num_logits]
-        timing = self._speculator.measure(pending.rows)
+        timing = self._speculator.metrics.measure(pending.rows)
         distributions = self._speculator.distributions(pending.rows)
         distributions += [None] * (len(ending) - len(distributions))
         deltas = self._committer.end_rounds(ending, scored, distributions) if ending else []
@@ -114,7 +116,7 @@ class DecodeForward:
             timing = timing._replace(row_seconds=least)
         tokens = {delta.sequence: len(delta.tokens) for delta in finished.deltas}
         committed = [tokens.get(row.state.sequence.id, 0) for row in pending.rows]
-        self._speculator.observe(pending.rows, seconds, committed, timing)
+        self._speculator.metrics.observe(pending.rows, seconds, committed, timing)
 
 
 def nothing() -> None:

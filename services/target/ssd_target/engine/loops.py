@@ -7,7 +7,7 @@ from functools import partial
 from ssd_target.engine.decode import DecodeForward, PendingRound, nothing
 from ssd_target.engine.prefill import PrefillForward
 from ssd_target.records.engine_records import Delta
-from ssd_target.scheduling.scheduler import StepPlan, Work
+from ssd_target.scheduling.work import StepPlan, Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 

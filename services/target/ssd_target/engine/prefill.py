@@ -6,8 +6,9 @@ from ssd_engine.tracing.events import Trace, TraceEventKind
 from ssd_target.engine.committer import RoundCommitter
 from ssd_target.engine.target_runner import TargetRunner
 from ssd_target.records.engine_records import Delta
-from ssd_target.scheduling.scheduler import Scheduler, Work
+from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.verifier import draws
+from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 
 
@@ -27,7 +28,7 @@ class PrefillForward:
         if not works:
             return []
         for work in works:
-            if not self._scheduler.replays(work.sequence):
+            if not self._scheduler.works.replays(work.sequence):
                 self._speculator.begin(work.sequence)
         begin, started = self._trace.now(), time.monotonic()
         logits = self._runner.forward([work.chunk for work in works], self._speculator.flush)

@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 
 from ssd_engine.forward.result import ForwardResult
-from ssd_target.scheduling.scheduler import Work
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
     NonFiniteLogits,
     RoundOutcome,
     verify,
 )
+from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 
 

@@ -1,56 +1,24 @@
 """Which sequence computes what in the next step. Pure Python, no tensors.
 
-A step is at most one prefill forward and one decode forward. Prefill is cut at multiples of
-``prefill_chunk`` of the sequence's own positions, so that how a prompt is cut does not depend on
-what else is running. Identities take turns, in admission and in prefill (``turns.py``); of one
-identity, admission is first come, first served. It takes blocks for the tokens that there are and a
-few more. A sequence that grows takes more; those that only the prefix cache holds go first. When
-there are none left, a sequence is *set aside*: the youngest of the identity that holds most, never
-the oldest of all, which therefore ends. One that was set aside holds nothing, comes back in the
-order of arrival, and computes again what its tokens have left in the cache (``replay.py``).
+A step is at most one prefill forward and one decode forward (``work.py``). Identities take turns in
+admission; of one identity, it is first come, first served. It takes blocks for the tokens that
+there are and a few more. A sequence that grows takes more; those that only the prefix cache holds
+go first. When there are none left, a sequence is *set aside*: the youngest of the identity that
+holds most, never the oldest of all, which therefore ends. One that was set aside holds nothing,
+comes back in the order of arrival, and computes again what its tokens have left in the cache
+(``replay.py``).
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.scopes import Scopes
 from ssd_engine.kvcache.swap import Swap
-from ssd_engine.speculation.speculation import NOTHING, Speculation
 from ssd_target.scheduling.kept_kv import KeptKV
 from ssd_target.scheduling.replay import PrefillAgain, ReplayInSteps
 from ssd_target.scheduling.sequence import Sequence, SequenceEvent, SequenceState
-from ssd_target.scheduling.turns import PrefillTurns
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One sequence's part of a forward."""
-
-    sequence: Sequence
-    chunk: Chunk
-    stay: int = 0  # the sequence's ``stays`` when this was planned
-    speculation: Speculation = NOTHING  # that is verified
-
-    @property
-    def is_over(self) -> bool:
-        """Its sequence has ended meanwhile, or was set aside."""
-        sequence = self.sequence
-        return sequence.lease is None or sequence.stays != self.stay
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    prefill: list[Work] = field(default_factory=list)
-    decode: list[Work] = field(default_factory=list)
-    replay: list[Work] = field(default_factory=list)  # in the decode forward, too
-    set_aside: list[Sequence] = field(default_factory=list)
-    swaps: list[Swap] = field(default_factory=list)  # before anything is computed
-
-    @property
-    def has_round(self) -> bool:
-        return bool(self.decode or self.replay)
+from ssd_target.scheduling.work import StepPlan, Work, WorkPlanner
 
 
 @dataclass(slots=True)
@@ -83,10 +51,9 @@ class Scheduler:
         self._arrivals = 0
         self.counters = CacheCounters()
         self._max_num_seqs = max_num_seqs
-        self._prefill_chunk = prefill_chunk
+        self.works = WorkPlanner(prefill_chunk, self._replay)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # the oldest first
-        self._turns = PrefillTurns()
         self._scopes: Scopes[str] = Scopes(pool.new_root)
         self._blocked: Sequence | None = None  # until one ends it is not worth another look
 
@@ -111,28 +78,11 @@ class Scheduler:
         set_aside = self._make_room()
         if not set_aside:
             self._admit()
-        prefill, decode, replay = self._plan_prefill(), self._plan_decode(), self._plan_replay()
+        works, running = self.works, self._running.values()
         swaps, self._swaps = self._swaps, []
-        return StepPlan(prefill, decode, replay, set_aside, swaps)
-
-    def extend(self, work: Work, speculation: Speculation) -> Work:
-        """A decode row that verifies a speculation after its last committed token.
-
-        It gets blocks for the round after it, too: what is prepared of that needs their numbers.
-        """
-        if not speculation:
-            return work
-        sequence, start = work.sequence, work.chunk.start
-        tokens = [*work.chunk.tokens, *speculation.tokens]
-        if sequence.lease is not None:
-            sequence.lease.grow_ahead(start + 2 * len(tokens))
-        chunk = Chunk(tokens, start, sequence.blocks, len(tokens))
-        return self._work(sequence, chunk, speculation)
-
-    def follow(self, work: Work, token: int) -> Work:
-        """The round after one that is still computed, of a sequence that speculates nothing."""
-        sequence = work.sequence
-        return self._work(sequence, Chunk([token], work.chunk.end, sequence.blocks, 1))
+        return StepPlan(
+            works.prefill(running), works.decode(running), works.replay(running), set_aside, swaps
+        )
 
     def advance(self, work: Work, accepted: int, tokens: list[int]) -> list[int]:
         """End a round: its chunk is written, the first ``accepted`` speculated tokens were right.
@@ -295,60 +245,11 @@ class Scheduler:
         self._waiting.insert(before, sequence)
         self.counters.set_aside += 1
 
-    def _plan_prefill(self) -> list[Work]:
-        """Within a budget of one chunk; the first always goes."""
-        reading = [each for each in self._running.values() if each.state is SequenceState.PREFILL]
-        if len(reading) > 1:
-            reading = self._turns.choose(
-                reading, self._left_to_prefill, self._piece_size, self._prefill_chunk
-            )
-        return [self._work(each, self._prefill_piece(each)) for each in reading]
-
     def _end_prefill(self, sequence: Sequence) -> None:
         """If there is nothing left of it."""
-        if self._left_to_prefill(sequence) <= 0:
-            replays = self.replays(sequence)
+        if self.works.left_to_prefill(sequence) <= 0:
+            replays = self.works.replays(sequence)
             sequence.move(SequenceEvent.REPLAY if replays else SequenceEvent.PREFILLED)
-
-    def _left_to_prefill(self, sequence: Sequence) -> int:
-        return self._replay.num_prefilled(sequence) - sequence.num_written
-
-    def _piece_size(self, sequence: Sequence) -> int:
-        return self._piece_end(sequence) - sequence.num_written
-
-    def _piece_end(self, sequence: Sequence) -> int:
-        grid_end = (sequence.num_written // self._prefill_chunk + 1) * self._prefill_chunk
-        return min(grid_end, self._replay.num_prefilled(sequence))
-
-    def _prefill_piece(self, sequence: Sequence) -> Chunk:
-        start, end = sequence.num_written, self._piece_end(sequence)
-        tokens = sequence.committed()[start:end]
-        return Chunk(tokens, start, sequence.blocks, int(end == sequence.num_committed))
-
-    def replays(self, sequence: Sequence) -> bool:
-        """Whether it has tokens that were generated before it came here, and are replayed."""
-        return self._replay.num_prefilled(sequence) < sequence.num_committed
-
-    def _plan_decode(self) -> list[Work]:
-        return [
-            self._work(each, Chunk([each.last_token], each.num_committed - 1, each.blocks, 1))
-            for each in self._running.values()
-            if each.state is SequenceState.DECODE
-        ]
-
-    def _plan_replay(self) -> list[Work]:
-        if isinstance(self._replay, PrefillAgain):
-            return []
-        return [
-            self._work(each, self._replay.piece(each))
-            for each in self._running.values()
-            if each.state is SequenceState.REPLAY
-        ]
-
-    def _work(self, sequence: Sequence, chunk: Chunk, speculation: Speculation = NOTHING) -> Work:
-        if sequence.lease is not None:
-            sequence.lease.grow(chunk.end)
-        return Work(sequence, chunk, sequence.stays, speculation)
 
     def _offer_blocks(self, sequence: Sequence) -> None:
         """Whole blocks of committed tokens enter the prefix cache."""

@@ -14,7 +14,7 @@ from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.rejection import SampledSpeculation, verify_rejection
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample, target_distribution
 from ssd_engine.speculation.speculation import accepted_path
-from ssd_target.scheduling.scheduler import Work
+from ssd_target.scheduling.work import Work
 
 Verdict = tuple[Rows[int], list[int]]  # the path that was right, and the tokens that are emitted
 

@@ -7,12 +7,11 @@ than the wait budget. What one row finds or misses never touches what another on
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
 
 from ssd_engine.speculation.frames import Source
-from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
+from ssd_engine.tracing.events import NoTrace, Trace
 from ssd_target.records.speculation_options import Mode, SpeculationOptions
-from ssd_target.records.speculation_stats import LookUp, SpeculationStats
+from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import DraftDistributions, RoundOutcome
 from ssd_target.speculation.endpoints.distributions import Distributions
@@ -23,7 +22,6 @@ from ssd_target.speculation.endpoints.draft_endpoints import (
     Send,
     Stalled,
 )
-from ssd_target.speculation.endpoints.payoff import STEADY_STEPS
 from ssd_target.speculation.endpoints.sequence_speculation import (
     RowSpeculation,
     SequenceSpeculation,
@@ -34,20 +32,12 @@ from ssd_target.speculation.missed_rows import MissedRows, Receive
 from ssd_target.speculation.off import PlainDecoding
 from ssd_target.speculation.pacing import Pacing
 from ssd_target.speculation.round_frames import RoundFrames
+from ssd_target.speculation.round_metrics import RoundMetrics
 from ssd_target.speculation.ssd import EndpointSpeculation, FastestSpeculation
 from ssd_target.speculation.sync import SyncSpeculation
 from ssd_target.speculation.sync_drafter import SyncDrafter
 
-# As they are written in a trace.
-_NUMBERS: dict[LookUp | None, int] = {found: i for i, found in enumerate(LookUp, start=1)}
 MOST_RECORDS = 64  # records of links that are heard between one round and the next
-
-
-class ForwardTiming(NamedTuple):
-    """The size and the time of a decode forward that has ended."""
-
-    width: int  # tokens
-    row_seconds: float  # since its speculations were looked up, for each row
 
 
 class SpeculationCoordinator:
@@ -66,13 +56,14 @@ class SpeculationCoordinator:
         trace = trace or NoTrace()
         self.depth = options.depth  # tokens of the longest speculation
         self.totals = SpeculationStats()
-        self._vocab_size, self._receive, self._now, self._trace = vocab_size, receive, clock, trace
+        self._vocab_size, self._receive, self._now = vocab_size, receive, clock
         self._sequences: dict[int, SequenceSpeculation] = {}
         self.endpoints = DraftEndpoints(
             options, self._sequences, send, stalled, open_plane, clock, trace
         )
         self._distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
+        self.metrics = RoundMetrics(self._pacing, trace, clock)
         frames = RoundFrames(self.endpoints, self._distributions, self._pacing, clock)
         self._missed_rows = MissedRows(
             options.backup, self.endpoints, frames, self._pacing, receive, trace, clock
@@ -88,8 +79,6 @@ class SpeculationCoordinator:
         with_endpoints = (self.endpoints, frames, self._pacing, self._plain, inside)
         self._strategies[Mode.SSD] = EndpointSpeculation(*with_endpoints)
         self._strategies[Mode.AUTO] = FastestSpeculation(*with_endpoints)
-        self._step_begin = 0.0
-        self._held_up = 0  # steps, one after the other, in which the draft model inside caught up
 
     # The life of a sequence
 
@@ -155,7 +144,7 @@ class SpeculationCoordinator:
         return [RowSpeculation(self._sequences[each.id], self._plain) for each in sequences]
 
     def _begin_step(self, num_rows: int) -> None:
-        self._step_begin = self._now()
+        self.metrics.begin_step()
         self.listen(MOST_RECORDS)  # branches may have come while rounds were judged
         self.endpoints.check_stalls()
         if not num_rows:
@@ -199,57 +188,12 @@ class SpeculationCoordinator:
         if row is None:
             raise RuntimeError("a round that was not launched has ended")
         if session.round > 0:
-            self._count(row, min(outcome.accepted, committed), now)
+            self.metrics.count(row, min(outcome.accepted, committed), now)
         state.ended_at = now
         self._pacing.accepted(row, outcome.accepted, self.endpoints.of(state))
         session.outcome(outcome.accepted, outcome.tokens[-1])
         state.outcome_sent = not session.attached
         return row.source
-
-    def _count(self, row: RowSpeculation, right: int, now: float) -> None:
-        """A round has ended with so many right tokens."""
-        state, drafted = row.state, len(row.speculation)
-        state.stats.ended(row.strategy.mode, row.source, drafted, right, now - state.ended_at)
-        if row.waited:
-            state.stats.waited(row.waited)
-        self._trace.span(
-            TraceEventKind.ROUND,
-            state.ended_at,
-            now,
-            sequence=state.sequence.id,
-            round=state.session.round,
-            tokens=drafted,
-            accepted=right,
-            origin=row.source,
-            look_up=_NUMBERS.get(row.found, 0),
-        )
-
-    # Forwards that have ended
-
-    def measure(self, rows: Rows[RowSpeculation]) -> ForwardTiming:
-        """The forward in flight is over."""
-        seconds = self._now() - self._step_begin
-        return ForwardTiming(self._pacing.width, seconds / max(1, len(rows)))
-
-    def observe(
-        self,
-        rows: Rows[RowSpeculation],
-        seconds: float,
-        committed: Rows[int],
-        measured: ForwardTiming,
-    ) -> None:
-        """A decode forward took ``seconds``, its rows committed so many tokens."""
-        self._pacing.verified(measured.width, seconds)
-        if self._is_evidence(rows):
-            for row, tokens in zip(rows, committed, strict=True):
-                row.state.strategy.observe(row, tokens, measured.row_seconds)
-
-    def _is_evidence(self, rows: Rows[RowSpeculation]) -> bool:
-        """A row that catches up has held up all of them. Where that is the rule, as where requests
-        are short and many, it is a part of the price."""
-        catches_up = any(row.catches_up for row in rows)
-        self._held_up = self._held_up + 1 if catches_up else 0
-        return not catches_up or self._held_up > STEADY_STEPS
 
     def check_integrity(self) -> None:
         self.endpoints.check_integrity()
