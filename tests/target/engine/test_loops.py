@@ -17,6 +17,7 @@ from ssd_engine.kvcache.swap import Swap
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, sample
 from ssd_target.engine.core import EngineCore
+from ssd_target.engine.synthetic_verifier import SyntheticVerifier
 from ssd_target.records.engine_records import Cancel
 from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from ssd_target.scheduling.kept_kv import KeptOptions
@@ -317,6 +318,27 @@ def test_penalties_see_the_token_that_only_the_device_knows(runner: ModelRunner)
     assert [result.tokens for result in run(core, penalised)] == expected
     assert isinstance(device, Chained)
     assert device.most_in_flight == 2
+
+
+def test_outcomes_that_are_made_up_are_not_foreseen_by_the_device(runner: ModelRunner) -> None:
+    """It would go on with the token that it has drawn itself. All guesses are taken for right."""
+    requests = make_requests(2, seed=6)
+    size = runner.config.vocab_size
+    speculator = SpeculationCoordinator(
+        SpeculationOptions(depth=3, adapt_depth=False, auto_off=False),
+        size,
+        drafter=cast(SyncDrafter, WrongDrafter()),
+    )
+    device, synthetic = Chained(runner), SyntheticVerifier(1.0, speculator)
+    core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, ROWS, verify=synthetic)
+    expected = [one.tokens for one in run(make_core(runner), requests)]
+    assert [one.tokens for one in run(core, requests)] == expected  # nothing was guessed
+    sync = SpeculationRequest(Mode.SYNC, depth=3)
+    for made_up in run(core, [replace(request, speculation=sync) for request in requests]):
+        assert made_up.tokens[1:4] == [4095] * 3
+        assert made_up.speculation is not None
+        assert made_up.speculation.accepted_tokens == made_up.speculation.drafted_tokens > 0
+    assert device.most_in_flight == 1
 
 
 @pytest.mark.parametrize("kind", [Deferred, Chained])

@@ -120,7 +120,7 @@ class World:
         speculator = self.speculator
         rows = speculator.take(self.sequences)
         speculator.launch(rows)
-        speculator.flush()
+        speculator.endpoints.flush()
         self.now += max(self.milliseconds(row.strategy.mode, len(rows)) for row in rows) / 1000
         measured = speculator.metrics.measure(rows)
         for sequence in self.sequences:
@@ -282,7 +282,7 @@ def test_a_verdict_is_kept_through_a_few_steps_of_another_size() -> None:
         payoff.about_to_run(8)
         payoff.observe(False, 1, 9.0)  # no evidence: of another size
     assert payoff.phase is TrialPhase.OFF
-    assert payoff.without.value == pytest.approx(100)
+    assert payoff.current.without.value == pytest.approx(100)
     payoff.about_to_run(8)
     assert payoff.phase is TrialPhase.ON  # nothing is known of eight
 
@@ -326,7 +326,7 @@ class Restless(Payoff):
     dice = random.Random(5)
 
     def about_to_run(self, num_rows: int) -> None:
-        self._current.phase = self.dice.choice(list(TrialPhase))
+        self.current.phase = self.dice.choice(list(TrialPhase))
 
     def observe(self, speculated: bool, tokens: int, row_seconds: float) -> None: ...
 

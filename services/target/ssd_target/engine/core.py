@@ -133,7 +133,7 @@ class EngineCore:
     def step(self) -> StepOutput:
         deltas, self._returned = self._returned, []
         deltas += self._loop.step()
-        self.speculator.flush()
+        self.speculator.endpoints.flush()
         self._steps += 1
         cancelled, self._cancelled = self._cancelled, []
         return StepOutput(deltas, self.stats(), self._trace.take(), cancelled)

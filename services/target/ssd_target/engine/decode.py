@@ -94,7 +94,7 @@ class DecodeForward:
                 self._scheduler.advance(work, 0, [])
         ending = [work for work in pending.works if work.chunk.num_logits]
         timing = self._speculator.metrics.measure(pending.rows)
-        distributions = self._speculator.distributions(pending.rows)
+        distributions = self._speculator.distributions.of(pending.rows)
         distributions += [None] * (len(ending) - len(distributions))
         deltas = self._committer.end_rounds(ending, scored, distributions) if ending else []
         return FinishedRound(pending, scored, timing, at, deltas)

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -32,7 +33,7 @@ from ssd_target.records.engine_records import (
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.scheduling.verifier import Verifier, verify
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.endpoints.planes import PlaneReceiverOpener
+from ssd_target.speculation.endpoints.planes import open_plane
 from ssd_target.speculation.sync_drafter import SyncDrafter
 
 READ_AT_ONCE = 1024  # records: whoever sends without end holds up no step
@@ -66,7 +67,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         receive=inbox.receive_frames,
         stalled=inbox.send_stalled,
         drafter=drafter,
-        open_plane=PlaneReceiverOpener(options),
+        open_plane=partial(open_plane, options),
         trace=trace,
     )
     core = EngineCore(

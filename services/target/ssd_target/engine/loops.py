@@ -38,7 +38,8 @@ class SynchronousLoop:
             return deltas
         works, rows = self._decode.look_up(plan)
         self._speculator.launch(rows)
-        finished = self._decode.finish(self._decode.launch(works, rows, self._speculator.flush))
+        pending = self._decode.launch(works, rows, self._speculator.endpoints.flush)
+        finished = self._decode.finish(pending)
         self._decode.account(finished)
         return deltas + finished.deltas
 
@@ -77,7 +78,7 @@ class OverlappedLoop(SynchronousLoop):
     def _tell(self, rows: list[RowSpeculation]) -> None:
         """Endpoints hear of a round that is launched."""
         self._speculator.launch(rows)
-        self._speculator.flush()
+        self._speculator.endpoints.flush()
 
 
 class ChainedLoop(OverlappedLoop):

@@ -31,7 +31,8 @@ class PrefillForward:
             if not self._scheduler.works.replays(work.sequence):
                 self._speculator.begin(work.sequence)
         begin, started = self._trace.now(), time.monotonic()
-        logits = self._runner.forward([work.chunk for work in works], self._speculator.flush)
+        flush = self._speculator.endpoints.flush
+        logits = self._runner.forward([work.chunk for work in works], flush)
         for work in works:
             if not work.chunk.num_logits:
                 self._scheduler.advance(work, 0, [])

@@ -25,7 +25,7 @@ class SyntheticVerifier:
         self,
         works: Sequence[Work],
         scored: ForwardResult,
-        distributions: Sequence[DraftDistributions | None] = (),
+        distributions: Sequence[DraftDistributions | None],
     ) -> list[RoundOutcome | NonFiniteLogits]:
         return list(map(self._make_up, works, verify(works, scored, distributions)))
 

@@ -1,9 +1,9 @@
 """The outcome of a round: what the target itself says after each token of a speculation."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -77,15 +77,11 @@ def _draws(work: Work) -> list[Draw]:
     ]
 
 
-class Verifier(Protocol):
-    """Decides how rounds end; ``verify`` does so by what the model says."""
-
-    def __call__(
-        self,
-        works: Rows[Work],
-        scored: ForwardResult,
-        distributions: Rows[DraftDistributions | None] = (),
-    ) -> list[RoundOutcome | NonFiniteLogits]: ...
+# Decides how rounds end; ``verify`` does so by what the model says.
+Verifier = Callable[
+    [Rows[Work], ForwardResult, Rows[DraftDistributions | None]],
+    list[RoundOutcome | NonFiniteLogits],
+]
 
 
 def verify(

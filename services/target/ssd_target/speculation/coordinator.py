@@ -13,7 +13,7 @@ from ssd_engine.tracing.events import NoTrace, Trace
 from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
-from ssd_target.scheduling.verifier import DraftDistributions, RoundOutcome
+from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation.endpoints.distributions import Distributions
 from ssd_target.speculation.endpoints.draft_endpoints import (
     DISCONNECTED,
@@ -61,10 +61,10 @@ class SpeculationCoordinator:
         self.endpoints = DraftEndpoints(
             options, self._sequences, send, stalled, open_plane, clock, trace
         )
-        self._distributions = Distributions(self.endpoints, vocab_size, clock)
+        self.distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
         self.metrics = RoundMetrics(self._pacing, trace, clock)
-        frames = RoundFrames(self.endpoints, self._distributions, self._pacing, clock)
+        frames = RoundFrames(self.endpoints, self.distributions, self._pacing, clock)
         self._missed_rows = MissedRows(
             options.backup, self.endpoints, frames, self._pacing, receive, trace, clock
         )
@@ -155,7 +155,7 @@ class SpeculationCoordinator:
             self._sync.payoff.about_to_run(num_rows)
 
     def launch(self, rows: Rows[RowSpeculation]) -> None:
-        """The next forward begins; what endpoints must know of it goes out with ``flush``."""
+        """The next forward begins; what endpoints must know of it goes out with their ``flush``."""
         self._pacing.width = sum(1 + len(row.speculation) for row in rows)
         for row in rows:
             self._launch(row)
@@ -163,9 +163,6 @@ class SpeculationCoordinator:
     def _launch(self, row: RowSpeculation) -> None:
         row.state.row = row
         row.state.strategy.launch(row)
-
-    def flush(self) -> None:
-        self.endpoints.flush()
 
     def listen(self, most: int = 1) -> None:
         """Hear what links have said so far, up to so many records."""
@@ -175,10 +172,6 @@ class SpeculationCoordinator:
     def foreseen(self, sequence: Sequence, accepted: int) -> list[int]:
         """What endpoints expect after so many accepted tokens of the round in flight."""
         return self._sequences[sequence.id].session.branches.foreseen(accepted)
-
-    def distributions(self, rows: Rows[RowSpeculation]) -> list[DraftDistributions | None]:
-        """How each row of the forward that has just ended is verified."""
-        return self._distributions.of(rows)
 
     def end_round(self, sequence: Sequence, outcome: RoundOutcome, committed: int) -> Source:
         """A round has ended, and so many tokens of it were committed. Returns where its speculation

@@ -108,7 +108,7 @@ class EndpointSpeculation:
         if payoff.speculates:
             return followed and prepared
         # Until it is known how rounds without an endpoint go best, they say nothing of one.
-        settled = self._inside is None or self._inside.payoff.follows_verdict
+        settled = self._inside is None or self._inside.payoff.current.follows_verdict
         return settled and (followed or not payoff.attaches)
 
     def observe(self, row: RowSpeculation, tokens: int, row_seconds: float) -> None:

@@ -81,9 +81,9 @@ class SyncSpeculation:
         row.state.session.launch(len(row.speculation))
 
     def observe(self, row: RowSpeculation, tokens: int, row_seconds: float) -> None:
-        before = self.payoff.verdict
+        before = self.payoff.current.verdict
         self.payoff.observe(row.strategy is self, tokens, row_seconds)
-        if self.payoff.verdict != before:
+        if self.payoff.current.verdict != before:
             for endpoint in self._endpoints:
                 endpoint.payoff.forget_without()
 

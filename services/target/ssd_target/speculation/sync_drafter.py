@@ -46,11 +46,11 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _PendingGuesses:
     """A forward that was launched for the next token of some rows, the ``count``-th of each."""
 
     rows: list[DraftRow]
-    pending: PendingForward
+    forward: PendingForward
     count: int
 
 
@@ -130,39 +130,39 @@ class SyncDrafter:
         for row in rows:
             self._paths[row.sequence.id].grow(row.depth)
         chunks = [self._paths[r.sequence.id].next_chunk((), 1, self._prefill_chunk) for r in rows]
-        pending = self._runner.step(chunks, list(map(_draw, rows)))
+        forward = self._runner.step(chunks, list(map(_draw, rows)))
         for row, chunk in zip(rows, chunks, strict=True):
             self._paths[row.sequence.id].wrote(chunk)
-        flight = _Flight(list(rows), pending, 1)
-        while flight.rows:
-            ahead = self._launch_ahead(flight)
-            _guess(flight.rows, flight.pending.result())
-            flight = ahead
+        guesses = _PendingGuesses(list(rows), forward, 1)
+        while guesses.rows:
+            ahead = self._launch_ahead(guesses)
+            _guess(guesses.rows, guesses.forward.result())
+            guesses = ahead
         for row in rows:
             self._paths[row.sequence.id].guessed(row.tokens[:-1])
 
-    def _launch_ahead(self, flight: "_Flight") -> "_Flight":
-        """The tokens after those in flight."""
-        count = flight.count + 1
-        rows = [row for row in flight.rows if row.depth >= count]
+    def _launch_ahead(self, guesses: "_PendingGuesses") -> "_PendingGuesses":
+        """The guesses after these."""
+        count = guesses.count + 1
+        rows = [row for row in guesses.rows if row.depth >= count]
         if not rows:
-            return _Flight([], flight.pending, count)
+            return _PendingGuesses([], guesses.forward, count)
         paths = [self._paths[row.sequence.id] for row in rows]
-        places = [len(path.committed) + flight.count - 1 for path in paths]
-        if flight.count > 1 and len(rows) == len(flight.rows):
+        places = [len(path.committed) + guesses.count - 1 for path in paths]
+        if guesses.count > 1 and len(rows) == len(guesses.rows):
             size = self._block_size
             slots = [path.slot(place, size) for path, place in zip(paths, places, strict=True)]
             widths = [-1 if row.down_weight is None else FAN_OUT for row in rows]
-            pending = self._runner.deepen(flight.pending, slots, widths)
-            if pending is not None:
-                return _Flight(rows, pending, count)
-        row_of = dict(zip(map(id, flight.rows), flight.pending.rows, strict=True))
+            forward = self._runner.deepen(guesses.forward, slots, widths)
+            if forward is not None:
+                return _PendingGuesses(rows, forward, count)
+        row_of = dict(zip(map(id, guesses.rows), guesses.forward.rows, strict=True))
         chunks = [
             Chunk([-row_of[id(row)] - 1], place, path.blocks, 1)
             for row, path, place in zip(rows, paths, places, strict=True)
         ]
-        draws = [_draw(row, flight.count) for row in rows]
-        return _Flight(rows, self._runner.step(chunks, draws), count)
+        draws = [_draw(row, guesses.count) for row in rows]
+        return _PendingGuesses(rows, self._runner.step(chunks, draws), count)
 
     def _extend(self, rows: Rows[DraftRow]) -> None:
         """One more guess for each, after as many forwards as its prompt needs."""

@@ -81,7 +81,7 @@ def test_a_round_of_another_phase_is_no_evidence() -> None:
     for _ in range(100):
         payoff.observe(False, 1, PLAIN_SECONDS)
     assert payoff.phase is TrialPhase.ON
-    assert payoff.without.rounds == 0
+    assert payoff.current.without.rounds == 0
 
 
 def test_without_auto_off_an_endpoint_is_kept_whatever_it_is_worth() -> None:

@@ -45,6 +45,7 @@ class Distributions:
             endpoint.receiver.expect(_key(state), len(row.speculation))
 
     def of(self, rows: Sequence[RowSpeculation]) -> list[DraftDistributions | None]:
+        """How each row of the forward that has just ended is verified."""
         deadline = self._now() + ROWS_SECONDS
         return [self._of_row(row, deadline) for row in rows]
 

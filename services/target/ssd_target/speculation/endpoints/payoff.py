@@ -152,29 +152,17 @@ class Payoff:
             self._steps_elsewhere = 0
             return
         self._steps_elsewhere += 1
-        if self._steps_elsewhere > STEADY_STEPS or not self._current.begun:
+        if self._steps_elsewhere > STEADY_STEPS or not self.current.begun:
             self._size, self._steps_elsewhere = size, 0
             self._by_size.setdefault(size, Comparison(size))
 
     @property
-    def _current(self) -> Comparison:
+    def current(self) -> Comparison:
         return self._by_size[self._size]
 
     @property
     def phase(self) -> TrialPhase:
-        return self._current.phase
-
-    @property
-    def without(self) -> Rate:
-        return self._current.without
-
-    @property
-    def verdict(self) -> bool | None:
-        return self._current.verdict
-
-    @property
-    def follows_verdict(self) -> bool:
-        return self._current.follows_verdict
+        return self.current.phase
 
     @property
     def speculates(self) -> bool:
@@ -192,8 +180,8 @@ class Payoff:
         for this one.
         """
         if self._enabled and speculated == self.speculates and not self._steps_elsewhere:
-            self._current.observe(speculated, tokens, row_seconds)
+            self.current.observe(speculated, tokens, row_seconds)
 
     def forget_without(self) -> None:
         """Rounds without it go another way from now on."""
-        self._current.without = Rate()
+        self.current.without = Rate()

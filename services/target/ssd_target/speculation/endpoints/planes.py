@@ -14,19 +14,14 @@ from ssd_target.records.engine_records import DraftLinkUp
 log = logging.getLogger(__name__)
 
 
-class PlaneReceiverOpener:
-    def __init__(self, options: EngineOptions) -> None:
-        self._options = options
-
-    def __call__(self, up: DraftLinkUp, plane: Plane) -> Receiver | None:
-        """A receiver on its way to the endpoint; None for an answer that does not fit."""
-        options, answer = self._options, plane.answer
-        depth = min(options.speculation.depth, up.max_depth)
-        ours = draft_distributions(options.model.vocab_size, depth)
-        device = torch.device(options.runner.device)
-        try:
-            ours.agreed_with([answer.stream])  # the ends check that it has as many rows, too
-            return Receiver(go_to_draft(answer, up.epoch, ours, device=device, dial_host=up.host))
-        except (ValueError, OSError) as error:
-            log.warning("no tensor plane with %s: %s", up.host, error)
-            return None
+def open_plane(options: EngineOptions, up: DraftLinkUp, plane: Plane) -> Receiver | None:
+    """A receiver on its way to the endpoint; None for an answer that does not fit."""
+    answer, depth = plane.answer, min(options.speculation.depth, up.max_depth)
+    ours = draft_distributions(options.model.vocab_size, depth)
+    device = torch.device(options.runner.device)
+    try:
+        ours.agreed_with([answer.stream])  # the ends check that it has as many rows, too
+        return Receiver(go_to_draft(answer, up.epoch, ours, device=device, dial_host=up.host))
+    except (ValueError, OSError) as error:
+        log.warning("no tensor plane with %s: %s", up.host, error)
+        return None

@@ -104,8 +104,5 @@ class EndpointSession:
 
     def look_up(self, accepted: int, token: int, wanted: int) -> LookUp:
         found = self.branches.look_up(accepted, token, wanted)
-        return LookUp.STALE if found is LookUp.LATE and self._only_stale else found
-
-    @property
-    def _only_stale(self) -> bool:
-        return self.stale and not len(self.branches)
+        only_stale = self.stale and not len(self.branches)
+        return LookUp.STALE if found is LookUp.LATE and only_stale else found
