@@ -17,7 +17,7 @@ from ssd_engine.tensor_plane.sender import Sender
 from ssd_target.config import TargetConfig
 from ssd_target.front.server import _engine_options, plan_target
 from ssd_target.records.engine_records import DraftLinkUp
-from ssd_target.speculation.planes import PlaneReceiverOpener
+from ssd_target.speculation.endpoints.planes import open_plane
 from tests.engine.tensor_plane.peer import CPU, NO_LIMIT
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -38,8 +38,8 @@ def opened(**change: Any) -> tuple[Sender, Receiver | None]:
         device=CPU,
         connect_timeout_s=NO_LIMIT,
     )
-    opener = PlaneReceiverOpener(_engine_options(CONFIG, PLAN, None))
-    return Sender(plane), opener(UP, Plane(0, 0, replace(answer, stream=stream)))
+    options = _engine_options(CONFIG, PLAN, None)
+    return Sender(plane), open_plane(options, UP, Plane(0, 0, replace(answer, stream=stream)))
 
 
 def test_rows_that_fit_are_met() -> None:
