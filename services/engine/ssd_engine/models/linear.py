@@ -27,7 +27,7 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tenso
 
 def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """In float32, slowly: for a part of a CUDA device, where cuBLAS's products of halves are wrong
-    (see cuda/kernel_set.py)."""
+    (see kernels/kernel_set.py)."""
     wide = None if bias is None else bias.float()
     return F.linear(x.float(), weight.float(), wide).to(x.dtype)
 
