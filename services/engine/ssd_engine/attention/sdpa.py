@@ -56,7 +56,7 @@ def _part_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[
 
 
 def _part_anywhere(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """In float32: products of halves are wrong on a part of a CUDA device (kernels/kernel_set.py)."""
+    """In float32, as products of halves are wrong on a part of a CUDA device (kernel_set.py)."""
     scores = (q.float() * (1 / math.sqrt(q.shape[-1]))) @ k.float().transpose(-1, -2)
     scores = scores if mask is None else scores + mask
     weight = scores.logsumexp(dim=-1)
