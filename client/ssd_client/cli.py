@@ -16,12 +16,12 @@ from ssd_client.connection.failover import RetryPolicy
 from ssd_client.connection.security import Security
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
 from ssd_client.generate.api import Client, Stream
-from ssd_client.generate.request import GenerateOptions, build_request
+from ssd_client.generate.request import build_request
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
     SectionedCommand,
-    bias_of,
     chat_options,
     local_options,
     output_options,
@@ -152,7 +152,7 @@ def generate(**flags: Any) -> None:
     """
     _check_generate(flags)
     plan = plan_local(pick(LocalFlags, flags)) if flags["local"] else None
-    request = build_request(read_prompt(pick(PromptFlags, flags)), pick(GenerateOptions, flags))
+    request = build_request(read_prompt(pick(PromptFlags, flags)), pick(RequestOptions, flags))
     notes = Console(stderr=True)
     output = _output(notes, flags)
     with (
@@ -207,7 +207,6 @@ def _check_generate(flags: dict[str, Any]) -> None:
     check_local(flags)
     if (flags["logprobs"] or flags["top_logprobs"]) and not flags["as_json"]:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
-    flags["logit_bias"] = bias_of(flags["logit_bias"])
     if flags["otlp_endpoint"] is not None:
         from ssd_client.generate.telemetry import (
             check_otlp_endpoint,  # an extra, which nothing else needs

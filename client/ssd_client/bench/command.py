@@ -21,11 +21,9 @@ from ssd_client.bench.report.report import check_report_extra, write_report
 from ssd_client.bench.report.results import check_output
 from ssd_client.bench.report.table import TerminalProgress, show_results
 from ssd_client.bench.report.wandb_log import check_wandb_extra, log_results
-from ssd_client.bench.run import Bench, Outputs
+from ssd_client.bench.run import Bench
 from ssd_client.errors import BadInputError, ClientError
-from ssd_client.local.launcher import (
-    LocalPlan,
-)
+from ssd_client.local.launcher import LocalPlan
 from ssd_client.status.traces import write_perfetto
 from ssd_client.terminal import params
 from ssd_client.terminal.local_pair import pair_options, plan_pair
@@ -128,7 +126,7 @@ def bench(**flags: Any) -> None:
         for line in running.traces.missing if flags["report"] or flags["trace"] else ():
             progress.note(f"no timeline: {line}")
         try:
-            running.run(Outputs(flags["out"], flags["resume"]))
+            running.run(flags["out"], flags["resume"])
             if proxy is not None:
                 running.delay_curve(proxy, flags["link_delay"], flags["out"])
         finally:

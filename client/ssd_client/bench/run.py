@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ssd_client.bench.measure.prompts import PromptSet
 from ssd_client.bench.measure.requests import (
     Ask,
     MeasuredRequest,
-    TargetAsk,
+    ask_target,
     closed_loop,
     open_loop,
 )
@@ -29,14 +29,10 @@ from ssd_client.bench.measure.settings import MODES, RunKey, Settings
 from ssd_client.bench.measure.subject import Subject, Traces
 from ssd_client.bench.report.results import Results
 from ssd_client.errors import ClientError
-from ssd_client.generate.request import GenerateOptions
+from ssd_client.generate.api import Client
+from ssd_client.generate.request import TextPrompt, chat_of
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.status.traces import TraceEvent, between
-
-
-@dataclass(frozen=True)
-class Outputs:
-    results: Path | None = None
-    resume: bool = False
 
 
 class Bench:
@@ -65,12 +61,12 @@ class Bench:
         self.traces = Traces(subject)
         self._asks = {kind: self._ask(kind, settings) for kind in settings.kinds}
 
-    def run(self, outputs: Outputs) -> Results:
-        """Whatever ends it, the runs that were done are saved."""
+    def run(self, out: Path | None, resume: bool) -> None:
+        """Whatever ends it, the runs that were done are saved in `out`."""
         results = self.results
-        if outputs.resume and outputs.results is not None and outputs.results.exists():
-            count = results.resume(outputs.results)
-            self._progress.note(f"{count} runs of {outputs.results} are taken over")
+        if resume and out is not None and out.exists():
+            count = results.resume(out)
+            self._progress.note(f"{count} runs of {out} are taken over")
         try:
             self._warm_up()
             if "theory" not in results.more:
@@ -78,23 +74,19 @@ class Bench:
             for key in self._settings.runs():
                 if key not in results.runs:
                     self._run(key)
-                    self._save(outputs)
+                    self._save(out)
         finally:
             self._finish()
-            self._save(outputs)
-        return results
+            self._save(out)
 
     # One run
 
     def _run(self, key: RunKey) -> None:
         prompts = self._prompts.prompts
-        self._progress.begin(_title(key, self._settings), len(prompts))
-        begin = time.monotonic()
-        try:
-            done = self._ask_all(key, prompts)
-        finally:
-            self._progress.end()
-        seconds = time.monotonic() - begin
+        with self._progress.run(_title(key, self._settings), len(prompts)) as seen:
+            begin = time.monotonic()
+            done = self._ask_all(key, prompts, seen)
+            seconds = time.monotonic() - begin
         errors = [each.error for each in done if each.error is not None]
         if len(errors) == len(done):
             raise ClientError(errors[0])  # nothing was measured: a later run may be luckier
@@ -105,8 +97,10 @@ class Bench:
         rounds = count_rounds(events) if events else None
         self.results.add(key, metrics, [each.as_json() for each in done], rounds)
 
-    def _ask_all(self, key: RunKey, prompts: Sequence[str]) -> list[MeasuredRequest]:
-        settings, ask, seen = self._settings, self._asks[key.mode], self._progress.seen
+    def _ask_all(
+        self, key: RunKey, prompts: Sequence[str], seen: Callable[[MeasuredRequest], None]
+    ) -> list[MeasuredRequest]:
+        settings, ask = self._settings, self._asks[key.mode]
         if settings.request_rate:
             return open_loop(ask, prompts, key.load, settings.seed + key.repeat, seen)
         return closed_loop(ask, prompts, int(key.load), seen)
@@ -132,35 +126,34 @@ class Bench:
         prompts, curve = self._prompts.prompts, []
         for ms in delays_ms:
             proxy.delay_s = ms / 1e3
-            self._progress.begin(f"ssd, {ms:g} ms each way", len(prompts))
-            try:
-                done = closed_loop(self._asks["ssd"], prompts, 1, self._progress.seen)
-            finally:
-                self._progress.end()
+            with self._progress.run(f"ssd, {ms:g} ms each way", len(prompts)) as seen:
+                done = closed_loop(self._asks["ssd"], prompts, 1, seen)
             rates = [1 / each.tpot_s for each in done if each.tpot_s]
             if not rates:
                 raise ClientError(done[0].error or "nothing was generated")
             curve.append({"delay_ms": ms, "tokens_per_s": statistics.median(rates)})
         proxy.delay_s = 0.0
         self.results.more["delay_curve"] = curve
-        self._save(Outputs(out))
+        self._save(out)
 
     # Before and after
 
     def _ask(self, kind: str, settings: Settings) -> Ask:
         if kind not in MODES:
             return baseline_ask(OpenAIServer(kind), settings)
+        client = Client.over([self._subject.target])
+        options = RequestOptions(
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            ignore_eos=settings.ignore_eos,
+            mode=kind,
+        )
+        if settings.depth is not None:
+            options["depth"] = settings.depth
 
         def ask(number: int, prompt: str) -> MeasuredRequest:
-            options = GenerateOptions(
-                temperature=settings.temperature,
-                seed=settings.seed + number,
-                max_tokens=settings.max_tokens,
-                ignore_eos=settings.ignore_eos,
-                mode=kind,
-                depth=settings.depth,
-            )
-            return TargetAsk(self._subject.target, options, settings.chat)(number, prompt)
+            asked = chat_of(prompt) if settings.chat else TextPrompt(prompt)
+            return ask_target(client, number, asked, {**options, "seed": settings.seed + number})
 
         return ask
 
@@ -175,11 +168,8 @@ class Bench:
         self.traces.take()
 
     def _hear(self, title: str, ask: Ask, prompts: Sequence[str]) -> None:
-        self._progress.begin(title, len(prompts))
-        try:
-            done = closed_loop(ask, prompts, 1, self._progress.seen) if prompts else []
-        finally:
-            self._progress.end()
+        with self._progress.run(title, len(prompts)) as seen:
+            done = closed_loop(ask, prompts, 1, seen)
         for measured in done:
             if measured.error is not None:
                 raise ClientError(measured.error)
@@ -198,10 +188,10 @@ class Bench:
         if found:
             results.more["rounds"] = found
 
-    def _save(self, outputs: Outputs) -> None:
+    def _save(self, out: Path | None) -> None:
         """Nothing yet is no reason to touch what is there."""
-        if outputs.results is not None and self.results.runs:
-            self.results.save(outputs.results)
+        if out is not None and self.results.runs:
+            self.results.save(out)
 
     # Theory
 

@@ -19,13 +19,13 @@ from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.api import Client
 from ssd_client.generate.events import Moved, Tokens
-from ssd_client.generate.request import SAMPLING_NAMES, GenerateOptions, build_request
+from ssd_client.generate.request import build_request
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
     SectionedCommand,
-    bias_of,
     chat_options,
     local_options,
     sampling_options,
@@ -36,6 +36,7 @@ from ssd_client.terminal.serving import check_local, pick, serving
 
 # A target that is started anew is waited for: the conversation is all here.
 PATIENCE = RetryPolicy(retries=12)
+_HINT = "/help for commands, Ctrl-C stops a reply, /quit or Ctrl-D ends"
 
 
 @click.command(cls=SectionedCommand)
@@ -72,33 +73,19 @@ def chat(**flags: Any) -> None:
     Exit codes: 0 ended, 1 failed, 2 bad input.
     """
     check_local(flags)
-    flags["logit_bias"] = bias_of(flags["logit_bias"])
     plan = plan_local(pick(LocalFlags, flags)) if flags["local"] else None
-    options = GenerateOptions(
-        **{name: flags[name] for name in _OPTION_NAMES if flags.get(name) is not None}
-    )
     notes = Console(stderr=True)
-    session = Session(options, flags["system"])
+    session = Session(pick(RequestOptions, flags), flags["system"])
     screen = _screen(flags["show_origin"], notes)
     with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
         info = endpoints[0].model_info(10.0)
         if not info.has_chat_template:
             raise BadInputError(f"{info.name} has no chat template: use ssd-client generate")
-        render.note(notes, f"{info.name} · {_hint()}")
+        render.note(notes, f"{info.name} · {_HINT}")
         baseline = OpenAIServer(flags["baseline"]) if flags["baseline"] else None
         history = None if flags["no_history"] else flags["history"] or history_file()
         with lines(history) as read:
             Chat(session, endpoints, screen, notes, flags["metrics"], baseline).run(read)
-
-
-_OPTION_NAMES = (
-    *SAMPLING_NAMES, "logit_bias", "seed", "max_tokens", "mode", "draft", "depth", "verification",
-    "down_weight", "chat_template_kwargs",
-)  # fmt: skip
-
-
-def _hint() -> str:
-    return "/help for commands, Ctrl-C stops a reply, /quit or Ctrl-D ends"
 
 
 def _screen(show_origin: bool, notes: Console) -> ChatScreen:
@@ -189,8 +176,9 @@ class Chat:
             "messages": [{"role": role, "content": text} for role, text in whole],
             "max_tokens": max(1, tokens),
         }
-        if self._session.options.temperature is not None:
-            content["temperature"] = self._session.options.temperature
+        temperature = self._session.options.get("temperature")
+        if temperature is not None:
+            content["temperature"] = temperature
         measured = self._baseline.measure(0, content)
         if measured.error is not None:
             raise ClientError(measured.error)

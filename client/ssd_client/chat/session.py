@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssd_client.errors import count
-from ssd_client.generate.request import ChatPrompt, GenerateOptions
+from ssd_client.generate.request import ChatPrompt
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult
 from ssd_client.generate.speculation import MODES, SpeculationStats
 from ssd_client.terminal.params import parse_number
@@ -31,7 +31,7 @@ class Quit(Exception):
 
 @dataclass
 class Session:
-    options: GenerateOptions
+    options: RequestOptions
     system: str | None = None
     messages: list[tuple[str, str]] = field(default_factory=list)  # (role, content)
     replies: int = 0
@@ -86,7 +86,7 @@ class Session:
         raise ValueError(f"/{name} is not known\n{HELP}")
 
     def _set(self, **changed: float | int | str | None) -> str:
-        self.options = dataclasses.replace(self.options, **changed)  # type: ignore[arg-type]
+        self.options = {**self.options, **changed}  # type: ignore[typeddict-item]
         ((name, value),) = changed.items()
         return f"{name}: {'the server decides' if value is None else value}"
 

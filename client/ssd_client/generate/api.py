@@ -13,14 +13,8 @@ from ssd_client.connection.failover import RetryPolicy
 from ssd_client.connection.security import PLAIN, Security
 from ssd_client.generate import stream
 from ssd_client.generate.events import Event, Tokens
-from ssd_client.generate.request_options import (
-    Asked,
-    Messages,
-    RequestOptions,
-    chat_of,
-    prompt_of,
-    request_of,
-)
+from ssd_client.generate.request import Asked, Messages, build_request, chat_of, prompt_of
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult, Timing
 
 if TYPE_CHECKING:
@@ -122,7 +116,7 @@ class Client(Closing):
 
     def stream(self, prompt: Asked, **options: Unpack[RequestOptions]) -> Stream:
         """The continuation of a text, or of token ids, as it comes."""
-        return self.send(request_of(prompt_of(prompt), options))
+        return self.send(build_request(prompt_of(prompt), options))
 
     def send(self, request: target_pb2.GenerateRequest, metadata: Metadata = ()) -> Stream:
         """A request as it goes over the wire; `metadata` goes with every call."""

@@ -17,14 +17,8 @@ from ssd_client.errors import failure_of
 from ssd_client.generate import stream_async
 from ssd_client.generate.api import INFO_TIMEOUT_S
 from ssd_client.generate.events import Event, Tokens
-from ssd_client.generate.request_options import (
-    Asked,
-    Messages,
-    RequestOptions,
-    chat_of,
-    prompt_of,
-    request_of,
-)
+from ssd_client.generate.request import Asked, Messages, build_request, chat_of, prompt_of
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream_async import AsyncChannels
 
@@ -85,7 +79,7 @@ class AsyncClient(AsyncClosing):
         events = stream_async.generate(
             self._endpoints,
             self._channels,
-            request_of(prompt_of(prompt), options),
+            build_request(prompt_of(prompt), options),
             timeout_s=self._timeout,
             policy=self._policy,
         )

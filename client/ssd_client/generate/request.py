@@ -8,22 +8,13 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ssd.v1 import target_pb2
 from ssd_client.errors import BadInputError
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
-
-SAMPLING_NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 
 
 @dataclass(frozen=True)
@@ -44,54 +35,75 @@ class TokenPrompt:
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
+Asked = str | Sequence[int] | Prompt  # a text, token ids, or a prompt
+Message = Mapping[str, str] | tuple[str, str]  # {"role": .., "content": ..}, or (role, content)
+Messages = str | Sequence[Message]  # a text: one message of a user
+
+# Options that are sent as they are: those with one value by the part of the request that they are
+# in, and lists with the field that they fill there.
+_VALUES = {
+    "sampling": (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+    ),
+    "stop": ("max_tokens",),
+    "speculation": ("depth", "down_weight"),
+}
+_LISTS = {
+    "stop": ("stop", "strings"),
+    "stop_token_id": ("stop", "token_ids"),
+    "draft": ("speculation", "endpoints"),
+}
+_CHOICES: dict[str, Mapping[str, Any]] = {"mode": MODES, "verification": VERIFICATIONS}
 
 
-@dataclass(frozen=True)
-class GenerateOptions:
-    """Everything about a request but its prompt; None leaves it to the server."""
-
-    request_id: str | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_id: Sequence[int] = ()
-    ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    mode: str | None = None
-    draft: Sequence[str] = ()  # speculation endpoints, HOST:PORT
-    depth: int | None = None
-    verification: str | None = None
-    down_weight: float | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    cache_salt: str | None = None
+def prompt_of(asked: Asked) -> Prompt:
+    if isinstance(asked, str):
+        return TextPrompt(asked)
+    if isinstance(asked, TextPrompt | ChatPrompt | TokenPrompt):
+        return asked
+    return TokenPrompt(tuple(asked))
 
 
-def build_request(prompt: Prompt, options: GenerateOptions) -> target_pb2.GenerateRequest:
+def chat_of(messages: Messages) -> ChatPrompt:
+    if isinstance(messages, str):
+        return ChatPrompt((("user", messages),))
+    return ChatPrompt(tuple(map(_message, messages)))
+
+
+def _message(message: Message) -> tuple[str, str]:
+    if isinstance(message, tuple):
+        return message
+    try:
+        return message["role"], message["content"]
+    except KeyError as missing:
+        raise BadInputError(f"messages: {missing.args[0]!r} is missing in {message!r}") from None
+
+
+def build_request(prompt: Prompt, options: RequestOptions) -> target_pb2.GenerateRequest:
     """Raises BadInputError where a value cannot be sent; the server judges the rest."""
+    unknown = options.keys() - RequestOptions.__annotations__.keys()
+    if unknown:
+        raise BadInputError(f"{', '.join(sorted(unknown))}: no such option")
     request = target_pb2.GenerateRequest(
-        request_id=options.request_id or "", cache_salt=options.cache_salt or ""
+        request_id=options.get("request_id") or "", cache_salt=options.get("cache_salt") or ""
     )
-    _set_prompt(request, prompt)
-    if options.chat_template_kwargs is not None:
-        if not isinstance(prompt, ChatPrompt):
-            raise BadInputError("--chat-template-kwargs needs --chat")
-        request.chat.template_kwargs.update(options.chat_template_kwargs)
-    _set_sampling(request, options)
-    _set_stop(request, options)
-    _set_speculation(request, options)
-    if options.logprobs or options.top_logprobs:
+    _set_prompt(request, prompt, options.get("chat_template_kwargs"))
+    _set_values(request, options)
+    _set_lists(request, options)
+    if options.get("ignore_eos"):
+        request.stop.ignore_eos = True
+    top_logprobs = options.get("top_logprobs")
+    if options.get("logprobs") or top_logprobs:
         request.logprobs.chosen = True
         with _named("top_logprobs"):
-            request.logprobs.top_n = options.top_logprobs or 0
+            request.logprobs.top_n = top_logprobs or 0
     return request
 
 
@@ -119,7 +131,9 @@ def _is_token_id(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < 2**32
 
 
-def _set_prompt(request: target_pb2.GenerateRequest, prompt: Prompt) -> None:
+def _set_prompt(
+    request: target_pb2.GenerateRequest, prompt: Prompt, template_kwargs: Mapping[str, Any] | None
+) -> None:
     match prompt:
         case TextPrompt(text):
             request.text = text
@@ -129,56 +143,36 @@ def _set_prompt(request: target_pb2.GenerateRequest, prompt: Prompt) -> None:
                 request.chat.messages.add(role=role, content=content)
         case TokenPrompt(token_ids):
             request.token_ids = pack_token_ids(token_ids)
+    if template_kwargs is not None:
+        if not isinstance(prompt, ChatPrompt):
+            raise BadInputError("--chat-template-kwargs needs --chat")
+        request.chat.template_kwargs.update(template_kwargs)
 
 
-def _set_sampling(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
-    for name in (*SAMPLING_NAMES, "seed"):
-        value = getattr(options, name)
+def _set_values(request: target_pb2.GenerateRequest, options: Mapping[str, Any]) -> None:
+    for part, names in _VALUES.items():
+        for name in names:
+            if options.get(name) is not None:
+                with _named(name):
+                    setattr(getattr(request, part), name, options[name])
+    for name, values in _CHOICES.items():
+        value = options.get(name)
         if value is not None:
+            if value not in values:
+                raise BadInputError(f"{name}: one of {', '.join(values)} is needed, got {value!r}")
+            setattr(request.speculation, name, values[value])
+
+
+def _set_lists(request: target_pb2.GenerateRequest, options: Mapping[str, Any]) -> None:
+    """Touching an empty part would not put it on the wire; extending it would."""
+    if isinstance(options.get("stop"), str):
+        raise BadInputError(f"stop: a list of texts is needed, such as [{options['stop']!r}]")
+    for name, (part, field) in _LISTS.items():
+        if options.get(name):
             with _named(name):
-                setattr(request.sampling, name, value)
+                getattr(getattr(request, part), field).extend(options[name])
     with _named("logit_bias"):
-        for token_id, bias in options.logit_bias.items():
-            request.sampling.logit_bias[token_id] = bias
-
-
-def _set_stop(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
-    if options.max_tokens is not None:
-        with _named("max_tokens"):
-            request.stop.max_tokens = options.max_tokens
-    if options.ignore_eos:
-        request.stop.ignore_eos = True
-    # Touching an empty submessage would not put it on the wire; extending it would.
-    if isinstance(options.stop, str):
-        raise BadInputError(f"stop: a list of texts is needed, such as [{options.stop!r}]")
-    if options.stop:
-        with _named("stop"):
-            request.stop.strings.extend(options.stop)
-    if options.stop_token_id:
-        with _named("stop_token_id"):
-            request.stop.token_ids.extend(options.stop_token_id)
-
-
-def _set_speculation(request: target_pb2.GenerateRequest, options: GenerateOptions) -> None:
-    if options.mode is not None:
-        request.speculation.mode = _one_of("mode", options.mode, MODES)
-    if options.verification is not None:
-        request.speculation.verification = _one_of(
-            "verification", options.verification, VERIFICATIONS
-        )
-    if options.draft:
-        with _named("draft"):
-            request.speculation.endpoints.extend(options.draft)
-    for name in ("depth", "down_weight"):
-        if getattr(options, name) is not None:
-            with _named(name):
-                setattr(request.speculation, name, getattr(options, name))
-
-
-def _one_of(name: str, value: str, values: Mapping[str, Any]) -> Any:
-    if value not in values:
-        raise BadInputError(f"{name}: one of {', '.join(values)} is needed, got {value!r}")
-    return values[value]
+        request.sampling.logit_bias.update(options.get("logit_bias", {}))
 
 
 @contextlib.contextmanager

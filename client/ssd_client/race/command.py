@@ -18,7 +18,7 @@ from ssd_client.connection.security import PLAIN
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.api import Client
 from ssd_client.generate.events import Tokens
-from ssd_client.generate.request import SAMPLING_NAMES, ChatPrompt, TextPrompt
+from ssd_client.generate.request import ChatPrompt, TextPrompt
 from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.speculation import MODES
 from ssd_client.local.launcher import LocalPlan, LocalTarget
@@ -26,10 +26,10 @@ from ssd_client.race.lanes import Lane, Run, differing, verdict
 from ssd_client.race.screen import Columns, PlainRaceScreen, RaceScreen
 from ssd_client.terminal import params, render
 from ssd_client.terminal.local_pair import pair_options, plan_pair, target_flags
-from ssd_client.terminal.options import SectionedCommand, bias_of, sampling_options
+from ssd_client.terminal.options import SectionedCommand, sampling_options
 from ssd_client.terminal.prompt import LOCAL_DEFAULT
 from ssd_client.terminal.security_options import security_options
-from ssd_client.terminal.serving import check_local
+from ssd_client.terminal.serving import check_local, pick
 
 DIFFERENT = 1
 ORDER = ("off", "sync", "ssd")
@@ -89,13 +89,8 @@ def race(**flags: Any) -> None:
 
 def _options(flags: dict[str, Any]) -> RequestOptions:
     """One seed for all, whoever drew it."""
-    options: RequestOptions = {
-        "max_tokens": flags["max_tokens"],
-        "seed": secrets.randbits(32) if flags["seed"] is None else flags["seed"],
-        "logit_bias": bias_of(flags["logit_bias"]),
-    }
-    options.update({name: flags[name] for name in SAMPLING_NAMES if flags[name] is not None})  # type: ignore[typeddict-item]
-    return options
+    seed = secrets.randbits(32) if flags["seed"] is None else flags["seed"]
+    return pick(RequestOptions, {**flags, "seed": seed})
 
 
 def _screen(notes: Console, headline: str, runs: Sequence[Run]) -> RaceScreen:

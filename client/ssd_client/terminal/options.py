@@ -18,8 +18,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 OWN, LOCAL = "Options", "Services that are started here"
 
 
-def bias_of(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """The biases of --logit-bias, by token; raises BadInputError where one is given twice."""
+def _bias_by_token(
+    context: click.Context, param: click.Parameter, pairs: Sequence[tuple[int, float]]
+) -> dict[int, float]:
+    """The values of --logit-bias; raises BadInputError where a token is given twice."""
     if len(dict(pairs)) != len(pairs):
         raise BadInputError("--logit-bias: the same token twice")
     return dict(pairs)
@@ -93,6 +95,7 @@ sampling_options = options(
         "--logit-bias",
         type=params.LOGIT_BIAS,
         multiple=True,
+        callback=_bias_by_token,
         help="Added to its logit; repeatable.",
     ),
     click.option("--seed", type=params.uint(64), help="Same seed, same text. Drawn if not given."),

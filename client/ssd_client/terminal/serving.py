@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,9 +27,9 @@ def check_local(flags: Mapping[str, Any]) -> None:
 
 
 def pick(kind: type[_Flags], flags: Mapping[str, Any]) -> _Flags:
-    """A dataclass, from the flags that have its names; others keep their defaults."""
-    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: flags[name] for name in names if name in flags})
+    """A dataclass or a typed dictionary, from the flags that have its names; others keep their
+    defaults."""
+    return kind(**{name: flags[name] for name in kind.__annotations__ if name in flags})
 
 
 @contextlib.contextmanager

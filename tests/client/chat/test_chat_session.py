@@ -9,7 +9,7 @@ import pytest
 
 from ssd_client.chat.session import Quit, Session
 from ssd_client.generate.events import Started, Tokens
-from ssd_client.generate.request import GenerateOptions
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult, Timing
 
 
@@ -22,7 +22,7 @@ def reply(text: str, *origins: str) -> GenerationResult:
 
 
 def test_the_history_goes_along() -> None:
-    session = Session(GenerateOptions(), system="Be kind.")
+    session = Session(RequestOptions(), system="Be kind.")
     session.replied("Hello", reply("Hi!", "target", "cache", "cache"))
     assert session.prompt("And you?").messages == (
         ("system", "Be kind."),
@@ -35,18 +35,18 @@ def test_the_history_goes_along() -> None:
 
 
 def test_commands_change_the_next_replies() -> None:
-    session = Session(GenerateOptions(temperature=1.0, seed=5))
+    session = Session(RequestOptions(temperature=1.0, seed=5))
     assert session.obey("/temp 0.25") == "temperature: 0.25"
     assert session.obey("/seed 9") == "seed: 9"
     assert session.obey("/mode sync") == "mode: sync"
     assert session.obey("/system  Speak like a pirate.") == "system: Speak like a pirate."
     options = session.options
-    assert (options.temperature, options.seed, options.mode) == (0.25, 9, "sync")
+    assert (options["temperature"], options["seed"], options["mode"]) == (0.25, 9, "sync")
     assert session.system == "Speak like a pirate."
     session.obey("/seed")
     session.obey("/mode auto")
     session.obey("/system")
-    assert (session.options.seed, session.options.mode, session.system) == (None, None, None)
+    assert (session.options["seed"], session.options["mode"], session.system) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_commands_change_the_next_replies() -> None:
     ],
 )
 def test_a_wrong_command_changes_nothing_and_says_why(line: str, message: str) -> None:
-    session = Session(GenerateOptions(temperature=0.5))
+    session = Session(RequestOptions(temperature=0.5))
     with pytest.raises(ValueError, match=message):
         session.obey(line)
-    assert session.options == GenerateOptions(temperature=0.5)
+    assert session.options == RequestOptions(temperature=0.5)
 
 
 def test_statistics_count_where_tokens_came_from() -> None:
-    session = Session(GenerateOptions())
+    session = Session(RequestOptions())
     session.replied("a", reply("x", "target", "cache", "cache", "ngram"))
     session.replied("b", reply("y", "target", "just_in_time"))
     assert session.obey("/stats") == (
@@ -78,11 +78,11 @@ def test_statistics_count_where_tokens_came_from() -> None:
 
 def test_one_can_leave() -> None:
     with pytest.raises(Quit):
-        Session(GenerateOptions()).obey("/quit")
+        Session(RequestOptions()).obey("/quit")
 
 
 def test_what_was_said_is_saved_as_messages(tmp_path: Path) -> None:
-    session, file = Session(GenerateOptions(), "Be kind."), tmp_path / "chat.json"
+    session, file = Session(RequestOptions(), "Be kind."), tmp_path / "chat.json"
     session.replied("Hello", reply("Hi!", "target"))
     assert session.obey(f"/save {file}") == f"saved: {file}, 3 messages"
     assert json.loads(file.read_text()) == [

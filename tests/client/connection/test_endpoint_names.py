@@ -14,13 +14,14 @@ from ssd_client.connection.endpoints import Endpoints, check_target, connect, co
 from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import EndpointLostError
 from ssd_client.generate.events import Moved
-from ssd_client.generate.request import GenerateOptions, TextPrompt, build_request
+from ssd_client.generate.request import TextPrompt, build_request
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream import generate
 from ssd_client.terminal.render import endpoint_text
 from tests.client.scripted_target import DRAWN_SEED, Script, full_tokens, leaving, serve
 
-REQUEST = build_request(TextPrompt("Once"), GenerateOptions())
+REQUEST = build_request(TextPrompt("Once"), RequestOptions())
 QUICK = RetryPolicy(lost_wait_s=0.05)
 
 

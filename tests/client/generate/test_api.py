@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import doctest
-import typing
 from pathlib import Path
 
 import grpc
@@ -26,7 +25,6 @@ from ssd_client import (
 )
 from ssd_client.generate.request import (
     ChatPrompt,
-    GenerateOptions,
     TextPrompt,
     TokenPrompt,
     build_request,
@@ -61,7 +59,7 @@ both = pytest.mark.parametrize("way", ["Client", "AsyncClient"])
 def test_a_generation_is_the_requests(way, start):
     server = start()
     result = ask(way, [server.address], seed=3, max_tokens=12, stop=["END"], mode="off")
-    options = GenerateOptions(seed=3, max_tokens=12, stop=["END"], mode="off")
+    options = RequestOptions(seed=3, max_tokens=12, stop=["END"], mode="off")
     assert server.requests == [build_request(TextPrompt("Once"), options)]
     assert result.token_ids == full_tokens(12, 3)
     assert result.text == full_text(12, 3)
@@ -73,7 +71,7 @@ def test_a_generation_is_the_requests(way, start):
 def test_a_prompt_may_be_token_ids(way, start):
     server = start()
     ask(way, [server.address], [5, 7])
-    assert server.requests == [build_request(TokenPrompt((5, 7)), GenerateOptions())]
+    assert server.requests == [build_request(TokenPrompt((5, 7)), RequestOptions())]
 
 
 @both
@@ -131,7 +129,7 @@ def test_messages_come_in_several_forms(start):
         with pytest.raises(BadInputError, match="messages: 'content' is missing"):
             client.chat([{"role": "user"}])
     prompts = [ChatPrompt((("user", "Hello"),)), ChatPrompt(said), ChatPrompt(said)]
-    assert server.requests == [build_request(each, GenerateOptions()) for each in prompts]
+    assert server.requests == [build_request(each, RequestOptions()) for each in prompts]
 
 
 def test_events_come_as_they_are_and_add_up(start):
@@ -201,12 +199,6 @@ def test_a_timeout_covers_everything(start):
 
     with pytest.raises(DeadlineError, match=r"0\.3"):
         asyncio.run(alone())
-
-
-def test_options_are_those_of_a_request():
-    assert (
-        typing.get_type_hints(RequestOptions).keys() == GenerateOptions.__dataclass_fields__.keys()
-    )
 
 
 def test_everything_that_is_exported_is_there():

@@ -8,24 +8,24 @@ from ssd.v1 import target_pb2
 from ssd_client.connection.endpoints import check_address
 from ssd_client.generate.request import (
     ChatPrompt,
-    GenerateOptions,
     TextPrompt,
     TokenPrompt,
     build_request,
     pack_token_ids,
     resume_request,
 )
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 
 
 def test_nothing_but_the_prompt_is_sent_by_default():
-    request = build_request(TextPrompt("Once"), GenerateOptions())
+    request = build_request(TextPrompt("Once"), RequestOptions())
     assert request == target_pb2.GenerateRequest(text="Once")
     assert [field.name for field, _ in request.ListFields()] == ["text"]
 
 
 def test_values_equal_to_the_servers_defaults_are_sent_when_they_were_set():
-    options = GenerateOptions(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=0)
+    options = RequestOptions(temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=0)
     request = build_request(TextPrompt("x"), options)
     present = {field.name for field, _ in request.sampling.ListFields()}
     assert present == {"temperature", "top_k", "top_p", "seed"}
@@ -34,7 +34,7 @@ def test_values_equal_to_the_servers_defaults_are_sent_when_they_were_set():
 
 def test_names_for_the_chat_template_go_with_the_messages():
     names = {"enable_thinking": False, "budget": 5, "words": ["a", None]}
-    chat, options = ChatPrompt((("user", "hi"),)), GenerateOptions(chat_template_kwargs=names)
+    chat, options = ChatPrompt((("user", "hi"),)), RequestOptions(chat_template_kwargs=names)
     sent = build_request(chat, options).chat.template_kwargs
     assert dict(sent.items())["enable_thinking"] is False
     assert [*sent["words"]] == ["a", None]
@@ -42,7 +42,7 @@ def test_names_for_the_chat_template_go_with_the_messages():
 
 
 def test_every_option_has_its_field():
-    options = GenerateOptions(
+    options = RequestOptions(
         request_id="r1",
         temperature=0.5,
         top_k=7,
@@ -98,9 +98,9 @@ def test_every_option_has_its_field():
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (GenerateOptions(mode="off"), ["mode"]),
-        (GenerateOptions(draft=("h:1",)), ["endpoints"]),
-        (GenerateOptions(down_weight=0.0), ["down_weight"]),
+        (RequestOptions(mode="off"), ["mode"]),
+        (RequestOptions(draft=("h:1",)), ["endpoints"]),
+        (RequestOptions(down_weight=0.0), ["down_weight"]),
     ],
 )
 def test_one_speculation_option_implies_no_other(options, names):
@@ -109,14 +109,14 @@ def test_one_speculation_option_implies_no_other(options, names):
 
 
 def test_every_mode_has_its_name():
-    modes = [build_request(TextPrompt("x"), GenerateOptions(mode=m)) for m in MODES]
+    modes = [build_request(TextPrompt("x"), RequestOptions(mode=m)) for m in MODES]
     assert [each.speculation.mode for each in modes] == [3, 2, 1]
     assert set(MODES.values()) | {0} == set(target_pb2.SpeculationMode.values())
     assert set(VERIFICATIONS.values()) | {0} == set(target_pb2.VerificationMode.values())
 
 
 def test_chat_messages_keep_their_order():
-    request = build_request(ChatPrompt((("system", "be"), ("user", "hi"))), GenerateOptions())
+    request = build_request(ChatPrompt((("system", "be"), ("user", "hi"))), RequestOptions())
     assert [(m.role, m.content) for m in request.chat.messages] == [
         ("system", "be"),
         ("user", "hi"),
@@ -124,12 +124,12 @@ def test_chat_messages_keep_their_order():
 
 
 def test_token_ids_are_four_bytes_little_endian():
-    request = build_request(TokenPrompt((1, 258, 2**32 - 1)), GenerateOptions())
+    request = build_request(TokenPrompt((1, 258, 2**32 - 1)), RequestOptions())
     assert request.token_ids == b"\x01\0\0\0\x02\x01\0\0\xff\xff\xff\xff"
 
 
 def test_a_resume_is_the_same_request_with_seed_and_tokens():
-    options = GenerateOptions(
+    options = RequestOptions(
         temperature=0.5, max_tokens=9, stop=("x",), logprobs=True, mode="ssd", draft=("h:1",)
     )
     request = build_request(TextPrompt("Once"), options)

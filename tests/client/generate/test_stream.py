@@ -23,12 +23,12 @@ from ssd_client.errors import (
 from ssd_client.generate import stream
 from ssd_client.generate.events import FinishReason, Moved, Started, Tokens, Usage
 from ssd_client.generate.request import (
-    GenerateOptions,
     TextPrompt,
     build_request,
     pack_token_ids,
     resume_request,
 )
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream import generate
 from tests.client.scripted_target import (
@@ -64,7 +64,7 @@ class FakeClock:
 
 def run(addresses, request=None, *, result=None, events=None, on_event=None, **settings):
     """The result of a request, of a failed one too when `result` is given."""
-    request = request or build_request(TextPrompt("Once"), GenerateOptions())
+    request = request or build_request(TextPrompt("Once"), RequestOptions())
     result = result or GenerationResult(Timing(sent=time.monotonic()))
     settings.setdefault("policy", QUICK)
     with connect(addresses) as endpoints:
@@ -86,7 +86,7 @@ def check_whole(result, count=12, seed=DRAWN_SEED):
 
 def test_a_plain_generation(start):
     server = start()
-    request = build_request(TextPrompt("Once"), GenerateOptions(request_id="mine", seed=3))
+    request = build_request(TextPrompt("Once"), RequestOptions(request_id="mine", seed=3))
     events = []
     result = run([server.address], request, events=events)
     check_whole(result, seed=3)
@@ -118,7 +118,7 @@ def test_a_lost_stream_is_resumed_exactly(start, code, details, after):
     first, second = start(abort_after=(after, code, details)), start()
     request = build_request(
         TextPrompt("Once"),
-        GenerateOptions(temperature=0.5, stop=("zzz",), max_tokens=None, logprobs=True),
+        RequestOptions(temperature=0.5, stop=("zzz",), max_tokens=None, logprobs=True),
     )
     events = []
     result = run([first.address, second.address], request, events=events)
@@ -163,13 +163,13 @@ def test_three_servers_in_turn(start):
 
 def test_the_given_seed_stays(start):
     first, second = start(abort_after=(2, *BROKEN[0])), start()
-    request = build_request(TextPrompt("Once"), GenerateOptions(seed=0))
+    request = build_request(TextPrompt("Once"), RequestOptions(seed=0))
     check_whole(run([first.address, second.address], request), seed=0)
 
 
 def test_an_unreachable_endpoint_is_passed_over(start, nobody):
     server = start()
-    request = build_request(TextPrompt("Once"), GenerateOptions())
+    request = build_request(TextPrompt("Once"), RequestOptions())
     events = []
     result = run([nobody, server.address], request, events=events)
     check_whole(result)
@@ -185,7 +185,7 @@ def test_without_a_token_the_request_is_sent_again_as_it_was(start):
     first = start(abort_after=(0, *BROKEN[0]))
     second = start(fingerprint="model-b", abort_after=(3, *BROKEN[0]))
     third = start(fingerprint="model-b")
-    request = build_request(TextPrompt("Once"), GenerateOptions())
+    request = build_request(TextPrompt("Once"), RequestOptions())
     check_whole(run([first.address, second.address, third.address], request))
     assert second.requests == [request]
     assert len(third.requests) == 1
@@ -365,7 +365,7 @@ def test_the_deadline_is_not_slept_through(start):
 
 def test_leaving_the_loop_cancels_the_call(start):
     server = start(hang_after=2)
-    request = build_request(TextPrompt("Once"), GenerateOptions())
+    request = build_request(TextPrompt("Once"), RequestOptions())
     with connect([server.address]) as endpoints:
         with contextlib.closing(generate(endpoints, request)) as events:
             next(events)

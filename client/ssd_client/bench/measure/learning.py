@@ -26,11 +26,8 @@ def learn(
     learnt: dict[str, list[MeasuredRequest]] = {}
     events: dict[str, list[TraceEvent]] = {}
     for mode in MODES:
-        progress.begin(f"learning, {mode}", len(prompts))
-        try:
-            learnt[mode] = closed_loop(asks[mode], prompts, 1, progress.seen)
-        finally:
-            progress.end()
+        with progress.run(f"learning, {mode}", len(prompts)) as seen:
+            learnt[mode] = closed_loop(asks[mode], prompts, 1, seen)
         events[mode] = traces.settled()
         _check(mode, learnt[mode], events[mode])
     progress.note("timing the draft alone")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ssd_client.bench.measure.requests import MeasuredRequest
 
 
 class BenchProgress(Protocol):
-    def begin(self, title: str, requests: int) -> None: ...
-
-    def seen(self, measured: MeasuredRequest) -> None: ...
-
-    def end(self) -> None: ...
+    def run(
+        self, title: str, requests: int
+    ) -> AbstractContextManager[Callable[[MeasuredRequest], None]]:
+        """Shows a run for as long as its block lasts; yields what is told of each request."""
 
     def note(self, line: str) -> None: ...

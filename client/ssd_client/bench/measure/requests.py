@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ssd_client.connection.endpoints import Endpoint
 from ssd_client.connection.waiting import take
 from ssd_client.errors import ClientError
 from ssd_client.generate.api import Client
 from ssd_client.generate.events import Tokens
-from ssd_client.generate.request import ChatPrompt, GenerateOptions, TextPrompt, build_request
+from ssd_client.generate.request import Prompt
+from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.speculation import SpeculationStats
 
 
@@ -72,35 +72,30 @@ class MeasuredRequest:
 Ask = Callable[[int, str], MeasuredRequest]
 
 
-class TargetAsk:
-    """Asks a target, in one mode."""
-
-    def __init__(self, endpoint: Endpoint, options: GenerateOptions, chat: bool) -> None:
-        self._client, self._options, self._chat = Client.over([endpoint]), options, chat
-
-    def __call__(self, number: int, prompt: str) -> MeasuredRequest:
-        content = ChatPrompt((("user", prompt),)) if self._chat else TextPrompt(prompt)
-        arrivals: list[tuple[float, int]] = []
-        error = None
-        with self._client.send(build_request(content, self._options)) as events:
-            result = events.result
-            try:
-                for event in events:
-                    if isinstance(event, Tokens) and event.token_ids:
-                        arrivals.append((time.monotonic(), len(event.token_ids)))
-            except ClientError as failure:
-                error = str(failure)
-        return MeasuredRequest(
-            number,
-            result.timing.sent,
-            result.timing.ended or result.timing.sent,
-            arrivals,
-            result.token_ids,
-            result.text,
-            result.started.prompt_tokens if result.started else 0,
-            result.speculation or SpeculationStats(),
-            error,
-        )
+def ask_target(
+    client: Client, number: int, prompt: Prompt, options: RequestOptions
+) -> MeasuredRequest:
+    arrivals: list[tuple[float, int]] = []
+    error = None
+    with client.stream(prompt, **options) as events:
+        result = events.result
+        try:
+            for event in events:
+                if isinstance(event, Tokens) and event.token_ids:
+                    arrivals.append((time.monotonic(), len(event.token_ids)))
+        except ClientError as failure:
+            error = str(failure)
+    return MeasuredRequest(
+        number,
+        result.timing.sent,
+        result.timing.ended or result.timing.sent,
+        arrivals,
+        result.token_ids,
+        result.text,
+        result.started.prompt_tokens if result.started else 0,
+        result.speculation or SpeculationStats(),
+        error,
+    )
 
 
 def closed_loop(

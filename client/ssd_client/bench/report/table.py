@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich import progress as bars
@@ -35,15 +37,15 @@ class TerminalProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar: bars.Progress | None = None
-        self._tokens = 0
 
-    def begin(self, title: str, requests: int) -> None:
-        self._tokens = 0
+    @contextlib.contextmanager
+    def run(self, title: str, requests: int) -> Iterator[Callable[[MeasuredRequest], None]]:
         if not self._console.is_terminal:
             self._console.print(f"{title}: {requests} requests", soft_wrap=True, highlight=False)
+            yield lambda measured: None
             return
-        self._bar = bars.Progress(
+        tokens = 0
+        with bars.Progress(
             bars.TextColumn("{task.description:<34}"),
             bars.BarColumn(bar_width=24),
             bars.MofNCompleteColumn(),
@@ -51,22 +53,17 @@ class TerminalProgress:
             bars.TextColumn("{task.fields[rate]}"),
             console=self._console,
             transient=True,
-        )
-        self._bar.start()
-        self._task = self._bar.add_task(title, total=requests, rate="")
+        ) as bar:
+            task = bar.add_task(title, total=requests, rate="")
 
-    def seen(self, measured: MeasuredRequest) -> None:
-        if self._bar is None:
-            return
-        self._tokens += measured.num_tokens
-        elapsed = self._bar.tasks[0].elapsed or 0.0
-        rate = f"{self._tokens / elapsed:.0f} tokens/s" if elapsed else ""
-        self._bar.update(self._task, advance=1, rate=rate)
+            def seen(measured: MeasuredRequest) -> None:
+                nonlocal tokens
+                tokens += measured.num_tokens
+                elapsed = bar.tasks[0].elapsed or 0.0
+                rate = f"{tokens / elapsed:.0f} tokens/s" if elapsed else ""
+                bar.update(task, advance=1, rate=rate)
 
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            yield seen
 
     def note(self, line: str) -> None:
         note(self._console, line)
