@@ -21,7 +21,7 @@ import transformers
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_client.local.launcher import LocalTarget
+from ssd_client.local.launcher import LocalPlan, LocalTarget
 from ssd_engine.checkpoints.model_store import resolve_model
 
 SUBJECTS = (
@@ -184,7 +184,7 @@ def main() -> None:
         f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, "
         f"transformers {transformers.__version__}"
     )
-    with LocalTarget(options.model) as target:
+    with LocalTarget(LocalPlan(options.model)) as target:
         service = Service(target.address, options.new_tokens)
         rates = measure(oracle, service, options.repeats)
         print(f"transformers uses {torch.get_num_threads()} threads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from ssd_client.bench.measure.openai import check_baseline
 from ssd_client.bench.measure.prompts import HUB_SETS, STORIES, load_prompts
 from ssd_client.bench.measure.settings import MODES, Settings
 from ssd_client.bench.measure.subject import Subject, command_line
-from ssd_client.bench.report.report import check_report_extra, write_report
-from ssd_client.bench.report.results import check_output
+from ssd_client.bench.report.report import write_report
+from ssd_client.bench.report.results import check_extra, check_output
 from ssd_client.bench.report.table import TerminalProgress, show_results
-from ssd_client.bench.report.wandb_log import check_wandb_extra, log_results
+from ssd_client.bench.report.wandb_log import log_results
 from ssd_client.bench.run import Bench
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.local.launcher import LocalPlan
@@ -131,7 +131,8 @@ def bench(**flags: Any) -> None:
                 running.delay_curve(proxy, flags["link_delay"], flags["out"])
         finally:
             _show(flags, running, progress)
-        _log(flags, running)
+        if flags["wandb"] is not None:
+            log_results(running.results.as_json(), flags["wandb"])
     if running.results.failed or running.results.more.get("equality", {}).get("differences"):
         raise SystemExit(1)
 
@@ -151,25 +152,18 @@ def _check(flags: dict[str, Any]) -> None:
         raise BadInputError("--request-rate has no --concurrency: requests come when they come")
     if flags["link_delay"] and (not flags["local"] or "ssd" not in (flags["modes"] or MODES)):
         raise BadInputError("--link-delay needs --local and mode ssd: it slows that link down")
-    if flags["report"] is not None:
-        check_report_extra()
-    if flags["wandb"] is not None:
-        check_wandb_extra()
+    for name, module in (("report", "matplotlib"), ("wandb", "wandb")):
+        if flags[name] is not None:
+            check_extra(name, module)
 
 
 def _settings(flags: dict[str, Any], subject: Subject) -> Settings:
     names = {each.name for each in dataclasses.fields(Settings)} & set(flags)
     given = {name: flags[name] for name in names}
-    possible = [mode for mode in MODES if subject.offers(mode)]
-    given["modes"] = _once(flags["modes"]) or tuple(possible)
-    given["concurrency"] = _once(flags["concurrency"])
-    given["request_rate"] = _once(flags["request_rate"] or ())
-    given["baselines"] = _once(flags["baselines"])
+    for name in ("modes", "concurrency", "request_rate", "baselines"):
+        given[name] = tuple(dict.fromkeys(flags[name] or ()))
+    given["modes"] = given["modes"] or tuple(mode for mode in MODES if subject.offers(mode))
     return Settings(**given)
-
-
-def _once(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 def _others(flags: dict[str, Any], timed: tuple[str, ...]) -> list[str]:
@@ -210,8 +204,3 @@ def _show(flags: dict[str, Any], running: Bench, progress: TerminalProgress) -> 
                 write(path)
             except ClientError as error:
                 progress.note(str(error))
-
-
-def _log(flags: dict[str, Any], running: Bench) -> None:
-    if flags["wandb"] is not None:
-        log_results(running.results.as_json(), flags["wandb"])

@@ -203,7 +203,7 @@ class Bench:
                 prediction = learn(
                     self._subject, self.traces, self._asks, self._others, self._progress
                 )
-                self.results.more["theory"] = prediction.as_json()
+                self.results.more["theory"] = asdict(prediction)
             except ClientError as error:
                 missing = str(error)
         if missing:

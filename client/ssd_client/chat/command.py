@@ -21,7 +21,6 @@ from ssd_client.generate.api import Client
 from ssd_client.generate.events import Moved, Tokens
 from ssd_client.generate.request import build_request
 from ssd_client.generate.request_options import RequestOptions
-from ssd_client.generate.result import GenerationResult
 from ssd_client.local.launcher import LocalFlags, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
@@ -155,33 +154,22 @@ class Chat:
         if result.token_ids:  # else it was stopped before it began
             self._session.replied(said, result)
         if self._metrics or stopped:
-            self._show_metrics(result, stopped)
+            render.show_statistics(self._notes, result, stopped)
         if self._baseline is not None and stopped is None:
-            self._ask_baseline(len(result.token_ids))
+            self._ask_baseline(self._baseline, len(result.token_ids))
 
-    def _show_metrics(self, result: GenerationResult, stopped: str | None) -> None:
-        render.note(self._notes, " · ".join(render.statistics(result, stopped)))
-        line = render.speculation_line(result)
-        if line:
-            render.note(self._notes, line)
-
-    def _ask_baseline(self, tokens: int) -> None:
+    def _ask_baseline(self, server: OpenAIServer, tokens: int) -> None:
         """Asks for as many tokens of the same conversation."""
-        if self._baseline is None:
-            return
-        messages = self._session.messages[:-1]
-        system = self._session.system
-        whole = [("system", system), *messages] if system is not None else messages
         content: dict[str, Any] = {
-            "messages": [{"role": role, "content": text} for role, text in whole],
+            "messages": self._session.said(-1),
             "max_tokens": max(1, tokens),
         }
         temperature = self._session.options.get("temperature")
         if temperature is not None:
             content["temperature"] = temperature
-        measured = self._baseline.measure(0, content)
+        measured = server.measure(0, content)
         if measured.error is not None:
             raise ClientError(measured.error)
-        render.note(self._notes, f"{self._baseline.model}: {measured.text.strip()}")
+        render.note(self._notes, f"{server.model}: {measured.text.strip()}")
         rate = f"{1 / measured.tpot_s:.1f} tokens/s" if measured.tpot_s else "no rate"
-        render.note(self._notes, f"{self._baseline.model}: {measured.num_tokens} tokens · {rate}")
+        render.note(self._notes, f"{server.model}: {measured.num_tokens} tokens · {rate}")

@@ -38,11 +38,18 @@ class Session:
     tokens: int = 0
     seconds: float = 0.0  # after the first tokens
     origins: Counter[str] = field(default_factory=Counter)
-    speculation: SpeculationStats | None = None
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     def prompt(self, said: str) -> ChatPrompt:
-        system = [("system", self.system)] if self.system is not None else []
-        return ChatPrompt((*system, *self.messages, ("user", said)))
+        return ChatPrompt((*self._system(), *self.messages, ("user", said)))
+
+    def said(self, end: int | None = None) -> list[dict[str, str]]:
+        """The messages up to `end`, after the system's, as other tools write them."""
+        whole = (*self._system(), *self.messages[:end])
+        return [{"role": role, "content": text} for role, text in whole]
+
+    def _system(self) -> list[tuple[str, str]]:
+        return [("system", self.system)] if self.system is not None else []
 
     def replied(self, said: str, result: GenerationResult) -> None:
         """A reply that was stopped counts, too: what was heard of it was said."""
@@ -53,9 +60,8 @@ class Session:
         timing = result.timing
         if timing.first_token is not None and timing.last_token is not None:
             self.seconds += timing.last_token - timing.first_token
-        stats = result.speculation
-        if stats is not None:
-            self.speculation = self.speculation + stats if self.speculation else stats
+        if result.speculation is not None:
+            self.speculation += result.speculation
 
     def obey(self, line: str) -> str:
         """Follows a command; returns what to say about it; a ValueError says what is wrong."""
@@ -95,8 +101,7 @@ class Session:
         if not name:
             raise ValueError("/save: the name of a file is needed")
         path = Path(name).expanduser()
-        system = [("system", self.system)] if self.system is not None else []
-        said = [{"role": role, "content": text} for role, text in (*system, *self.messages)]
+        said = self.said()
         try:
             with path.open("x", encoding="utf-8") as file:
                 json.dump(said, file, ensure_ascii=False, indent=1)
@@ -106,15 +111,16 @@ class Session:
         return f"saved: {path}, {count(len(said), 'message')}"
 
     def statistics(self) -> str:
-        parts = [f"{self.replies} replies", f"{self.tokens} tokens"]
-        if self.seconds:
-            parts.append(f"{max(0, self.tokens - self.replies) / self.seconds:.1f} tokens/s")
-        parts += [f"{self.origins[name]} {title}" for name, title in ORIGINS.items()
-                  if self.origins[name]]  # fmt: skip
-        stats = self.speculation
-        if stats is not None and stats.hit_rate is not None:
-            parts.append(f"hit rate {stats.hit_rate:.0%}")
-        return " · ".join(parts)
+        after_first, hit_rate = max(0, self.tokens - self.replies), self.speculation.hit_rate
+        counted = ((self.origins[name], title) for name, title in ORIGINS.items())
+        parts = (
+            f"{self.replies} replies",
+            f"{self.tokens} tokens",
+            f"{after_first / self.seconds:.1f} tokens/s" if self.seconds else "",
+            *(f"{number} {title}" for number, title in counted if number),
+            "" if hit_rate is None else f"hit rate {hit_rate:.0%}",
+        )
+        return " · ".join(part for part in parts if part)
 
 
 ORIGINS = {

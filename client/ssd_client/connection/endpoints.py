@@ -11,11 +11,12 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.v1 import (
     speculation_pb2,
@@ -89,16 +90,28 @@ class Endpoint:
             del self._channels[:-_KEPT_CHANNELS]
 
     def model_info(self, timeout_s: float) -> target_pb2.GetModelInfoResponse:
+        return self.ask(self.target.GetModelInfo, target_pb2.GetModelInfoRequest(), timeout_s)
+
+    def draft_info(self, timeout_s: float) -> speculation_pb2.GetDraftInfoResponse:
+        request = speculation_pb2.GetDraftInfoRequest()
+        return self.ask(self.draft.GetDraftInfo, request, timeout_s)
+
+    def ask(self, call: Callable[..., Any], request: Message, timeout_s: float) -> Any:
+        """The answer to one call of this endpoint's stubs; a ClientError where there is none."""
         try:
-            return self.target.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=timeout_s)
+            return call(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise failure_of(error, self.address, admitted=False) from error
 
-    def draft_info(self, timeout_s: float) -> speculation_pb2.GetDraftInfoResponse:
+    def readiness(self, timeout_s: float) -> str:
+        """ "ready" or "not ready"; the status code where the service does not say it."""
+        request = health_pb2.HealthCheckRequest(service="readiness")
         try:
-            return self.draft.GetDraftInfo(speculation_pb2.GetDraftInfoRequest(), timeout=timeout_s)
+            answer = self.health.Check(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise failure_of(error, self.address, admitted=False) from error
+            return str(error.code().name).lower()
+        ready = answer.status == health_pb2.HealthCheckResponse.SERVING
+        return "ready" if ready else "not ready"
 
     def close(self) -> None:
         with self._lock:

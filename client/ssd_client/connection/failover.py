@@ -61,16 +61,18 @@ class RetrySchedule:
         self._policy = policy
         self._candidates = [_Candidate(index) for index in range(endpoints)]
         self._losses_left = policy.retries_for(endpoints)
-        self._full_left = policy.full_tries * endpoints - 1
-        self._leaving_left = policy.leaving_tries * endpoints - 1
+        self._tries_left = {
+            EndpointFullError: policy.full_tries * endpoints - 1,
+            EndpointLeavingError: policy.leaving_tries * endpoints - 1,
+        }
 
     def grow(self, endpoints: int) -> None:
         """There are so many now: the new ones come with retries of their own."""
         for index in range(len(self._candidates), endpoints):
             self._candidates.append(_Candidate(index))
             self._losses_left += self._policy.retries is None
-            self._full_left += self._policy.full_tries
-            self._leaving_left += self._policy.leaving_tries
+            self._tries_left[EndpointFullError] += self._policy.full_tries
+            self._tries_left[EndpointLeavingError] += self._policy.leaving_tries
 
     def hopeless(self, index: int, failure: ClientError) -> bool:
         """Whether, after this failure, no endpoint is left that was not lost."""
@@ -89,9 +91,10 @@ class RetrySchedule:
             case EndpointLostError():
                 self._lost(self._candidates[index], failure, tokens, now)
             case EndpointFullError():
-                self._full(self._candidates[index], failure, now)
+                self._wait(self._candidates[index], _Standing.FULL, failure, now)
             case EndpointLeavingError():
-                self._leaving(self._candidates[index], failure, now)
+                # This is no loss: it said so. Where any was lost before, who is back first?
+                self._wait(self._candidates[index], _Standing.LOST, failure, now)
             case ModelMismatchError():
                 self._unfit(self._candidates[index], failure)
             case _:
@@ -109,25 +112,24 @@ class RetrySchedule:
         candidate.standing = _Standing.LOST
         candidate.ready_at = now + min(wait, self._policy.lost_wait_max_s)
 
-    def _leaving(self, candidate: _Candidate, failure: EndpointLeavingError, now: float) -> None:
-        """This is no loss: it said so. Where any was lost before, who is back first?"""
-        if self._leaving_left <= 0:
-            raise failure
-        self._leaving_left -= 1
-        candidate.standing = _Standing.LOST
-        candidate.ready_at = now + min(failure.retry_delay_s, self._policy.full_wait_max_s)
-
     def _unfit(self, candidate: _Candidate, failure: ModelMismatchError) -> None:
         """It is not tried again; the request ends unless an endpoint is left that may fit."""
         candidate.standing = _Standing.UNFIT
         if min(each.standing for each in self._candidates) >= _Standing.LOST:
             raise failure
 
-    def _full(self, candidate: _Candidate, failure: EndpointFullError, now: float) -> None:
-        if self._full_left <= 0:
+    def _wait(
+        self,
+        candidate: _Candidate,
+        standing: _Standing,
+        failure: EndpointFullError | EndpointLeavingError,
+        now: float,
+    ) -> None:
+        """It is tried again when it advises it, unless it has said so too often."""
+        if self._tries_left[type(failure)] <= 0:
             raise failure
-        self._full_left -= 1
+        self._tries_left[type(failure)] -= 1
         advice = failure.retry_delay_s
         wait = self._policy.full_wait_s if advice is None else advice
-        candidate.standing = _Standing.FULL
+        candidate.standing = standing
         candidate.ready_at = now + min(wait, self._policy.full_wait_max_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 
@@ -31,23 +32,16 @@ class Security:
         self, address: str, options: Options, server_name: str | None = None
     ) -> grpc.Channel:
         """`server_name`: whom to expect there, unless the user has said it."""
-        chosen, credentials = self._transport(address, options, server_name)
         shown = self.metadata(address)
-        if credentials is None:
-            channel = grpc.insecure_channel(address, options=chosen)
-        else:
-            channel = grpc.secure_channel(address, credentials, options=chosen)
+        channel = self._open(grpc, address, options, server_name)
         return grpc.intercept_channel(channel, _Bearer(shown)) if shown else channel
 
     def async_channel(
         self, address: str, options: Options, server_name: str | None = None
     ) -> grpc.aio.Channel:
         """The same for asyncio; the token goes with every call, as `metadata`."""
-        chosen, credentials = self._transport(address, options, server_name)
         self.metadata(address)  # whether it may be shown
-        if credentials is None:
-            return grpc.aio.insecure_channel(address, options=chosen)
-        return grpc.aio.secure_channel(address, credentials, options=chosen)
+        return self._open(grpc.aio, address, options, server_name)
 
     def metadata(self, address: str) -> tuple[tuple[str, str], ...]:
         """What every call shows of the token, if there is one."""
@@ -60,19 +54,18 @@ class Security:
             )
         return (("authorization", f"Bearer {self.token}"),)
 
-    def _transport(
-        self, address: str, options: Options, server_name: str | None
-    ) -> tuple[list[tuple[str, Any]], grpc.ChannelCredentials | None]:
-        """Options, and credentials where there is TLS."""
+    def _open(self, kind: Any, address: str, options: Options, server_name: str | None) -> Any:
+        """A channel of `kind`, grpc or grpc.aio, over TLS where there is any."""
         # A proxy from the environment is for other machines, not for this one.
         proxy = [("grpc.enable_http_proxy", 0)] if is_loopback(_host(address)) else []
         chosen = [*options, *proxy]
         if not self.tls:
-            return chosen, None
+            return kind.insecure_channel(address, options=chosen)
         expected = self.server_name or server_name
         if expected is not None:
             chosen.append(("grpc.ssl_target_name_override", expected))
-        return chosen, grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+        credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+        return kind.secure_channel(address, credentials, options=chosen)
 
     def for_named_by_others(self) -> Security:
         """Security for addresses that a server named, not the user: whoever has no certificate of
@@ -91,15 +84,8 @@ def is_loopback(host: str) -> bool:
     return _LOOPBACK.fullmatch(host) is not None
 
 
-class _Details(NamedTuple):
-    """The details of a call that an interceptor passes on; gRPC offers no class for them."""
-
-    method: str
-    timeout: float | None
-    metadata: Sequence[tuple[str, str]]
-    credentials: Any
-    wait_for_ready: bool | None
-    compression: Any
+# Details of a call that an interceptor passes on; gRPC offers no class for them.
+_DETAILS = ("method", "timeout", "credentials", "wait_for_ready", "compression")
 
 
 class _Bearer(
@@ -115,17 +101,8 @@ class _Bearer(
 
     def _intercept(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         metadata = [*(details.metadata or ()), *self._shown]
-        return continuation(
-            _Details(
-                details.method,
-                details.timeout,
-                metadata,
-                details.credentials,
-                details.wait_for_ready,
-                details.compression,
-            ),
-            request,
-        )
+        same = {name: getattr(details, name) for name in _DETAILS}
+        return continuation(SimpleNamespace(**same, metadata=metadata), request)
 
     intercept_unary_unary = intercept_unary_stream = _intercept
     intercept_stream_unary = intercept_stream_stream = _intercept

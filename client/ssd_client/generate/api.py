@@ -102,16 +102,7 @@ class Client(Closing):
         from ssd_client.local.launcher import LocalFlags, LocalTarget, plan_local
 
         flags = LocalFlags(local_model=model, local_draft=draft, local_device=device)
-        plan = plan_local(flags)
-        with (
-            LocalTarget(
-                plan.model,
-                draft=plan.draft,
-                flags=plan.target_flags,
-                draft_flags=plan.draft_flags,
-            ) as target,
-            cls(target.address) as client,
-        ):
+        with LocalTarget(plan_local(flags)) as target, cls(target.address) as client:
             yield client
 
     def stream(self, prompt: Asked, **options: Unpack[RequestOptions]) -> Stream:

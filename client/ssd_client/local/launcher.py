@@ -154,41 +154,28 @@ def _check_no_draft(flags: LocalFlags) -> None:
 class LocalTarget:
     """Context manager around `ssd-target serve MODEL`; `address` once it is ready.
 
-    With `draft`, a draft service of that model is started beside it, and both load at the same
-    time; with `mps` they compute on one GPU at the same time, too, the draft on at most
-    `draft_share` percent of it. `cores` and `draft_cores` are all that the services run on. Enter
-    it from a thread that lives as long as the block: on Linux the services are stopped with the
-    thread that started them. `on_phase` is told "starting", "loading" and "ready".
+    Where the plan has a draft, its service is started beside it, and both load at the same time.
+    `cores` and `draft_cores` are all that the services run on. Enter it from a thread that lives as
+    long as the block: on Linux the services are stopped with the thread that started them.
+    `on_phase` is told "starting", "loading" and "ready".
     """
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        plan: LocalPlan,
         *,
-        draft: str | None = None,
-        flags: Sequence[str] = (),
-        draft_flags: Sequence[str] = (),
-        mps: bool = False,
-        draft_share: int = 100,
-        through: Callable[[str], str] = lambda address: address,
         cores: Collection[int] | None = None,
         draft_cores: Collection[int] | None = None,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self.address = ""
         self.startup_s = 0.0
-        self._model = model
-        self._draft = draft
-        self._flags = flags
-        self._draft_flags = draft_flags
-        self._mps = mps
-        self._draft_share = draft_share
-        self._through = through
+        self._plan = plan
         self._cores, self._draft_cores = cores, draft_cores
         self._on_phase = on_phase
 
     def __enter__(self) -> LocalTarget:
-        check_installed("ssd_target", *(["ssd_draft"] if self._draft else []))
+        check_installed("ssd_target", *(["ssd_draft"] if self._plan.draft else []))
         begun = time.monotonic()
         self._on_phase("starting")
         with contextlib.ExitStack() as stack:
@@ -214,24 +201,24 @@ class LocalTarget:
 
     def _start(self, stack: contextlib.ExitStack) -> list[LocalService]:
         """The services, listening but not ready, the target last: it is told where its draft is."""
-        services = []
-        flags = list(self._flags)
-        shared = stack.enter_context(mps_daemon()) if self._mps else {}
-        if self._draft:
+        plan, services = self._plan, []
+        flags = list(plan.target_flags)
+        shared = stack.enter_context(mps_daemon()) if plan.mps else {}
+        if plan.draft:
             draft = LocalService(
                 "ssd_draft",
-                self._draft,
-                self._draft_flags,
-                name=f"draft {self._draft}",
-                environment={**shared, **share_variables(self._draft_share)},
+                plan.draft,
+                plan.draft_flags,
+                name=f"draft {plan.draft}",
+                environment={**shared, **share_variables(plan.draft_share)},
                 cores=self._draft_cores,
             )
-            shared = {**shared, **share_variables(100 - self._draft_share or 100)}
+            shared = {**shared, **share_variables(100 - plan.draft_share or 100)}
             services.append(stack.enter_context(draft))
-            address = self._through(draft.address)
+            address = plan.through(draft.address)
             flags += ["--draft", address, "--trust-draft", address]
         target = LocalService(
-            "ssd_target", self._model, flags, environment=shared, cores=self._cores
+            "ssd_target", plan.model, flags, environment=shared, cores=self._cores
         )
         services.append(stack.enter_context(target))
         for each in services:

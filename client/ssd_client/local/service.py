@@ -19,10 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import grpc
-from grpc_health.v1 import health_pb2
-
-from ssd_client.connection.endpoints import Endpoint, connect
+from ssd_client.connection.endpoints import connect
 from ssd_client.errors import ClientError
 
 NEEDS_SERVE = '--local needs the serving extra: pip install "ssd-serve[serve]"'
@@ -141,19 +138,10 @@ def wait_until_ready(services: Sequence[LocalService]) -> None:
     """
     with connect([each.address for each in services]) as endpoints:
         waiting = list(endpoints)
-        while waiting := [each for each in waiting if not _is_ready(each)]:
+        while waiting := [each for each in waiting if each.readiness(_CHECK_S) != "ready"]:
             for service in services:
                 service.check_starting()
             time.sleep(_POLL_S)
-
-
-def _is_ready(endpoint: Endpoint) -> bool:
-    request = health_pb2.HealthCheckRequest(service="readiness")
-    try:
-        response = endpoint.health.Check(request, timeout=_CHECK_S)
-    except grpc.RpcError:
-        return False
-    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ssd_client.bench.measure.settings import MODES
 from ssd_client.bench.measure.subject import settled_info
 from ssd_client.connection.endpoints import DEFAULT_ADDRESS, Endpoint, connect_one
 from ssd_client.connection.security import PLAIN
@@ -20,7 +21,7 @@ from ssd_client.generate.api import Client
 from ssd_client.generate.events import Tokens
 from ssd_client.generate.request import ChatPrompt, TextPrompt
 from ssd_client.generate.request_options import RequestOptions
-from ssd_client.generate.speculation import MODES
+from ssd_client.generate.speculation import MODES as MODE_NUMBERS
 from ssd_client.local.launcher import LocalPlan, LocalTarget
 from ssd_client.race.lanes import Lane, Run, differing, verdict
 from ssd_client.race.screen import Columns, PlainRaceScreen, RaceScreen
@@ -32,7 +33,6 @@ from ssd_client.terminal.security_options import security_options
 from ssd_client.terminal.serving import check_local, pick
 
 DIFFERENT = 1
-ORDER = ("off", "sync", "ssd")
 BOTH_CORES = Lane("off", "the target on both cores", "off on both")
 _WARM_UP = "Once upon a time"
 _WARM_UP_TOKENS = {"off": 8, "sync": 64, "ssd": 128}  # until it is known what pays
@@ -52,7 +52,7 @@ class RaceEntry:
 @click.option(
     "--mode",
     "modes",
-    type=click.Choice(ORDER),
+    type=click.Choice(MODES),
     multiple=True,
     help="Modes that run; repeatable.  [default: all that the target has]",
 )
@@ -142,7 +142,7 @@ def _target_heat(flags: dict[str, Any]) -> RaceEntry:
     address, security = flags["target"] or DEFAULT_ADDRESS, flags["security"]
     with connect_one(address, security) as endpoint:
         offered = settled_info(endpoint).speculation_modes
-    have = [mode for mode in ORDER if MODES[mode] in offered]
+    have = [mode for mode in MODES if MODE_NUMBERS[mode] in offered]
     for mode in flags["modes"]:
         if mode not in have:
             raise BadInputError(f"--mode {mode}: {address} has {', '.join(have)}")
@@ -151,13 +151,13 @@ def _target_heat(flags: dict[str, Any]) -> RaceEntry:
 
 
 def _ordered(modes: Sequence[str]) -> list[str]:
-    return [mode for mode in ORDER if mode in modes]
+    return [mode for mode in MODES if mode in modes]
 
 
 def _local_heats(flags: dict[str, Any]) -> list[RaceEntry]:
     if flags["security"] != PLAIN:
         raise BadInputError("--local needs neither TLS nor a token: leave them out")
-    modes = _ordered(flags["modes"]) or list(ORDER)
+    modes = _ordered(flags["modes"]) or list(MODES)
     plan = plan_pair(flags, modes, named=bool(flags["modes"]))
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if flags["local_device"] != "cpu" or len(cores) < 2:
@@ -193,17 +193,7 @@ def _started(
     tell: Callable[[str], None],
 ) -> Iterator[Endpoint]:
     with (
-        LocalTarget(
-            plan.model,
-            draft=plan.draft,
-            flags=plan.target_flags,
-            draft_flags=plan.draft_flags,
-            mps=plan.mps,
-            draft_share=plan.draft_share,
-            cores=cores,
-            draft_cores=draft_cores,
-            on_phase=tell,
-        ) as target,
+        LocalTarget(plan, cores=cores, draft_cores=draft_cores, on_phase=tell) as target,
         connect_one(target.address) as endpoint,
     ):
         states = {each.state for each in settled_info(endpoint).speculation_endpoints}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ssd_client.bench.measure.equality import first_difference
+from ssd_client.bench.measure.settings import MODES
 from ssd_client.generate.events import Tokens
 from ssd_client.generate.result import GenerationResult
 from ssd_client.generate.speculation import SpeculationStats, served_otherwise
@@ -23,14 +24,14 @@ class Lane:
         return self.title or self.mode
 
 
+@dataclass(eq=False)
 class Run:
     """A lane, and the text that it has told so far."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.state = ""  # while there is no text
-        self.pieces: list[tuple[str, str]] = []  # text, and where it came from
-        self.result: GenerationResult | None = None
+    lane: Lane
+    state: str = ""  # while there is no text
+    pieces: list[tuple[str, str]] = field(default_factory=list)  # text, and where it came from
+    result: GenerationResult | None = None
 
     def take(self, tokens: Tokens) -> None:
         told = "".join(tokens.pieces) == tokens.text and len(tokens.origins) == len(tokens.pieces)
@@ -73,16 +74,13 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def _speeds(runs: Sequence[Run]) -> str:
-    fast = max(runs, key=lambda run: _SPECULATES.index(run.lane.mode))
+    fast = max(runs, key=lambda run: MODES.index(run.lane.mode))
     others = [run for run in runs if run is not fast and run.rate]
     if not fast.rate or not others:
         return ""
     ratios = [f"{fast.rate / run.rate:.1f} × as fast as {run.lane.name}" for run in others
               if run.rate]  # fmt: skip
     return f"{fast.lane.name}: {', '.join(ratios)}"
-
-
-_SPECULATES = ("off", "sync", "ssd")
 
 
 def _otherwise(runs: Sequence[Run]) -> str:

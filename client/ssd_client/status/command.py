@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-import grpc
-from grpc_health.v1 import health_pb2
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -48,19 +46,11 @@ class ServiceSnapshot:
 def see(endpoint: Endpoint, role: str) -> ServiceSnapshot:
     ask: Callable[[float], Any] = endpoint.model_info if role == "target" else endpoint.draft_info
     try:
-        return ServiceSnapshot(endpoint.address, role, _health(endpoint), ask(_TIMEOUT_S))
+        return ServiceSnapshot(
+            endpoint.address, role, endpoint.readiness(_TIMEOUT_S), ask(_TIMEOUT_S)
+        )
     except ClientError as error:
         return ServiceSnapshot(endpoint.address, role, str(error))
-
-
-def _health(endpoint: Endpoint) -> str:
-    request = health_pb2.HealthCheckRequest(service="readiness")
-    try:
-        answer = endpoint.health.Check(request, timeout=_TIMEOUT_S)
-    except grpc.RpcError as error:
-        return str(error.code().name).lower()
-    ready = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return "ready" if ready else "not ready"
 
 
 _services = options(

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from ssd.v1 import trace_pb2
 from ssd_client.connection.endpoints import Endpoint
-from ssd_client.errors import ClientError, failure_of
+from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import origin_name
 
 _EXCHANGES = 16  # readings of a service's clock; the quickest one counts
@@ -71,10 +69,7 @@ class TraceReader:
 
     def _ask(self, first: int) -> trace_pb2.GetTraceResponse:
         request = trace_pb2.GetTraceRequest(first_event=first, max_events=_AT_ONCE)
-        try:
-            return self._endpoint.trace.GetTrace(request, timeout=_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise failure_of(error, self._endpoint.address, admitted=False) from error
+        return self._endpoint.ask(self._endpoint.trace.GetTrace, request, _TIMEOUT_S)
 
     def _event(self, answer: trace_pb2.GetTraceResponse, event: trace_pb2.TraceEvent) -> TraceEvent:
         return TraceEvent(
@@ -101,10 +96,7 @@ def estimate_offset(endpoint: Endpoint) -> ClockOffset:
 
 def _exchange(endpoint: Endpoint) -> ClockOffset:
     begin = time.monotonic()
-    try:
-        answer = endpoint.trace.GetClock(trace_pb2.GetClockRequest(), timeout=_TIMEOUT_S)
-    except grpc.RpcError as error:
-        raise failure_of(error, endpoint.address, admitted=False) from error
+    answer = endpoint.ask(endpoint.trace.GetClock, trace_pb2.GetClockRequest(), _TIMEOUT_S)
     end = time.monotonic()
     return ClockOffset(answer.clock_nanos / _NANOS - (begin + end) / 2, (end - begin) / 2)
 

@@ -60,10 +60,7 @@ class TextOutput:
         if self._written or why is None:
             write_stdout("\n")
         if why != "failed":
-            note(self._notes, " · ".join(statistics(result, why)))
-            speculation = speculation_line(result)
-            if speculation:
-                note(self._notes, speculation)
+            show_statistics(self._notes, result, why)
             if result.speculation and (
                 otherwise := served_otherwise(*self._asked, result.speculation)
             ):
@@ -91,21 +88,28 @@ class JsonOutput:
             write_json(result_json(result, logprobs=self._logprobs))
 
 
+def show_statistics(notes: Console, result: GenerationResult, why: str | None) -> None:
+    """The line of statistics, and that of speculation where there was any."""
+    note(notes, " · ".join(statistics(result, why)))
+    speculation = speculation_line(result)
+    if speculation:
+        note(notes, speculation)
+
+
 def statistics(result: GenerationResult, why: str | None = None) -> list[str]:
     """The parts of the statistics line."""
-    parts = [count(result.completion_tokens, "token")]
     first_s = result.timing.first_after_s()
-    if first_s is not None:
-        parts.append(f"first after {duration(first_s)}")
     rate = result.timing.tokens_per_s(len(result.token_ids))
-    if rate is not None:
-        parts.append(f"{rate:.1f} tokens/s")
-    parts.append(why or (result.finished.reason.value if result.finished else "unfinished"))
-    if result.started is not None:
-        parts.append(f"seed {result.started.seed}")
-    if result.resumed:
-        parts.append("resumed once" if result.resumed == 1 else f"resumed {result.resumed} times")
-    return parts
+    times = "once" if result.resumed == 1 else f"{result.resumed} times"
+    parts = (
+        count(result.completion_tokens, "token"),
+        "" if first_s is None else f"first after {duration(first_s)}",
+        "" if rate is None else f"{rate:.1f} tokens/s",
+        why or (result.finished.reason.value if result.finished else "unfinished"),
+        f"seed {result.started.seed}" if result.started else "",
+        f"resumed {times}" if result.resumed else "",
+    )
+    return [part for part in parts if part]
 
 
 def speculation_line(result: GenerationResult) -> str:
@@ -119,25 +123,22 @@ def speculation_line(result: GenerationResult) -> str:
 
 def speculation_statistics(stats: SpeculationStats, tokens: int) -> list[str]:
     """The parts of the speculation line; `tokens` is what the rounds gave."""
-    parts = [count(stats.rounds, "round"), f"{tokens / stats.rounds:.1f} tokens/round"]
-    if stats.synthetic_acceptance:
-        parts.insert(0, f"SYNTHETIC acceptance {stats.synthetic_acceptance:g}")
-    if stats.mode == "ssd" or stats.hit_rate is not None:
-        parts.append(f"{stats.cache_tokens} of {count(tokens, 'token')} from the cache")
-    if stats.hit_rate is not None:
-        parts.append(f"hit rate {stats.hit_rate * 100:.0f} %")
-    if stats.acceptance is not None:
-        parts.append(f"acceptance {stats.acceptance * 100:.0f} %")
-    if stats.late:
-        parts.append(f"{stats.late} late")
-    if stats.stale:
-        parts.append(f"{stats.stale} stale")
-    if stats.missed:
-        kinds = f"{stats.length_misses} length, {stats.token_misses} token"
-        parts.append(f"{stats.missed} missed ({kinds})")
-    if stats.fallbacks:
-        parts.append(f"fallbacks: {_fallbacks(stats)}")
-    return parts
+    made_up, hit_rate, acceptance = stats.synthetic_acceptance, stats.hit_rate, stats.acceptance
+    cached = f"{stats.cache_tokens} of {count(tokens, 'token')} from the cache"
+    misses = f"{stats.length_misses} length, {stats.token_misses} token"
+    parts = (
+        f"SYNTHETIC acceptance {made_up:g}" if made_up else "",
+        count(stats.rounds, "round"),
+        f"{tokens / stats.rounds:.1f} tokens/round",
+        cached if stats.mode == "ssd" or hit_rate is not None else "",
+        "" if hit_rate is None else f"hit rate {hit_rate * 100:.0f} %",
+        "" if acceptance is None else f"acceptance {acceptance * 100:.0f} %",
+        f"{stats.late} late" if stats.late else "",
+        f"{stats.stale} stale" if stats.stale else "",
+        f"{stats.missed} missed ({misses})" if stats.missed else "",
+        f"fallbacks: {_fallbacks(stats)}" if stats.fallbacks else "",
+    )
+    return [part for part in parts if part]
 
 
 def _fallbacks(stats: SpeculationStats) -> str:

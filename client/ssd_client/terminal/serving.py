@@ -51,17 +51,6 @@ def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -
         render.note(notes, plan.note)
     title = f"{plan.model} with {plan.draft}" if plan.draft else plan.model
     with render.startup_status(notes, title) as on_phase:
-        target = stack.enter_context(
-            LocalTarget(
-                plan.model,
-                draft=plan.draft,
-                flags=plan.target_flags,
-                draft_flags=plan.draft_flags,
-                mps=plan.mps,
-                draft_share=plan.draft_share,
-                through=plan.through,
-                on_phase=on_phase,
-            )
-        )
+        target = stack.enter_context(LocalTarget(plan, on_phase=on_phase))
     render.note(notes, f"{title} ready after {target.startup_s:.1f} s")
     return target.address

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd_client.bench.report import wandb_log
+from ssd_client.bench.report import results, wandb_log
 from ssd_client.errors import ClientError
 
 
@@ -40,6 +40,6 @@ def test_every_run_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_log.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ClientError, match=r"ssd-serve\[wandb\]"):
-        wandb_log.check_wandb_extra()
+        results.check_extra("wandb", "wandb")

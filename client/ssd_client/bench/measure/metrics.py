@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ssd_client.bench.measure.requests import MeasuredRequest
+from ssd_client.bench.measure.requests import MeasuredRequest, total_stats
 from ssd_client.generate.speculation import SpeculationStats
 
 Metrics = dict[str, float | int | list[float] | None]
@@ -28,11 +26,9 @@ class Interval:
 def metrics_of(done: Sequence[MeasuredRequest], seconds: float, devices: int | None) -> Metrics:
     """The metrics of one run that took `seconds` on `devices`; None: their number is not known."""
     good = [each for each in done if each.error is None]
-    tokens_in, tokens_out = (
-        sum(each.prompt_tokens for each in good),
-        sum(each.num_tokens for each in good),
-    )
-    stats = functools.reduce(operator.add, (each.stats for each in good), SpeculationStats())
+    tokens_in = sum(each.prompt_tokens for each in good)
+    tokens_out = sum(each.num_tokens for each in good)
+    stats = total_stats(good)
     return {
         "duration": seconds,
         "completed": len(good),

@@ -7,7 +7,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -72,6 +72,10 @@ class MeasuredRequest:
 Ask = Callable[[int, str], MeasuredRequest]
 
 
+def total_stats(done: Iterable[MeasuredRequest]) -> SpeculationStats:
+    return sum((each.stats for each in done), SpeculationStats())
+
+
 def ask_target(
     client: Client, number: int, prompt: Prompt, options: RequestOptions
 ) -> MeasuredRequest:
@@ -114,8 +118,8 @@ def open_loop(
 ) -> list[MeasuredRequest]:
     """A Poisson process: so many a second, whether others have ended or not."""
     rng = random.Random(seed)
-    moments = list(accumulate(rng.expovariate(rate) for _ in prompts))
-    return _ask_all(ask, prompts, len(prompts), seen, moments)
+    moments = accumulate(rng.expovariate(rate) for _ in prompts)
+    return _ask_all(ask, prompts, len(prompts), seen, list(moments))
 
 
 def _ask_all(

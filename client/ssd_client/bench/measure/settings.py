@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 MODES = ("off", "sync", "ssd")
 
@@ -50,10 +50,6 @@ class Settings:
 
     def runs(self) -> Iterator[RunKey]:
         """Modes take turns, so that what changes with time changes for all of them."""
-        for repeat in range(self.repeats):
-            for load in self.loads:
-                for kind in self.kinds:
-                    yield RunKey(repeat, load, kind)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return itertools.starmap(
+            RunKey, itertools.product(range(self.repeats), self.loads, self.kinds)
+        )

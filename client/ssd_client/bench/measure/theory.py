@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ssd_client.bench.measure.draft_alone import DraftTimes
-from ssd_client.bench.measure.requests import MeasuredRequest
+from ssd_client.bench.measure.requests import MeasuredRequest, total_stats
 from ssd_client.status.traces import TraceEvent
 
 
@@ -43,20 +42,16 @@ class Prediction:
     ssd: float
     ceiling: float  # the most that ssd can gain over sync: everything hits, and drafting is free
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def predict(rates: SpeculationRates, times: Times) -> Prediction:
     """Theorem 7, and its ceiling."""
     turns = times.draft_turn / times.verify
-    sync = rates.e_sync / (times.verify + times.draft_turn)
     parts = (times.verify, times.draft.tree / times.verify, times.draft.backup / times.verify)
     return Prediction(
         rates,
         times,
         off=1 / times.plain_round,
-        sync=sync,
+        sync=rates.e_sync / (times.verify + times.draft_turn),
         ssd=theorem7(rates.p, rates.e_hit, rates.e_miss, *parts),
         ceiling=(1 + turns) * rates.e_hit / rates.e_sync,
     )
@@ -72,23 +67,14 @@ def theorem7(p: float, e_hit: float, e_miss: float, t_v: float, t_p: float, t_b:
 
 
 def rates_of(sync: Sequence[MeasuredRequest], ssd: Sequence[MeasuredRequest]) -> SpeculationRates:
-    return SpeculationRates(e_sync=_per_round(sync), **_hits(ssd))
-
-
-def _per_round(done: Sequence[MeasuredRequest]) -> float:
-    rounds = sum(each.stats.rounds for each in done)
-    return 1 + sum(each.stats.accepted_tokens for each in done) / max(1, rounds)
-
-
-def _hits(done: Sequence[MeasuredRequest]) -> dict[str, float]:
-    stats = [each.stats for each in done]
-    rounds, hits = sum(s.rounds for s in stats), sum(s.cache_rounds for s in stats)
-    right, cached = sum(s.accepted_tokens for s in stats), sum(s.cache_tokens for s in stats)
-    return {
-        "p": hits / max(1, rounds),
-        "e_hit": 1 + cached / max(1, hits),
-        "e_miss": 1 + (right - cached) / max(1, rounds - hits),
-    }
+    turns, found = total_stats(sync), total_stats(ssd)
+    others = found.rounds - found.cache_rounds
+    return SpeculationRates(
+        e_sync=1 + turns.accepted_tokens / max(1, turns.rounds),
+        p=found.cache_rounds / max(1, found.rounds),
+        e_hit=1 + found.cache_tokens / max(1, found.cache_rounds),
+        e_miss=1 + (found.accepted_tokens - found.cache_tokens) / max(1, others),
+    )
 
 
 def times_of(off: Sequence[TraceEvent], sync: Sequence[TraceEvent], draft: DraftTimes) -> Times:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -12,7 +11,6 @@ from typing import Any
 
 from ssd_client.bench.measure.settings import MODES
 from ssd_client.bench.report.results import write_whole
-from ssd_client.errors import ClientError
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1340px; margin: 2em auto; padding: 0 1em;
@@ -49,12 +47,6 @@ _COLUMNS = {
     "wait/round, ms": "wait_per_round_ms",
     "acceptance, %": "spec_decode_acceptance_rate",
 }
-
-
-def check_report_extra() -> None:
-    """Raises before a long run, not after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ClientError('--report needs the report extra: pip install "ssd-serve[report]"')
 
 
 def write_report(content: Mapping[str, Any], path: Path) -> None:

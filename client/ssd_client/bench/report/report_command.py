@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ssd_client.bench.report.report import check_report_extra, write_report
-from ssd_client.bench.report.results import check_output, read_results, write_whole
+from ssd_client.bench.report.report import write_report
+from ssd_client.bench.report.results import check_extra, check_output, read_results, write_whole
 from ssd_client.errors import BadInputError
 
 
@@ -22,7 +22,7 @@ def report(results: Path, out: Path | None, timeline: Path | None) -> None:
     """
     if out is None and timeline is None:
         raise BadInputError("nothing to draw: give --out or --timeline")
-    check_report_extra()
+    check_extra("report", "matplotlib")
     for flag, path in (("--out", out), ("--timeline", timeline)):
         if path is not None:
             check_output(flag, path)

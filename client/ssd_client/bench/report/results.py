@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class Results:
             "format": _FORMAT,
             "complete": self.complete,
             **self.about,
-            "settings": self.settings.as_json(),
+            "settings": asdict(self.settings),
             "summary": self.summary(),
             **self.more,
             "runs": [{**asdict(key), **run} for key, run in sorted(self.runs.items())],
@@ -100,11 +101,12 @@ class Results:
     def resume(self, path: Path) -> int:
         """Takes over the runs of a file with the same settings; returns how many."""
         content = read_results(path)
-        if content["settings"] != json.loads(json.dumps(self.settings.as_json())):
-            different = _different(content["settings"], self.settings.as_json())
-            raise BadInputError(f"--resume {path}: it was run with another {different}")
-        names = ("target", "drafts")
-        for name in names:
+        before, now = content["settings"], json.loads(json.dumps(asdict(self.settings)))
+        if before != now:
+            raise BadInputError(
+                f"--resume {path}: it was run with another {_different(before, now)}"
+            )
+        for name in ("target", "drafts"):
             if _identity(content.get(name)) != _identity(self.about.get(name)):
                 raise BadInputError(f"--resume {path}: it was run with another {name}")
         for run in content["runs"]:
@@ -124,7 +126,6 @@ def _identity(about: Any) -> Any:
 
 
 def _different(before: dict[str, Any], now: dict[str, Any]) -> str:
-    now = json.loads(json.dumps(now))
     names = [name for name in now if before.get(name) != now[name]]
     return ", ".join(f"{name} ({before.get(name)}, not {now[name]})" for name in names)
 
@@ -142,6 +143,12 @@ def read_results(path: Path) -> dict[str, Any]:
     if missing:
         raise BadInputError(f"{path}: not the result of a bench, {missing[0]!r} is missing")
     return content
+
+
+def check_extra(name: str, module: str) -> None:
+    """Raises before a long run, not after it."""
+    if importlib.util.find_spec(module) is None:
+        raise ClientError(f'--{name} needs the {name} extra: pip install "ssd-serve[{name}]"')
 
 
 def check_output(flag: str, path: Path) -> None:
@@ -169,13 +176,12 @@ def write_whole(path: Path, text: str) -> None:
 
 def _summed_up(found: Sequence[Metrics]) -> dict[str, Any]:
     names = list(dict.fromkeys(name for metrics in found for name in metrics))
-    rows = {}
-    for name in names:
-        found_here = (metrics.get(name) for metrics in found)
-        values = [value for value in found_here if isinstance(value, int | float)]
-        if values:
-            rows[name] = asdict(interval(values))
-    return rows
+    columns = {name: [metrics.get(name) for metrics in found] for name in names}
+    numbers = {
+        name: [value for value in column if isinstance(value, int | float)]
+        for name, column in columns.items()
+    }
+    return {name: asdict(interval(values)) for name, values in numbers.items() if values}
 
 
 def _flat(metrics: Metrics) -> dict[str, Any]:

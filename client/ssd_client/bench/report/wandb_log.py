@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 from ssd_client.errors import ClientError
-
-
-def check_wandb_extra() -> None:
-    """Raises before a long run, not after it."""
-    if importlib.util.find_spec("wandb") is None:
-        raise ClientError('--wandb needs the wandb extra: pip install "ssd-serve[wandb]"')
 
 
 def log_results(content: Mapping[str, Any], project: str) -> None:
