@@ -76,7 +76,7 @@ class Columns(RaceScreen):
         """What is done is seen at a glance: nothing is cut off in the middle of a word."""
         text = Text()
         for piece, origin in run.pieces:
-            text.append(printable(piece), style=_STYLES.get(origin, ""))
+            text.append(printable(piece), style=STYLES.get(origin, ""))
         return text
 
 
