@@ -224,7 +224,7 @@ def check_step(
     if drawing is not None:
         step.drawings = [drawing]
     room = CheckRoom(runner.options, runner.num_blocks - 1, runner.config.vocab_size)
-    runner._dummy_slot = (runner.num_blocks - 1) * BLOCK
+    runner.dummy_slot = (runner.num_blocks - 1) * BLOCK
     step.inputs.clear(runner.dummy_slot)
     parts: list[Part] = (
         tree_parts(room, shape.runs, 4, shape.rows, 3)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_engine.forward.batch import slots_at
 from ssd_engine.kvcache.cache import LayerCache
 
 
@@ -45,9 +46,7 @@ class TreeRun:
     def tail(self, block_size: int) -> list[int]:
         """Slots after the context: those of the sequence, then the scratch."""
         own = range(self.context, max(self.limits) + 1)
-        return [self.blocks[p // block_size] * block_size + p % block_size for p in own] + list(
-            self.scratch
-        )
+        return [*slots_at(self.blocks, own, block_size), *self.scratch]
 
     def visible(self) -> NDArray[np.bool_]:
         """[length, tail]"""

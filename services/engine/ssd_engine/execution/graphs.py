@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.execution.step import Step
-from ssd_engine.forward.batch import Chunk, Draw, Drawing, KVCopy, Part, TreeRows, drawing_of
+from ssd_engine.forward.batch import (
+    Chunk,
+    Draw,
+    Drawing,
+    KVCopy,
+    Part,
+    TreeRows,
+    drawing_of,
+    logit_rows,
+    slots_of,
+)
 from ssd_engine.forward.result import (
     ForwardResult,
     PendingForward,
@@ -97,7 +107,6 @@ class _Expected:
     parts: list[Chunk]
     draws: list[Draw | None]
     drawing: Drawing
-    begins: list[int]
 
     def is_this(
         self, step: Step, side: int, parts: Sequence[Part], draws: Sequence[Draw | None]
@@ -117,7 +126,7 @@ class GraphRunner:
     ) -> None:
         """``steps`` in the order in which they are tried: the first that fits is taken.
         ``rejector``: for a target whose device verifies by rejection."""
-        self._steps, self._rejector = steps, rejector
+        self.steps, self._rejector = steps, rejector
         self._eager = eager
         self._captured: dict[tuple[StepShape, int], _Captured] = {}
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
@@ -133,11 +142,11 @@ class GraphRunner:
     @property
     def chains(self) -> bool:
         """Whether a step may take its tokens from the step before it, which is in flight."""
-        return all(step.follows for step in self._steps)
+        return all(step.follows for step in self.steps)
 
     def capture(self, dummy_slot: int) -> None:
         memory = None
-        for step in tracked("capturing graphs", self._steps, len(self._steps), "step shapes"):
+        for step in tracked("capturing graphs", self.steps, len(self.steps), "step shapes"):
             step.inputs.clear(dummy_slot)
             for drawing in step.drawings:
                 step.run(drawing)  # what is compiled on first use is compiled now
@@ -148,7 +157,7 @@ class GraphRunner:
                 step.use(side)
                 capture = self._capture_at_once if step.ranks > 1 else self._capture_parts
                 self._captured[step.shape, side], memory = capture(step, side, memory)
-        log.info("%d step shapes %s", len(self._steps), "ready" if self._eager else "captured")
+        log.info("%d step shapes %s", len(self.steps), "ready" if self._eager else "captured")
 
     def _capture_parts(self, step: Step, side: int, memory: Any) -> tuple[_InParts, Any]:
         beginnings = []
@@ -169,10 +178,6 @@ class GraphRunner:
         for drawing in step.drawings:
             graphs[drawing], memory = _capture(partial(step.run, drawing), memory)
         return _AtOnce(starts, self._stream, graphs), memory
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self._steps
 
     def num_replays(self, step: Step, side: int) -> int:
         """How often a step was captured on this side."""
@@ -204,7 +209,7 @@ class GraphRunner:
         side = self._launches % step.num_sides
         expected, self._expected = self._expected, None
         if expected is not None and expected.is_this(step, side, parts, draws):
-            begins, drawing = expected.begins, expected.drawing
+            drawing = expected.drawing
             step.use(side)
             step.inputs.put_tokens([token for part in parts for token in part.tokens])
         else:
@@ -212,13 +217,12 @@ class GraphRunner:
             if (before := self._using.get((step.shape, side))) is not None:
                 before.synchronize()
             step.use(side)
-            begins = step.inputs.fill(runs, dummy_slot, moves)
+            step.inputs.fill(runs, dummy_slot, moves)
             drawing = step.least(drawing_of(draws))
+        rows = logit_rows(parts)
         if drawing >= Drawing.ADJUSTED:
-            step.tell_histories(_logit_rows(parts, begins), draws)
-        look_ahead = partial(self._expect, parts, draws, dummy_slot)
-        rows = _logit_rows(parts, begins)
-        told = _Told(parts, rows, drawing, look_ahead)
+            step.tell_histories(rows, draws)
+        told = _Told(parts, rows, drawing, partial(self._expect, parts, draws, dummy_slot))
         return self._fly(step, side, told, launched or _nothing)
 
     def deepen(
@@ -263,7 +267,7 @@ class GraphRunner:
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight. Where the round after them has been launched, too, the side is
         still theirs, and nothing is prepared."""
-        following = expected_parts(parts, self._steps[0].shape.block_size)
+        following = expected_parts(parts, self.steps[0].shape.block_size)
         step = self.step_for(following) if following else None
         if step is None or step.num_sides == 1 or step.ranks > 1:
             return
@@ -275,15 +279,15 @@ class GraphRunner:
         later = expected_draws(parts, draws)
         runs, moves = step_runs(following, later, step.shape.block_size)
         step.use(side)
-        begins = step.inputs.fill(runs, dummy_slot, moves)
-        self._expected = _Expected(step, side, following, later, drawing_of(later), begins)
+        step.inputs.fill(runs, dummy_slot, moves)
+        self._expected = _Expected(step, side, following, later, drawing_of(later))
 
     def step_for(self, parts: Sequence[Part]) -> Step | None:
         """The smallest one that has room for them."""
         rows = [len(part.tokens) for part in parts if not isinstance(part, KVCopy)]
         moves = sum(len(part.sources) for part in parts if isinstance(part, KVCopy))
         scratch = max((len(p.scratch) for p in parts if isinstance(p, TreeRows)), default=0)
-        for step in self._steps:
+        for step in self.steps:
             shape = step.shape
             if (
                 sum(rows) <= shape.rows
@@ -467,7 +471,7 @@ def step_runs(
     at = 0
     for part in parts:
         if isinstance(part, KVCopy):
-            moves += zip(part.sources, _slots(part, block_size), strict=True)
+            moves += zip(part.sources, slots_of(part, block_size), strict=True)
             continue
         silent = len(part.tokens) - part.num_logits
         drawn = (*(None,) * silent, *draws[at : at + part.num_logits])
@@ -486,9 +490,9 @@ def step_runs(
                 )
             )
         else:
-            own, places = len(runs), range(part.start, part.end)
+            own, places = len(runs), part.positions
             chunks.append((own, part))
-            slots = _slots(part, block_size)
+            slots = slots_of(part, block_size)
             runs.append(
                 StepRun(part.tokens, places, slots, places, part.blocks, (), part.start, own, drawn)
             )
@@ -502,16 +506,3 @@ def _newest(tree: TreeRows, own: int, chunks: Sequence[tuple[int, Chunk]]) -> tu
         if chunk.blocks == tree.blocks:
             return chunk.start, run
     return max(tree.limits) + 1, own
-
-
-def _slots(part: Chunk | KVCopy, size: int) -> list[int]:
-    return [part.blocks[p // size] * size + p % size for p in range(part.start, part.end)]
-
-
-def _logit_rows(parts: Sequence[Part], begins: Sequence[int]) -> list[int]:
-    rows: list[int] = []
-    computed = [part for part in parts if not isinstance(part, KVCopy)]
-    for part, begin in zip(computed, begins, strict=True):
-        end = begin + len(part.tokens)
-        rows += range(end - part.num_logits, end)
-    return rows

@@ -16,7 +16,16 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.execution.attention_choice import OWN_DIMS, is_tuned, make_attention
 from ssd_engine.execution.device_memory import blocks_on_device, check_weights_fit, needed_share
 from ssd_engine.execution.runner_options import DTYPE_NAMES, RunnerOptions
-from ssd_engine.forward.batch import Chunk, Draw, KVCopy, Part, Rows, TreeRows
+from ssd_engine.forward.batch import (
+    Chunk,
+    Draw,
+    KVCopy,
+    Part,
+    Rows,
+    TreeRows,
+    logit_rows,
+    slots_of,
+)
 from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingForward
 from ssd_engine.kernels.cpu.panels import PackedWeight
 from ssd_engine.kernels.kernel_cache import use_kernel_cache
@@ -123,29 +132,20 @@ class ModelRunner:
         )
         self._chains_products = self._begin_chained_products()
         self._histories = self._make_histories() if self._tuned else None
-        self._steps = self._make_steps() if self._tuned else None
+        # Steps of few rows, where these have kernels of their own.
+        self.steps = self._make_steps() if self._tuned else None
         self._drawing = self._make_prompt_drawing() if self._tuned else None
         self._head = self._make_head() if self._tuned else None
         self.num_blocks = self._allocate()
         self.host_copies = HostCopies(self.kv)
-        if self._steps is not None:
-            self._steps.capture(self._dummy_slot)
+        if self.steps is not None:
+            self.steps.capture(self.dummy_slot)
         self._finish_kernels()
-
-    @property
-    def steps(self) -> "GraphRunner | None":
-        """Steps of few rows, where these have kernels of their own."""
-        return self._steps
-
-    @property
-    def dummy_slot(self) -> int:
-        """A slot of no sequence, to which rows are written that pad a step."""
-        return self._dummy_slot
 
     @property
     def asynchronous(self) -> bool:
         """Whether a launched step is computed while the caller does something else."""
-        return self._steps is not None
+        return self.steps is not None
 
     @property
     def chains(self) -> bool:
@@ -154,12 +154,12 @@ class ModelRunner:
         A token -n - 1 is what row n drew there, or its best one; ``Pending.rows`` tells which row
         is whose.
         """
-        return self._steps is not None and self._steps.chains
+        return self.steps is not None and self.steps.chains
 
     @property
     def gap_seconds(self) -> float:
         """The device's idle time before the last step; 0 where nobody knows."""
-        return 0.0 if self._steps is None else self._steps.gap_seconds
+        return 0.0 if self.steps is None else self.steps.gap_seconds
 
     def _make_steps(self) -> "GraphRunner | None":
         from ssd_engine.execution.graphs import GraphRunner
@@ -294,7 +294,8 @@ class ModelRunner:
         return f" (--gpu-memory-utilization {share:.2f})" if share <= 1 else ""
 
     def _set_dummy(self, block: int) -> None:
-        self._dummy_slot = block * self.options.block_size
+        # A slot of no sequence, to which rows are written that pad a step.
+        self.dummy_slot = block * self.options.block_size
         if self._tuned:
             self.model.attention.dummy_block = block
 
@@ -362,8 +363,8 @@ class ModelRunner:
 
         ``draws``: of every row that asks for logits; None where its token is not drawn here.
         """
-        if self._steps is not None:
-            flight = self._steps.launch(parts, draws, self._dummy_slot, launched)
+        if self.steps is not None:
+            flight = self.steps.launch(parts, draws, self.dummy_slot, launched)
             if flight is not None:
                 return flight
             if self.options.exact:
@@ -380,11 +381,11 @@ class ModelRunner:
         history were drawn there with one recent token, their own. None where the step has to be
         said in full.
         """
-        return None if self._steps is None else self._steps.deepen(flight, slots, widths)
+        return None if self.steps is None else self.steps.deepen(flight, slots, widths)
 
     def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
         hidden = self.prompt_layers(parts).forward()
-        wanted = _logit_rows(parts)
+        wanted = logit_rows(parts)
         if not wanted:
             return None
         if len(wanted) < hidden.shape[0]:
@@ -426,7 +427,8 @@ class ModelRunner:
     def prepare(self, parts: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:
         """Tokens, positions and slots of the rows of a forward, and its plan of attention."""
         tokens = [t for part in parts for t in part.tokens]
-        positions, slots = self._places(parts)
+        positions = [position for part in parts for position in part.positions]
+        slots = [slot for part in parts for slot in slots_of(part, self.options.block_size)]
         plan = self.model.attention.plan([_run(part) for part in parts])
         return self._upload(tokens), self._upload(positions), self._upload(slots), plan
 
@@ -468,39 +470,12 @@ class ModelRunner:
             return
         size = self.options.block_size
         source_rows = self._upload([slot for part in parts for slot in part.sources])
-        rows = self._upload([slot for part in parts for slot in _slots(part, size)])
+        rows = self._upload([slot for part in parts for slot in slots_of(part, size)])
         for cache in self.kv.layers:
             cache.move(source_rows, rows)
-
-    def _places(self, parts: Sequence[Rows]) -> tuple[list[int], list[int]]:
-        """Position and cache slot of every row."""
-        size = self.options.block_size
-        positions: list[int] = []
-        slots: list[int] = []
-        for part in parts:
-            if isinstance(part, Chunk):
-                positions += range(part.start, part.end)
-                slots += _slots(part, size)
-            else:
-                positions += part.positions
-                slots += part.slots
-        return positions, slots
-
-
-def _slots(part: Chunk | KVCopy, size: int) -> list[int]:
-    return [part.blocks[p // size] * size + p % size for p in range(part.start, part.end)]
 
 
 def _run(part: Rows) -> Run:
     if isinstance(part, Chunk):
         return QueryRun(len(part.tokens), part.end, part.blocks)
     return TreeRun(len(part.tokens), part.context, part.blocks, part.limits, part.scratch)
-
-
-def _logit_rows(parts: Sequence[Rows]) -> list[int]:
-    rows: list[int] = []
-    end = 0
-    for part in parts:
-        end += len(part.tokens)
-        rows += range(end - part.num_logits, end)
-    return rows

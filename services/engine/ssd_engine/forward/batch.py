@@ -1,8 +1,9 @@
 """What one forward computes: plain integers, so that they can travel to other ranks as such."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -96,6 +97,10 @@ class Chunk:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def positions(self) -> range:
+        return range(self.start, self.end)
+
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
@@ -137,12 +142,36 @@ class KVCopy:
     def end(self) -> int:
         return self.start + len(self.sources)
 
+    @property
+    def positions(self) -> range:
+        return range(self.start, self.end)
+
 
 Rows = Chunk | TreeRows
 Part = Rows | KVCopy  # a sequence's share of a forward has one or more
 
 _CHUNK, _TREE, _MOVED = 0, 1, 2
 _PARTS_OF_TREE = 3  # parts of one sequence: what was moved, what is new, the branches
+
+
+def slots_at(blocks: Sequence[int], positions: Iterable[int], size: int) -> list[int]:
+    """Where the cache has these positions of a sequence with these blocks of ``size``."""
+    return [blocks[p // size] * size + p % size for p in positions]
+
+
+def slots_of(part: Part, size: int) -> Sequence[int]:
+    """Where the cache has the rows of a part."""
+    return part.slots if isinstance(part, TreeRows) else slots_at(part.blocks, part.positions, size)
+
+
+def logit_rows(parts: Sequence[Part]) -> list[int]:
+    """Rows of a forward that need logits."""
+    ends = accumulate(len(part.tokens) for part in parts)
+    return [
+        row
+        for part, end in zip(parts, ends, strict=True)
+        for row in range(end - part.num_logits, end)
+    ]
 
 
 def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:

@@ -175,11 +175,10 @@ class StepInputs:
     ) -> list[int]:
         """Returns the first row of each run. Rows and runs beyond are padding: they write to the
         dummy slot and see nothing."""
-        host, row, begins = self._host.part, 0, []
+        host = self._host.part
+        *begins, row = accumulate((len(run.tokens) for run in runs), initial=0)
         for i, run in enumerate(runs):
-            begins.append(row)
-            self._fill_run(i, run, row)
-            row += len(run.tokens)
+            self._fill_run(i, run, begins[i])
         draws = [draw for run in runs for draw in run.draws]
         self._fill_filters(draws)
         self._fill_weights(draws)
@@ -275,42 +274,31 @@ class StepInputs:
         host = self._host
         if not any(draw is not None and draw.filters for draw in draws):
             draws = ()
-        count = len(draws)
-        if not max(count, host.filtered):
-            return
-        told = [draw or _NO_DRAW for draw in draws]
-        told += [_NO_DRAW] * (host.filtered - count)
-        host.part["top_k"][: len(told)] = _ints([draw.top_k for draw in told])
-        host.top_p[: len(told)] = [draw.top_p for draw in told]
-        host.log_min_p[: len(told)] = [_log(draw.min_p) for draw in told]
-        host.filtered = count
+        if told := _replacing(draws, host.filtered):
+            host.part["top_k"][: len(told)] = _ints([draw.top_k for draw in told])
+            host.top_p[: len(told)] = [draw.top_p for draw in told]
+            host.log_min_p[: len(told)] = [_log(draw.min_p) for draw in told]
+        host.filtered = len(draws)
 
     def _fill_weights(self, draws: Sequence[Draw | None]) -> None:
         """Down-weights of rows that are drawn for rejection; all others are coupled."""
         host = self._host
         if not any(draw is not None and draw.width >= 0 for draw in draws):
             draws = ()
-        count = len(draws)
-        if not max(count, host.weighted):
-            return
-        told = [draw or _NO_DRAW for draw in draws]
-        told += [_NO_DRAW] * (host.weighted - count)
-        host.part["widths"][: len(told)] = _ints([draw.width for draw in told])
-        host.down_weights[: len(told)] = [draw.down_weight for draw in told]
-        host.weighted = count
+        if told := _replacing(draws, host.weighted):
+            host.part["widths"][: len(told)] = _ints([draw.width for draw in told])
+            host.down_weights[: len(told)] = [draw.down_weight for draw in told]
+        host.weighted = len(draws)
 
     def _fill_reports(self, draws: Sequence[Draw | None]) -> None:
         """How many of the likeliest tokens each row is reported with."""
         host = self._host
         if not any(draw is not None and draw.top_logprobs > 0 for draw in draws):
             draws = ()
-        count = len(draws)
-        if not max(count, host.reported):
-            return
-        told = [max(0, (draw or _NO_DRAW).top_logprobs) for draw in draws]
-        told += [0] * (host.reported - count)
-        host.part["top_logprobs"][: len(told)] = _ints(told)
-        host.reported = count
+        if told := _replacing(draws, host.reported):
+            counts = _ints([max(0, draw.top_logprobs) for draw in told])
+            host.part["top_logprobs"][: len(told)] = counts
+        host.reported = len(draws)
 
     def _fill_table(self, i: int, blocks: Sequence[int]) -> None:
         """A sequence's list of blocks only ever grows."""
@@ -397,6 +385,12 @@ def _spans(sizes: dict[str, int]) -> tuple[dict[str, slice], int]:
     ends = [0, *accumulate(sizes.values())]
     spans = {name: slice(a, b) for name, (a, b) in zip(sizes, pairwise(ends), strict=True)}
     return spans, ends[-1]
+
+
+def _replacing(draws: Sequence[Draw | None], before: int) -> list[Draw]:
+    """What rows are told that take the place of so many before, some of which may be left over."""
+    told = [draw or _NO_DRAW for draw in draws]
+    return told + [_NO_DRAW] * (before - len(told))
 
 
 def _log(min_p: float) -> float:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ssd_engine.execution.runner import ModelRunner
-from ssd_engine.forward.batch import Chunk, Part, TreeRows
+from ssd_engine.forward.batch import KVCopy, Part, slots_of
 from ssd_engine.kvcache.cache import LayerCache
 from ssd_engine.models.layers import Layers
 from ssd_engine.models.linear import look_up
 from ssd_engine.self_check.expected import Expected, PlainTorch
 from ssd_engine.self_check.findings import CheckedOperation, Findings
-from ssd_engine.self_check.workload import VisibleKeys, slots_of, visible_keys
+from ssd_engine.self_check.workload import VisibleKeys, visible_keys
 
 MOST_ROWS = 64  # at most so many are looked at
 MOST_RUNS = 4  # whose attention is looked at
@@ -53,37 +53,26 @@ class Rows:
         num_rows: int | None = None,
     ) -> "Rows":
         """``num_rows`` counts those that pad, too; None where there are none."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        attended: list[int] = []
-        looked_at = _begins(parts)
-        for part in parts:
-            if not isinstance(part, Chunk | TreeRows):
-                continue
-            if isinstance(part, Chunk):
-                positions += range(part.start, part.end)
-                slots += slots_of(part, block_size)
-            else:
-                positions += part.positions
-                slots += part.slots
-            if len(tokens) in looked_at:
-                attended += [len(tokens) + r for r in spread_out(len(part.tokens), MOST_ATTENDED)]
-            tokens += part.tokens
+        runs = [part for part in parts if not isinstance(part, KVCopy)]
+        tokens = [token for run in runs for token in run.tokens]
+        positions = [position for run in runs for position in run.positions]
+        slots = [slot for run in runs for slot in slots_of(run, block_size)]
 
         def upload(values: list[int]) -> Tensor:
             return torch.tensor(values, device=device)
 
-        seen = visible_keys(parts, block_size, attended, device)
+        seen = visible_keys(runs, block_size, _attended([len(run.tokens) for run in runs]), device)
         real = upload(spread_out(len(tokens), MOST_ROWS))
         chosen = upload(spread_out(num_rows or len(tokens), MOST_ROWS))
         return cls(upload(tokens), upload(positions), upload(slots), seen, real, chosen)
 
 
-def _begins(parts: Sequence[Part]) -> set[int]:
-    """First rows of some runs: the more of them, the longer it takes."""
-    begins = [0, *accumulate(len(part.tokens) for part in parts if part.tokens)][:-1]
-    return {begins[i] for i in spread_out(len(begins), MOST_RUNS)}
+def _attended(lengths: Sequence[int]) -> list[int]:
+    """Rows whose attention is looked at, in some of the runs of these lengths: the more of them,
+    the longer it takes."""
+    begins = [0, *accumulate(lengths)]
+    chosen = spread_out(len(lengths), MOST_RUNS)
+    return [begins[i] + row for i in chosen for row in spread_out(lengths[i], MOST_ATTENDED)]
 
 
 def spread_out(count: int, most: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.execution.runner_options import RunnerOptions
-from ssd_engine.forward.batch import Chunk, KVCopy, Part, TreeRows
+from ssd_engine.forward.batch import Chunk, KVCopy, Part, Rows, TreeRows, slots_at
 from ssd_engine.kvcache.cache import KVCache
 
 CONTEXTS = (330, 64, 1, 127, 700, 17, 200, 0)  # tokens before a sequence's rows
@@ -145,11 +145,6 @@ def _used_blocks(kv: KVCache, parts: Sequence[Part]) -> Tensor:
     return torch.tensor(sorted(used), device=kv.pool.device)
 
 
-def slots_of(part: Chunk | KVCopy, block_size: int) -> list[int]:
-    places = range(part.start, part.end)
-    return [part.blocks[p // block_size] * block_size + p % block_size for p in places]
-
-
 @dataclass(frozen=True)
 class VisibleKeys:
     """Keys that some rows of one sequence see."""
@@ -173,11 +168,11 @@ def visible_keys(
 
 
 def _visible_keys(
-    part: Chunk | TreeRows, rows: list[int], first: int, block_size: int, device: torch.device
+    part: Rows, rows: list[int], first: int, block_size: int, device: torch.device
 ) -> VisibleKeys:
-    limits = part.limits if isinstance(part, TreeRows) else range(part.start, part.end)
+    limits = part.limits if isinstance(part, TreeRows) else part.positions
     seen = range(max(limits[r] for r in rows) + 1)
-    slots = [part.blocks[p // block_size] * block_size + p % block_size for p in seen]
+    slots = slots_at(part.blocks, seen, block_size)
     limit = torch.tensor([limits[r] for r in rows])[:, None]
     visible = torch.arange(len(seen)) <= limit
     if isinstance(part, TreeRows):

@@ -138,14 +138,14 @@ def run_on_device(
     options = SpeculationOptions(depth=DEPTH, adapt_depth=False)
     speculator = SpeculationCoordinator(options, runner.config.vocab_size, drafter=drafter)  # type: ignore[arg-type]
     rejector = Rejector(SHAPE.runs, SHAPE.rows, DEPTH + 1, runner.config.head_rows, CPU)
-    runner._steps = GraphRunner([step], eager=True, rejector=rejector)
+    runner.steps = GraphRunner([step], eager=True, rejector=rejector)
     runner._drawing = PromptDrawing(2, runner.config.head_rows, CPU, False, histories)
     try:
         core = make_core(runner, speculator=speculator)
         mode = Mode.OFF if drafter is None else Mode.SYNC
         return run(core, requests or make_requests(mode))
     finally:
-        runner._steps = runner._drawing = None
+        runner.steps = runner._drawing = None
 
 
 def test_texts_are_the_same_wherever_and_however_they_are_drawn(
