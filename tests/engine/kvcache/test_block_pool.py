@@ -456,7 +456,7 @@ def corruptible() -> tuple[BlockPool, BlockLease]:
 
 def over_reserve(pool: BlockPool, lease: BlockLease) -> None:
     lease.reserved += 4
-    pool._reserved += 4
+    pool.num_reserved += 4
 
 
 def drop_from_index(pool: BlockPool, lease: BlockLease) -> None:
@@ -487,7 +487,7 @@ CORRUPTIONS: list[tuple[str, Callable[[BlockPool, BlockLease], Any]]] = [
     ("index", lambda pool, lease: pool._index.__setitem__((9, (9,) * SIZE), 2)),
     ("names", lambda pool, lease: pool._names.__setitem__(0, pool._names[1])),
     ("names", lambda pool, lease: pool._names.pop(0)),
-    ("reservations", lambda pool, lease: setattr(pool, "_reserved", 0)),
+    ("reservations", lambda pool, lease: setattr(pool, "num_reserved", 0)),
     ("reservations", lambda pool, lease: setattr(lease, "reserved", 2)),
     ("over-reserved", over_reserve),
 ]

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ MEMORY = 256 << 20
 
 @pytest.fixture
 def process() -> Iterator[ConfinedProcess]:
-    with ConfinedProcess(MODULE, MEMORY, seconds=1) as process:
+    with closing(ConfinedProcess(MODULE, MEMORY, seconds=1)) as process:
         yield process
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -273,7 +274,7 @@ ENDLESS = {
 @pytest.fixture
 def hasty_renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Templates have one second instead of two."""
-    with ConfinedProcess(RENDERER._module, RENDERER._memory, seconds=1) as hasty:
+    with closing(ConfinedProcess(RENDERER._module, RENDERER._memory, seconds=1)) as hasty:
         monkeypatch.setattr("ssd_engine.text.tokenizer.RENDERER", hasty)
         yield
 

@@ -52,8 +52,7 @@ class TreeRun:
         """[length, tail]"""
         limits = np.array(self.limits)[:, None]
         on_sequence = np.arange(self.context, limits.max() + 1) <= limits
-        depths = len(self.scratch) // self.length
-        own = np.tile(np.eye(self.length, dtype=bool), depths)
+        own = np.tile(np.eye(self.length, dtype=bool), len(self.scratch) // self.length)
         return np.concatenate((on_sequence, own), axis=1)
 
 

@@ -8,6 +8,7 @@ no bit of a row.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -41,30 +42,19 @@ class _Plan:
     is_tree: bool
 
 
+@dataclass
 class PagedBackend:
-    def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        max_positions: int,
-        device: torch.device,
-    ) -> None:
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self.block_size = block_size
-        self.max_positions = max_positions
-        self.dummy_block = 0
-        self.device = device
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    max_positions: int
+    device: torch.device
+    dummy_block: int = 0
 
     def plan(self, runs: Sequence[Run]) -> _Plan:
-        pieces: list[tuple[Run, int, int, list[int]]] = []  # run, first row, rows, limits
-        row = 0
-        for run in runs:
-            pieces += _cut(run, row)
-            row += run.length
+        starts = accumulate((run.length for run in runs), initial=0)
+        pieces = [piece for run, row in zip(runs, starts, strict=False) for piece in _cut(run, row)]
         trees = [run for run in runs if isinstance(run, TreeRun)]
         most_scratch = max((len(run.scratch) for run in trees), default=0)
         width = max(-(-max(limits) // self.block_size) + 1 for _, _, _, limits in pieces)
@@ -146,11 +136,13 @@ class PagedBackend:
         return out.view(query.shape[0], -1)
 
     def _upload(self, values: object) -> Tensor:
-        array = torch.from_numpy(np.asarray(values, dtype=np.int32))
-        return array.to(self.device, non_blocking=True)
+        return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(
+            self.device, non_blocking=True
+        )
 
 
 def _cut(run: Run, first: int) -> list[tuple[Run, int, int, list[int]]]:
+    """Pieces of a run: the run, the first row, how many rows, and their limits."""
     if isinstance(run, TreeRun):
         return [(run, first, run.length, list(run.limits))]
     pieces: list[tuple[Run, int, int, list[int]]] = []

@@ -8,14 +8,14 @@ softmax.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd_engine.attention.base import QueryRun, Run, TreeRun
+from ssd_engine.attention.base import Run, TreeRun
 from ssd_engine.kvcache.cache import LayerCache
 
 
@@ -28,21 +28,15 @@ class _Group:
     pages: slice | Tensor  # [runs * pages_per_run], or a slice when one run's pages are adjacent
     num_runs: int
     context: int  # the longest
-    mask: Tensor | None  # additive, [runs, 1, group * length, context]
+    mask: Tensor | None  # additive, [runs, 1, group * length, context or tail]
 
 
 @dataclass(frozen=True, slots=True)
-class _TreeGroup:
-    """Trees with equally many rows and equally long tails."""
+class _TreeGroup(_Group):
+    """Trees with equally many rows and equally long tails, which alone the mask is over."""
 
-    rows: slice | Tensor
-    length: int
-    pages: slice | Tensor
-    num_runs: int
-    context: int
     beyond: Tensor | None  # additive [runs, 1, 1, context]: where a shorter context has ended
     tail: Tensor  # slots [runs * tail]
-    mask: Tensor  # additive [runs, 1, group * length, tail]
 
 
 def _part_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -83,26 +77,23 @@ class SdpaBackend:
             # cuDNN plans anew for every context length, which costs tens of milliseconds a step.
             torch.backends.cuda.enable_cudnn_sdp(False)
 
-    def plan(self, runs: Sequence[Run]) -> list[_Group | _TreeGroup]:
-        starts, row = [], 0
+    def plan(self, runs: Sequence[Run]) -> list[_Group]:
+        starts = list(accumulate((run.length for run in runs), initial=0))
         members: dict[tuple[int, int], list[int]] = {}
         for i, run in enumerate(runs):
             tail = run.tail_length if isinstance(run, TreeRun) else 0
             members.setdefault((run.length, tail), []).append(i)
-            starts.append(row)
-            row += run.length
         return [
             self._make_group([runs[i] for i in ids], [starts[i] for i in ids])
             for ids in members.values()
         ]
 
-    def _make_group(self, runs: Sequence[Run], starts: Sequence[int]) -> _Group | _TreeGroup:
+    def _make_group(self, runs: Sequence[Run], starts: Sequence[int]) -> _Group:
         """Runs of one kind and one length."""
         trees = [run for run in runs if isinstance(run, TreeRun)]
         if trees:
             return self._tree_group(trees, starts)
-        plain = [run for run in runs if isinstance(run, QueryRun)]
-        return self._group(plain[0].length, plain, starts)
+        return self._group(runs, starts)
 
     def _tree_group(self, runs: Sequence[TreeRun], starts: Sequence[int]) -> _TreeGroup:
         context = max(run.context for run in runs)
@@ -127,12 +118,10 @@ class SdpaBackend:
         if min(contexts) == context:
             return None
         ends = torch.tensor(contexts, device=self.device)[:, None]
-        hidden = torch.arange(context, device=self.device) >= ends
-        out = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-        return out.masked_fill_(hidden, float("-inf"))[:, None, None]
+        return self._additive(torch.arange(context, device=self.device) >= ends)[:, None, None]
 
-    def _group(self, length: int, runs: Sequence[QueryRun], starts: Sequence[int]) -> _Group:
-        context = max(run.context for run in runs)
+    def _group(self, runs: Sequence[Run], starts: Sequence[int]) -> _Group:
+        length, context = runs[0].length, max(run.context for run in runs)
         return _Group(
             rows=self._rows(length, starts),
             length=length,
@@ -163,13 +152,15 @@ class SdpaBackend:
         keys = torch.arange(context, device=self.device)
         rows = torch.arange(length, device=self.device)
         last = torch.tensor(contexts, device=self.device)[:, None] - length + rows  # [runs, length]
-        hidden = keys > last[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-        mask.masked_fill_(hidden, float("-inf"))
         # Query heads that share a KV head are stacked as further rows.
-        return mask.repeat(1, self.group, 1)[:, None]
+        return self._additive(keys > last[:, :, None]).repeat(1, self.group, 1)[:, None]
 
-    def attend(self, query: Tensor, cache: LayerCache, plan: list[_Group | _TreeGroup]) -> Tensor:
+    def _additive(self, hidden: Tensor) -> Tensor:
+        """What is added to scores, so that those of hidden keys do not count."""
+        zeros = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return zeros.masked_fill_(hidden, float("-inf"))
+
+    def attend(self, query: Tensor, cache: LayerCache, plan: list[_Group]) -> Tensor:
         if len(plan) == 1 and isinstance(plan[0].rows, slice):
             return self._attend_group(query, cache, plan[0])
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
@@ -177,16 +168,17 @@ class SdpaBackend:
             out[group.rows] = self._attend_group(query[group.rows], cache, group)
         return out
 
-    def _attend_group(self, query: Tensor, cache: LayerCache, group: _Group | _TreeGroup) -> Tensor:
+    def _attend_group(self, query: Tensor, cache: LayerCache, group: _Group) -> Tensor:
         runs, length, kv_heads = group.num_runs, group.length, self.num_kv_heads
         dim = query.shape[-1]
         # [runs, kv_heads, group * length, dim]
         q = query.view(runs, length, kv_heads, self.group, dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(runs, kv_heads, self.group * length, dim)
-        if isinstance(group, _Group):
-            out = self._attend(q, cache, group)
-        else:
-            out = self._attend_tree(q, cache, group)
+        out = (
+            self._attend_tree(q, cache, group)
+            if isinstance(group, _TreeGroup)
+            else self._attend(q, cache, group)
+        )
         out = out.view(runs, kv_heads, self.group, length, dim).permute(0, 3, 1, 2, 4)
         return out.reshape(runs * length, kv_heads * self.group * dim)
 
@@ -197,9 +189,7 @@ class SdpaBackend:
     def _attend_tree(self, q: Tensor, cache: LayerCache, group: _TreeGroup) -> Tensor:
         k, v = (self._gather(pages, group) for pages in (cache.key, cache.value))
         tail_k, tail_v = (self._gather_tail(pages, group) for pages in (cache.key, cache.value))
-        beyond = group.beyond
-        if beyond is not None:
-            beyond = beyond.expand(-1, -1, q.shape[2], -1)
+        beyond = None if group.beyond is None else group.beyond.expand(-1, -1, q.shape[2], -1)
         shared, shared_weight = self._attend_part(q, k, v, beyond)
         own, own_weight = self._attend_part(q, tail_k, tail_v, group.mask)
         # Both parts are normalised by themselves: under one softmax each has its share.
@@ -212,7 +202,7 @@ class SdpaBackend:
         chosen = pages.view(-1, *pages.shape[2:]).index_select(0, group.tail)
         return chosen.view(group.num_runs, -1, *chosen.shape[1:]).transpose(1, 2)
 
-    def _gather(self, pages: Tensor, group: _Group | _TreeGroup) -> Tensor:
+    def _gather(self, pages: Tensor, group: _Group) -> Tensor:
         """[runs, kv_heads, context, dim] from pages [blocks, block_size, kv_heads, dim]."""
         where = group.pages
         chosen = pages[where] if isinstance(where, slice) else pages.index_select(0, where)

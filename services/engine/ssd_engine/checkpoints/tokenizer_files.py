@@ -55,8 +55,9 @@ def read_settings(directory: Path) -> dict[str, Any]:
     fields.text("tokenizer_class", "")
     added = fields.nested("added_tokens_decoder").values
     if not all(key.isdecimal() and len(key) < 9 and _is_id(int(key)) for key in added):
-        needed = f"keys that are integers in [0, {MAX_TOKENS}) are needed"
-        raise fields.problem("added_tokens_decoder", needed)
+        raise fields.problem(
+            "added_tokens_decoder", f"keys that are integers in [0, {MAX_TOKENS}) are needed"
+        )
     for name in NAMED:
         if not isinstance(fields.get(name), str | dict | None):
             raise fields.wrong(name, "a string, or an object that describes a token,")
@@ -74,8 +75,9 @@ def _check_templates(fields: Fields) -> None:
     for each in template:
         parts = [each.get(key) for key in ("name", "template")] if isinstance(each, dict) else [0]
         if not all(isinstance(part, str) for part in parts):
-            needed = "objects, each with the strings name and template, are needed"
-            raise fields.problem("chat_template", needed)
+            raise fields.problem(
+                "chat_template", "objects, each with the strings name and template, are needed"
+            )
 
 
 def read_template(directory: Path, settings: dict[str, Any]) -> Any:

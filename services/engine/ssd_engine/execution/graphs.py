@@ -191,8 +191,8 @@ class GraphRunner:
         captured = self._captured.get((step.shape, side))
         if captured is None:
             step.run(drawing)
-            return
-        captured.replay(turn, drawing, _nothing)
+        else:
+            captured.replay(turn, drawing, _nothing)
 
     def launch(
         self,

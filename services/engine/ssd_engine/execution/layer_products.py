@@ -116,25 +116,25 @@ class FusedProducts(ABC, Generic[Kind]):
         """Every product that needs them reads them itself."""
 
     def project(self, i: int, hidden: Tensor) -> Tensor:
-        layer = self._weights.layers[i]
-        product, norm = self._qkv, layer.attention_norm
-        self._multiply(product, layer.qkv, hidden, self._projected, norm, layer.qkv_bias)
-        return self._projected
+        layer, out = self._weights.layers[i], self._projected
+        self._multiply(self._qkv, layer.qkv, hidden, out, layer.attention_norm, layer.qkv_bias)
+        return out
 
     def multiply_o(self, i: int, attended: Tensor, hidden: Tensor) -> Tensor | None:
         layer = self._weights.layers[i]
         return self._add(self._o, layer.o, attended, layer.o_bias, layer.mlp_norm)
 
     def gate(self, i: int, hidden: Tensor) -> Tensor:
-        layer = self._weights.layers[i]
-        product, norm = self._gate_up, layer.mlp_norm
-        self._multiply(product, layer.gate_up, hidden, self._gated, norm, layer.gate_up_bias)
-        return self._gated
+        layer, out = self._weights.layers[i], self._gated
+        norm, bias = layer.mlp_norm, layer.gate_up_bias
+        self._multiply(self._gate_up, layer.gate_up, hidden, out, norm, bias)
+        return out
 
     def multiply_down(self, i: int, gated: Tensor, hidden: Tensor) -> Tensor | None:
         layer = self._weights.layers[i]
-        next_norm = self._weights.norm_after(i)
-        return self._add(self._down, layer.down, gated, layer.down_bias, next_norm)
+        return self._add(
+            self._down, layer.down, gated, layer.down_bias, self._weights.norm_after(i)
+        )
 
     @abstractmethod
     def _make(self, shape: ProductShape) -> Kind: ...
@@ -200,8 +200,7 @@ class SeparateProducts(FusedProducts[Product]):
 class ChainedProducts(FusedProducts[StreamedProduct]):
     @cached_property
     def _normed(self) -> NormedRows:
-        width = self._hidden.shape[1]
-        return NormedRows(self._rows, width, self._device, self._kernels.overlap)
+        return NormedRows(self._rows, self._hidden.shape[1], self._device, self._kernels.overlap)
 
     @cached_property
     def _head(self) -> StreamedProduct | Product:

@@ -50,6 +50,7 @@ from ssd_engine.process.host_memory import available_memory
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.execution.graphs import GraphRunner
     from ssd_engine.execution.step_drawing import PromptDrawing
+    from ssd_engine.forward.step_inputs import StepShape
     from ssd_engine.kernels.kernel_set import KernelSet
     from ssd_engine.kernels.products.products import Product
     from ssd_engine.kernels.sampling.adjusting import Histories
@@ -164,9 +165,8 @@ class ModelRunner:
     def _make_steps(self) -> "GraphRunner | None":
         from ssd_engine.execution.graphs import GraphRunner
         from ssd_engine.execution.step import Step, StepBuffers
-        from ssd_engine.execution.step_shapes import step_shapes
 
-        shapes = step_shapes(self.options)
+        shapes = self._step_shapes
         if not shapes:
             return None
         ranks, last = self.options.ranks, None
@@ -182,33 +182,29 @@ class ModelRunner:
 
     def _make_rejector(self) -> "Rejector | None":
         """A draft verifies nothing. Several ranks leave that to the host."""
-        from ssd_engine.execution.step_shapes import step_shapes
         from ssd_engine.kernels.sampling.rejecting import Rejector
 
         if self.tp.size > 1 or not self.options.exact or self.options.ranks > 1:
             return None
-        shapes = step_shapes(self.options)
         return Rejector(
-            max(shape.runs for shape in shapes),
-            max(shape.rows for shape in shapes),
-            max(shape.rows_per_run for shape in shapes),
+            max(shape.runs for shape in self._step_shapes),
+            max(shape.rows for shape in self._step_shapes),
+            max(shape.rows_per_run for shape in self._step_shapes),
             self.config.head_rows,
             self.device,
         )
 
     def _make_histories(self) -> "Histories | None":
         """The first rank draws, and keeps what penalties need to know of each sequence."""
-        from ssd_engine.execution.step_shapes import step_shapes
         from ssd_engine.kernels.sampling.adjusting import Histories
 
-        shapes = step_shapes(self.options)
+        shapes = self._step_shapes
         if self.tp.rank or not shapes:
             return None
         places = min(self.options.max_num_seqs, max(shape.runs for shape in shapes))
         most_rows = max(shape.rows for shape in shapes)
         vocab, overlap = self.config.head_rows, self._kernels.overlap
-        most_chained = self.options.max_path
-        return Histories(places, most_rows, vocab, self.device, overlap, most_chained)
+        return Histories(places, most_rows, vocab, self.device, overlap, self.options.max_path)
 
     def _finish_kernels(self) -> None:
         """What is compiled on first use is compiled now."""
@@ -242,6 +238,12 @@ class ModelRunner:
         n, k = self.model.weights.head.shape
         shape = ProductShape(n, k, LOGIT_ROWS, wide=True)
         return make_product(shape, DTYPES[self.options.dtype], self.device, self._kernels)
+
+    @cached_property
+    def _step_shapes(self) -> "list[StepShape]":
+        from ssd_engine.execution.step_shapes import step_shapes
+
+        return step_shapes(self.options)
 
     @cached_property
     def _kernels(self) -> "KernelSet":

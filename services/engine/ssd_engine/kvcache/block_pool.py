@@ -30,7 +30,7 @@ class BlockPool:
         self._keys: dict[int, _Key] = {}  # block -> its key in the index
         self._names: dict[int, int] = {}  # block -> its name, as long as it is cached
         self._next_name = ROOT + 1
-        self._reserved = 0
+        self.num_reserved = 0
         self._leases: set[BlockLease] = set()
 
     @property
@@ -41,10 +41,6 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
-
-    @property
-    def num_reserved(self) -> int:
-        return self._reserved
 
     @property
     def num_cached(self) -> int:
@@ -65,7 +61,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that can be reserved."""
-        return self.num_free - self._reserved
+        return self.num_free - self.num_reserved
 
     def open(
         self,
@@ -89,7 +85,7 @@ class BlockPool:
             return None
         for block in shared:
             self._hold(block)
-        self._reserved += wanted
+        self.num_reserved += wanted
         lease = BlockLease(self, shared, wanted, root)
         self._leases.add(lease)
         return lease
@@ -112,7 +108,7 @@ class BlockPool:
 
     def _take(self) -> int:
         """A block for writing; a reservation guarantees that there is one."""
-        self._reserved -= 1
+        self.num_reserved -= 1
         if self._empty:
             block = heapq.heappop(self._empty)
         else:
@@ -164,8 +160,8 @@ class BlockPool:
             "index": {b: k for k, b in self._index.items()} != self._keys,
             "names": self._names.keys() != self._keys.keys()
             or len(set(self._names.values())) != len(self._names),
-            "reservations": self._reserved != sum(lease.reserved for lease in self._leases),
-            "over-reserved": not 0 <= self._reserved <= self.num_free,
+            "reservations": self.num_reserved != sum(lease.reserved for lease in self._leases),
+            "over-reserved": not 0 <= self.num_reserved <= self.num_free,
         }
         broken = [name for name, bad in problems.items() if bad]
         if broken:
@@ -195,7 +191,7 @@ class BlockLease:
             return False
         if more > 0:
             self.reserved += more
-            self._pool._reserved += more
+            self._pool.num_reserved += more
         return True
 
     def grow(self, num_tokens: int) -> None:
@@ -208,8 +204,7 @@ class BlockLease:
 
     def grow_ahead(self, num_tokens: int) -> None:
         """Holds blocks likewise, as far as its reservation goes."""
-        most = self.num_blocks * self._pool.block_size
-        self.grow(min(num_tokens, most))
+        self.grow(min(num_tokens, self.num_blocks * self._pool.block_size))
 
     def can_enter(self, num_written: int) -> bool:
         """Whether ``commit`` would find a full block that is not in the prefix cache yet."""
@@ -232,7 +227,7 @@ class BlockLease:
         if self not in self._pool._leases:
             return
         self._pool._leases.remove(self)
-        self._pool._reserved -= self.reserved
+        self._pool.num_reserved -= self.reserved
         self.reserved = 0
         # The end of a prefix goes first in least-recently-used order, its beginning last.
         for block in reversed(self.blocks):

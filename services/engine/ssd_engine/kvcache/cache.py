@@ -60,5 +60,4 @@ class KVCache:
         self.pool = torch.zeros(
             (2 * spec.num_layers, *shape), dtype=spec.dtype, device=self._device
         )
-        pairs = self.pool.view(spec.num_layers, 2, *shape)
-        self.layers += [LayerCache(pair[0], pair[1]) for pair in pairs]
+        self.layers += [LayerCache(*pair) for pair in self.pool.view(spec.num_layers, 2, *shape)]

@@ -31,7 +31,8 @@ class CachedPath:
         self._lease = lease
         self.committed = list(tokens)
         self._written = self.committed[: lease.num_cached_tokens]
-        self._agreed = len(self._written)  # leading tokens known to be committed ones
+        # Committed tokens that are in the cache, guesses after them not counted.
+        self.num_known = len(self._written)
         self.max_tokens = max_tokens
 
     @property
@@ -48,19 +49,14 @@ class CachedPath:
         if not self._lease.reserve(needed):
             raise NoRoom(f"no room for {needed} tokens")
 
-    @property
-    def num_known(self) -> int:
-        """Committed tokens that are in the cache, guesses after them not counted."""
-        return self._agreed
-
     def commit(self, tokens: Sequence[int]) -> None:
         self.committed += tokens
-        while self._agreed < min(len(self._written), len(self.committed)):
-            if self._written[self._agreed] != self.committed[self._agreed]:
-                del self._written[self._agreed :]
+        while self.num_known < min(len(self._written), len(self.committed)):
+            if self._written[self.num_known] != self.committed[self.num_known]:
+                del self._written[self.num_known :]
                 break
-            self._agreed += 1
-        self._lease.commit(self.committed, self._agreed)
+            self.num_known += 1
+        self._lease.commit(self.committed, self.num_known)
 
     def next_chunk(self, guesses: Sequence[int], num_logits: int, limit: int) -> Chunk:
         """The next piece of committed + guesses, at most ``limit`` tokens long.
@@ -94,7 +90,7 @@ class CachedPath:
         """
         start = len(self.committed) - 1
         tokens = tokens[: self.max_tokens - start]
-        if self._agreed != start or not tokens or tokens[0] != self.committed[-1]:
+        if self.num_known != start or not tokens or tokens[0] != self.committed[-1]:
             return None
         self._lease.grow(start + len(tokens))
         self._take(start, tokens)
@@ -102,7 +98,7 @@ class CachedPath:
 
     def _take(self, start: int, tokens: Sequence[int]) -> None:
         self._written[start:] = tokens
-        self._agreed = min(self._agreed, start)
+        self.num_known = min(self.num_known, start)
         self.commit(())
 
     def slot(self, position: int, block_size: int) -> int:
@@ -113,9 +109,9 @@ class CachedPath:
 
     def _known(self, guesses: Sequence[int]) -> int:
         """How many leading tokens of the path are in the cache."""
-        if self._agreed < len(self.committed):
-            return self._agreed
-        known = self._agreed
+        if self.num_known < len(self.committed):
+            return self.num_known
+        known = self.num_known
         for guess in guesses:
             if known >= len(self._written) or self._written[known] != guess:
                 break

@@ -43,8 +43,7 @@ class HostCopies:
                 if swap.out:
                     memory[place:end].copy_(plane.index_select(0, at), non_blocking=True)
                 else:
-                    copy = memory[place:end].to(plane.device, non_blocking=True)
-                    plane.index_copy_(0, at, copy)
+                    plane.index_copy_(0, at, memory[place:end].to(plane.device, non_blocking=True))
             place = end
 
     def _upload(self, blocks: Sequence[int]) -> Tensor:

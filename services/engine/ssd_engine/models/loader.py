@@ -92,13 +92,10 @@ class _RankLoader:
         begin, end = self.tp.rank * per_rank, (self.tp.rank + 1) * per_rank
         if isinstance(embedding, PackedWeight):
             return embedding.part(begin, end)
-        if self.config.tie_word_embeddings:
-            head = embedding[begin:end]
-        else:
-            head = self.reader.read("lm_head.weight", begin, end)
+        tied = self.config.tie_word_embeddings
+        head = embedding[begin:end] if tied else self.reader.read("lm_head.weight", begin, end)
         padding = per_rank - head.shape[0]
-        parts = [head, head.new_zeros(padding, head.shape[1])] if padding else [head]
-        return self._matrix(parts)
+        return self._matrix([head, head.new_zeros(padding, head.shape[1])] if padding else [head])
 
     def _matrix(self, parts: list[Tensor]) -> Matrix:
         """Parts that follow each other, as one matrix."""

@@ -1,6 +1,7 @@
 """What a model needs from its tensor-parallel group: a sum and a gather."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -47,19 +48,17 @@ class SingleRank:
         return value
 
 
+@dataclass
 class RankGroup:
     """Ranks of ``torch.distributed``'s default group: one process each."""
 
-    in_graphs = True
+    rank: int
+    size: int
+    device: torch.device  # on which numbers are exchanged
+    local_rank: int
+    local_size: int
 
-    def __init__(
-        self, rank: int, size: int, device: torch.device, local_rank: int, local_size: int
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.local_rank = local_rank
-        self.local_size = local_size
+    in_graphs = True
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)
@@ -88,8 +87,3 @@ class GroupThroughHost(RankGroup):
     def gather_columns(self, x: Tensor) -> Tensor | None:
         columns = super().gather_columns(x.cpu())
         return None if columns is None else columns.to(x.device)
-
-    def minimum(self, value: int) -> int:
-        box = torch.tensor([value], dtype=torch.int64)
-        dist.all_reduce(box, op=dist.ReduceOp.MIN)
-        return int(box.item())

@@ -5,11 +5,13 @@ A forward travels as raw integers: through shared memory on a node, on a connect
 collective that misses one of its members would wait for ever.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ssd_engine.checkpoints.model_config import ModelConfig
@@ -80,7 +82,7 @@ class RankedRunner:
         start = RankStart(
             config, options, RankPlacement(tp_size, 0, here), role, log_level, log_format
         )
-        begin = _on_one_node if cluster is None else _on_several_nodes(cluster)
+        begin = _on_one_node if cluster is None else partial(_on_several_nodes, cluster)
         with await_failure_report():
             self._channel, group = begin(start)
             self._runner = load_checked(config, options, group)
@@ -108,10 +110,7 @@ class RankedRunner:
 
         ``launched`` is called as soon as the device has its work, which on a CPU is at once.
         """
-        if self._channel is None:
-            return self._runner.forward(parts, launched)
-        with await_failure_report():
-            self._tell_others(self._channel, FORWARD, parts)
+        with self._on_all_ranks(FORWARD, partial(encode_parts, parts)):
             return self._runner.forward(parts, launched)
 
     def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> ForwardResult:
@@ -128,11 +127,9 @@ class RankedRunner:
 
         ``draws``: of every row that asks for logits; None where its token is not drawn there.
         """
-        if self._channel is None:
-            return self._runner.step(parts, draws, launched)
-        with await_failure_report():
-            self._tell_others(self._channel, STEP, parts)
-            return PendingForwardOnRanks(self._runner.step(parts, draws, launched))
+        with self._on_all_ranks(STEP, partial(encode_parts, parts)):
+            pending = self._runner.step(parts, draws, launched)
+        return pending if self._channel is None else PendingForwardOnRanks(pending)
 
     def deepen(
         self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
@@ -147,11 +144,7 @@ class RankedRunner:
 
     def allocate_host_blocks(self, number: int) -> None:
         """Where KV is copied to by ``swap``, on every rank."""
-        if self._channel is None:
-            self._runner.host_copies.allocate(number)
-            return
-        with await_failure_report():
-            self._channel.send(np.array([ALLOCATE, number], dtype=np.int32))
+        with self._on_all_ranks(ALLOCATE, lambda: [number]):
             self._runner.host_copies.allocate(number)
 
     def seconds_of_a_swap(self) -> float:
@@ -160,15 +153,18 @@ class RankedRunner:
 
     def swap(self, swap: Swap) -> None:
         """Copies KV between device and host, in the order of forwards."""
-        if self._channel is None:
-            self._runner.swap(swap)
-            return
-        with await_failure_report():
-            self._channel.send(np.array([SWAP, *swap.encode()], dtype=np.int32))
+        with self._on_all_ranks(SWAP, swap.encode):
             self._runner.swap(swap)
 
-    def _tell_others(self, channel: Channel, kind: int, parts: Sequence[Part]) -> None:
-        channel.send(np.concatenate(([np.int32(kind)], encode_parts(parts))))
+    @contextmanager
+    def _on_all_ranks(self, kind: int, encode: Callable[[], ArrayLike]) -> Iterator[None]:
+        """Tells the other ranks, where there are any, what this one is about to do."""
+        if self._channel is None:
+            yield
+            return
+        with await_failure_report():
+            self._channel.send(np.concatenate(([np.int32(kind)], encode()), dtype=np.int32))
+            yield
 
 
 class PendingForwardOnRanks:
@@ -194,16 +190,12 @@ def _on_one_node(start: RankStart) -> tuple[Channel, RankGroup]:
     return channel, join_group(0, start.place, store, start.options)
 
 
-def _on_several_nodes(cluster: ClusterOptions) -> Callable[[RankStart], tuple[Channel, RankGroup]]:
-    def begin(start: RankStart) -> tuple[Channel, RankGroup]:
-        leader = Leader(cluster, start)
-        start = leader.gather()
-        others = start.place.here - 1
-        channel = StepChannel(step_capacity(start.options), others)
-        if others:
-            stores = [leader.store_link() for _ in range(others)]
-            watch_ranks(start_ranks(start, channel.readers, stores), leader.tell_failure)
-        group = join_group(0, start.place, leader.store, start.options)
-        return NodesChannel(leader, channel), group
-
-    return begin
+def _on_several_nodes(cluster: ClusterOptions, start: RankStart) -> tuple[Channel, RankGroup]:
+    leader = Leader(cluster, start)
+    start = leader.gather()
+    others = start.place.here - 1
+    channel = StepChannel(step_capacity(start.options), others)
+    if others:
+        stores = [leader.store_link() for _ in range(others)]
+        watch_ranks(start_ranks(start, channel.readers, stores), leader.tell_failure)
+    return NodesChannel(leader, channel), join_group(0, start.place, leader.store, start.options)

@@ -76,8 +76,9 @@ class TextLines(logging.Formatter):
 
     def __init__(self, role: str, rank: int | None) -> None:
         name = role if rank is None else f"{role}/{rank}"
-        line = f"%(asctime)s.%(msecs)03d %(levelname)s {name} %(message)s"
-        super().__init__(line, datefmt="%H:%M:%S")
+        super().__init__(
+            f"%(asctime)s.%(msecs)03d %(levelname)s {name} %(message)s", datefmt="%H:%M:%S"
+        )
 
     def format(self, record: logging.LogRecord) -> str:
         return "".join(map(_escaped, super().format(record)))

@@ -81,12 +81,11 @@ def check_model(runner: ModelRunner) -> Findings:
     findings.raise_if_wrong(runner.tp)
     if runner.device.type == "cuda":
         torch.cuda.empty_cache()  # others may want the memory that it took
-    worst = max((error for _, error in findings.errors()), default=0.0)
     log.info(
         "self-check passed in %.1f s: the worst of %d operations is off by %.1f roundings",
         time.monotonic() - begin,
         len(findings.errors()),
-        worst,
+        max((error for _, error in findings.errors()), default=0.0),
     )
     return findings
 
@@ -106,8 +105,10 @@ def _check_prefill(
 def _forwards(runner: ModelRunner, room: CheckRoom) -> list[tuple[str, list[Part]]]:
     """A prefill; and where steps have no kernels of their own, what they consist of."""
     options = runner.options
-    lengths = (options.max_forward_tokens, SHORT_PREFILL)
-    found = [(PREFILL, prefill_parts(room, length)) for length in lengths]
+    found = [
+        (PREFILL, prefill_parts(room, length))
+        for length in (options.max_forward_tokens, SHORT_PREFILL)
+    ]
     if runner.steps is not None:
         return found
     most = min(options.max_forward_tokens, max(MOST_ROWS, options.step_rows) + 1)
@@ -129,8 +130,8 @@ def _step_parts(room: CheckRoom, step: "Step") -> list[list[Part]]:
     if options.branches and shape.rows_per_run >= options.branches:
         found.append(tree_parts(room, shape.runs, options.branches, shape.rows, 0))
         if shape.runs > 1:
-            chain = min(options.step_rows, shape.rows // (shape.runs // 2) - options.branches)
-            chain = min(chain, shape.rows_per_run)
+            left = shape.rows // (shape.runs // 2) - options.branches
+            chain = min(options.step_rows, left, shape.rows_per_run)
             found.append(tree_parts(room, shape.runs, options.branches, shape.rows, max(1, chain)))
     return [parts for parts in found if parts]
 
@@ -223,8 +224,7 @@ class StepCheck:
 
     def _check_moves(self) -> None:
         self._step.move()
-        device = self._runner.device
-        sources, targets = torch.tensor(self._moves, device=device).unbind(1)
+        sources, targets = torch.tensor(self._moves, device=self._runner.device).unbind(1)
         for cache in self._runner.kv.layers:
             for kept in (cache.key, cache.value):
                 slots = kept.flatten(0, 1)
@@ -235,8 +235,9 @@ class StepCheck:
         logits = self._runner.tp.gather_columns(step.layers.logits)
         if logits is None:  # Only the first rank draws. Lists of findings are alike on all ranks.
             for operation in self._drawn_operations(drawing):
-                none = torch.zeros((), device=self._runner.device)
-                self._findings.note(self._place(operation), none)
+                self._findings.note(
+                    self._place(operation), torch.zeros((), device=self._runner.device)
+                )
             return
         step.draw(logits, drawing)
         rows = min(self._num_rows, DRAWN_ROWS)
@@ -305,8 +306,7 @@ class StepCheck:
             return drawn.view(step.shape.rows, -1)[:rows, : step.ranks]
         table = drawn.view(step.shape.runs, -1)  # how many are right, then the tokens
         lengths = [len(run.tokens) for run in self._runs[step.drawings[0]]]
-        tokens = torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])
-        return tokens[:rows, None]
+        return torch.cat([table[i, 1 : 1 + n] for i, n in enumerate(lengths)])[:rows, None]
 
     def _check_graphs(self, graphs: "GraphRunner", drawing: Drawing) -> None:
         step, place, tp = self._step, self._place(CAPTURED, EAGER), self._runner.tp
@@ -353,8 +353,7 @@ def _sample_row(i: int, filtered: bool, history: History | None, later: Sequence
     how: dict[str, Any] = dict(seed=7919 * i + 1, temperature=(0.0, 1.0)[i % 2], **filters)
     if history is None:
         return SampleRow(SamplingParams(**how), (), range(i))
-    output = [*history.output, *later]
-    return SampleRow(replace(history.params, **how), history.prompt, output)
+    return SampleRow(replace(history.params, **how), history.prompt, [*history.output, *later])
 
 
 def _history(number: int, vocab_size: int) -> History:

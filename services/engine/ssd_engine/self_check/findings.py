@@ -45,8 +45,7 @@ class Findings:
         self.note(place, (error / (self._unit * expected.spread + least)).max())
 
     def compare_bits(self, place: CheckedOperation, got: Tensor, expected: Tensor) -> None:
-        same = (got == expected).all()
-        self.note(place, torch.where(same, 0.0, torch.inf))
+        self.note(place, torch.where((got == expected).all(), 0.0, torch.inf))
 
     def note(self, place: CheckedOperation, error: Tensor) -> None:
         """More than TOLERANCE is too much."""
@@ -65,8 +64,7 @@ class Findings:
         wrong = [i for i, (_, error) in enumerate(errors) if not error <= TOLERANCE]
         for i in wrong[:3]:
             log.error("%s: off by %.3g times what rounding explains", *errors[i])
-        mine = wrong[0] * tp.size + tp.rank if wrong else _NONE
-        first = tp.minimum(mine)
+        first = tp.minimum(wrong[0] * tp.size + tp.rank if wrong else _NONE)
         if first == _NONE:
             return
         if tp.rank:

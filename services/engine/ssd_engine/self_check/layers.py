@@ -120,8 +120,9 @@ class LayerCheck:
         self._head()
 
     def _place(self, operation: str) -> CheckedOperation:
-        rows = len(self._rows.tokens)
-        return CheckedOperation(self._use, rows, self._layer, operation, self._remedy)
+        return CheckedOperation(
+            self._use, len(self._rows.tokens), self._layer, operation, self._remedy
+        )
 
     def _compare(self, operation: str, got: Tensor, expected: Expected) -> None:
         self._findings.compare(self._place(operation), got[self._rows.chosen], expected)
@@ -137,10 +138,9 @@ class LayerCheck:
         self._written_and_attended(layers.projected, layer.qk_norm, self._kv.layers[i])
         part = plain.product(layers.attended[self._rows.chosen], layer.o)
         layers.multiply_o(i)
-        fused = self._compare_part(OUTPUT, part)
+        operation = self._compare_part(OUTPUT, part)
         layers.add_o(i)
-        norm = layer.attention_output_norm
-        self._compare_sum(OUTPUT if fused else SUM, before, part, layer.o_bias, norm)
+        self._compare_sum(operation, before, part, layer.o_bias, layer.attention_output_norm)
 
     def _mlp(self, i: int) -> None:
         plain, layers, layer = self._plain, self._layers, self._model.weights.layers[i]
@@ -151,21 +151,21 @@ class LayerCheck:
         self._compare(GATE, layers.gated, plain.gated(both))
         part = plain.product(layers.gated[self._rows.chosen], layer.down)
         layers.multiply_down(i)
-        fused = self._compare_part(DOWN, part)
+        operation = self._compare_part(DOWN, part)
         layers.add_down(i)
-        norm = layer.mlp_output_norm
-        self._compare_sum(DOWN if fused else SUM, before, part, layer.down_bias, norm)
+        self._compare_sum(operation, before, part, layer.down_bias, layer.mlp_output_norm)
 
     def _normalised(self, hidden: Tensor, norm: Tensor | None) -> Tensor:
         x = hidden[self._rows.chosen]
         return x if norm is None else self._plain.normalised(x, norm, self._eps)
 
-    def _compare_part(self, operation: str, expected: Expected) -> bool:
-        """Whether it has been added to the hidden states already, and is compared there."""
+    def _compare_part(self, operation: str, expected: Expected) -> str:
+        """The operation that the hidden states come from: the product itself, where it has been
+        added to them already, and is compared there."""
         if self._layers.part is None:
-            return True
+            return operation
         self._compare(operation, self._layers.part, expected)
-        return False
+        return SUM
 
     def _qk_norm(self, i: int, norm: Tensor | None) -> None:
         """By all heads of all ranks, where the model has such a norm."""

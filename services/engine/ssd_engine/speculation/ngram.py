@@ -73,8 +73,7 @@ class NgramIndex:
 
     @contextmanager
     def _assumed(self, tail: Sequence[int]) -> Iterator[None]:
-        for token in tail:
-            self._push(token)
+        self.extend(tail)
         try:
             yield
         finally:

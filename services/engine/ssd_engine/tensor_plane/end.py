@@ -26,7 +26,7 @@ class PlaneEnd:
             raise ValueError(f"{self._stream.name} goes {self._stream.direction.value}")
         self._news = threading.Condition()  # guards everything that both threads touch
         self._state = PlaneState.CONNECTING
-        self._reason = ""
+        self.reason = ""  # why the plane broke; empty while it did not
         self._wake = Wake()
         role = "sender" if sends else "receiver"
         self._name = f"{plane.terms.kind.value} {role} {plane.terms.epoch}"
@@ -42,11 +42,6 @@ class PlaneEnd:
         if self._state is PlaneState.CONNECTING and overdue:
             self._advance(PlaneEvent.FAILED, "connecting took too long")
         return self._state
-
-    @property
-    def reason(self) -> str:
-        """Why the plane broke; empty while it did not."""
-        return self._reason
 
     def close(self) -> None:
         """End the plane. Returns at once; the thread frees everything and ends."""
@@ -92,7 +87,7 @@ class PlaneEnd:
             before, self._state = self._state, transition(self._state, event)
             if self._state is before:
                 return
-            self._reason = reason or self._reason
+            self.reason = reason or self.reason
             if self._state in (PlaneState.BROKEN, PlaneState.CLOSED):
                 self._forget_rows()
                 self._wake.stop()

@@ -129,8 +129,7 @@ def go_to_draft(
     deadline = time.monotonic() + connect_timeout_s
 
     def connect(wake: Wake) -> Connection:
-        place = dialled(kind, answer.address, dial_host)
-        return enter(place, wake, terms, answer.secret, deadline)
+        return enter(dialled(kind, answer.address, dial_host), wake, terms, answer.secret, deadline)
 
     return AgreedPlane(terms, RowsDirection.TO_DRAFT, connect, staging, deadline)
 

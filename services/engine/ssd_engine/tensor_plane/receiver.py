@@ -59,7 +59,7 @@ class Receiver(PlaneEnd):
                 )
             self._expected.pop(key, None)
             if self._state in (PlaneState.BROKEN, PlaneState.CLOSED):
-                raise PlaneBroken(self._reason or "the plane is closed")
+                raise PlaneBroken(self.reason or "the plane is closed")
         rows = expected.rows
         return None if rows is None else self._plane.staging.hand_out(rows)
 

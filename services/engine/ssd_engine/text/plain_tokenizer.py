@@ -70,8 +70,8 @@ class PlainTokenizer:
 
 def is_generic(directory: Path) -> bool:
     """Whether no class of a certain model is asked for, and the file is there that says all."""
-    settings = read_settings(directory)
-    return settings.get("tokenizer_class") in GENERIC and (directory / TOKENIZER).exists()
+    named = read_settings(directory).get("tokenizer_class")
+    return named in GENERIC and (directory / TOKENIZER).exists()
 
 
 def load_plain(directory: Path) -> PlainTokenizer | None:

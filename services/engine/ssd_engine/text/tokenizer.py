@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -288,13 +289,14 @@ def render_chat(
     names: Mapping[str, Any] | None = None,
 ) -> str:
     """Messages through the chat template; raises Refused or Stopped. ``names``: further ones."""
-    given = {
+    every_name = {
         "messages": [dict(message) for message in messages],
         "tools": None,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
+        **tokenizer.template_names,
+        **(names or {}),
     }
-    every_name = {**given, **tokenizer.template_names, **(names or {})}
     return RENDERER.ask({"template": tokenizer.chat_template, "names": every_name})
 
 
@@ -319,7 +321,7 @@ def _try_out(directory: Path) -> None:
             raise ModelError(f"{file} does not exist: a tokenizer is needed")
         return  # transformers makes one
     try:
-        with ConfinedProcess(TRIAL, memory=4 << 30, seconds=60) as trial:
+        with closing(ConfinedProcess(TRIAL, memory=4 << 30, seconds=60)) as trial:
             trial.ask({"file": str(file), "text": PROBE})
     except (QuestionRefused, ConfinedProcessEnded) as error:
         raise _not_loaded(file, error) from None
@@ -411,8 +413,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
-    stand_ins = {chr(b): b for b in printable}
-    return stand_ins | {chr(0x100 + i): b for i, b in enumerate(others)}
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 _ALPHABET = _byte_level_alphabet()

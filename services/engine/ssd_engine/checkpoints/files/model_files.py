@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -110,13 +111,12 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@dataclass(frozen=True)
 class Fields:
     """The fields of a JSON object; null counts as absent, as everywhere in such files."""
 
-    def __init__(self, source: object, values: Mapping[str, Any]) -> None:
-        """``source``: the file, and the field of it where the object is nested."""
-        self.source = source
-        self.values = values
+    source: object  # the file, and the field of it where the object is nested
+    values: Mapping[str, Any]
 
     def get(self, key: str) -> Any:
         return self.values.get(key)

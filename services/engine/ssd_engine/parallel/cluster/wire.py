@@ -100,10 +100,7 @@ class NodeConnection:
     def pending(self) -> list[Frame]:
         """Frames that have come already, for who knows that there is something to read."""
         self._receive()
-        frames = []
-        while (frame := self._next_frame()) is not None:
-            frames.append(frame)
-        return frames
+        return list(iter(self._next_frame, None))
 
     def expect(self, kind: NodeFrameKind, deadline: float) -> bytes:
         found, payload = self.receive(deadline)

@@ -86,15 +86,16 @@ class Leader:
             self._started = not missing
             self._all = [self._nodes[node] for node in sorted(self._nodes)]
         if missing:
-            seconds = self._options.join_timeout
-            reason = f"{_list(missing)} did not join within --join-timeout {seconds:g} s"
+            reason = (
+                f"{_list(missing)} did not join within --join-timeout "
+                f"{self._options.join_timeout:g} s"
+            )
             self.tell_failure(reason)
             raise JoinTimeout(reason)
         for connection in self._all:
             connection.send(NodeFrameKind.START)
         log.info("cluster: all %d nodes are here", self._options.nodes)
-        place = replace(self._start.place, host=self._all[0].local_host)
-        return replace(self._start, place=place)
+        return replace(self._start, place=replace(self._start.place, host=self._all[0].local_host))
 
     def send_step(self, values: NDArray[np.int32]) -> None:
         data = values.astype("<i4", copy=False).tobytes()
@@ -149,8 +150,7 @@ class Leader:
     def _is_node(self, connection: NodeConnection, address: tuple[Hashable, ...]) -> bool:
         """Whether it knows the secret. Who does not could fill a log."""
         try:
-            deadline = time.monotonic() + GREETING_SECONDS
-            HANDSHAKE.admit(connection, self._options.secret, deadline)
+            HANDSHAKE.admit(connection, self._options.secret, time.monotonic() + GREETING_SECONDS)
         except (UnknownPeer, NodeConnectionBroken) as error:
             kind = type(error).__name__  # whoever says it knows the secret is told apart
             self._said.warning(kind, f"cluster: refused {_name(address)}: {error}")
@@ -165,8 +165,7 @@ class Leader:
         try:
             connection.send(NodeFrameKind.SETUP, encode(self._setup()))
             # The node may have to fetch its model first.
-            later = time.monotonic() + self._options.join_timeout
-            connection.expect(NodeFrameKind.FIT, later)
+            connection.expect(NodeFrameKind.FIT, time.monotonic() + self._options.join_timeout)
             self._admit(node, connection, address)
             self._follow(node, connection)
         finally:
@@ -231,8 +230,9 @@ class Leader:
             case NodeFrameKind.PING:
                 return
             case NodeFrameKind.STORE:  # the first byte names the rank that asks
-                answer = serve_request(self.store, payload[1:])
-                connection.send(NodeFrameKind.STORE, payload[:1] + answer)
+                connection.send(
+                    NodeFrameKind.STORE, payload[:1] + serve_request(self.store, payload[1:])
+                )
             case NodeFrameKind.LEAVING:
                 log.warning("cluster: node %d was told to stop: the service drains", node)
                 os.kill(os.getppid(), signal.SIGTERM)
@@ -298,8 +298,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--cluster-listen: cannot bind {host}:{port}: {reason}") from None
+        raise ConfigError(
+            f"--cluster-listen: cannot bind {host}:{port}: {error.strerror or error}"
+        ) from None
     return listener
 
 

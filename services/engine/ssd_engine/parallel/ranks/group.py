@@ -82,8 +82,9 @@ def join_group(rank: int, place: RankPlacement, store: Any, options: RunnerOptio
         backend = "gloo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(backend, store=store, rank=rank, world_size=place.size)
-    kind = GroupThroughHost if through_host else RankGroup
-    return kind(rank, place.size, device, local_rank, place.here)
+    if through_host:
+        return GroupThroughHost(rank, place.size, torch.device("cpu"), local_rank, place.here)
+    return RankGroup(rank, place.size, device, local_rank, place.here)
 
 
 def _nccl_shares_gpus() -> bool:

@@ -45,12 +45,10 @@ def _follow(runner: ModelRunner, steps: StepReader) -> None:
         kind, *_ = values = steps.receive()
         if kind == SWAP:
             runner.swap(Swap.decode(values[1:].tolist()))
-            continue
-        if kind == ALLOCATE:
+        elif kind == ALLOCATE:
             runner.host_copies.allocate(int(values[1]))
-            continue
-        parts = decode_parts(values[1:])
-        if kind == STEP:
+        elif kind == STEP:
+            parts = decode_parts(values[1:])
             runner.step(parts, [None] * sum(part.num_logits for part in parts)).result()
         else:
-            runner.forward(parts)
+            runner.forward(decode_parts(values[1:]))

@@ -16,13 +16,14 @@ def start_ranks(
 ) -> list[BaseProcess]:
     """The last ranks of a node, one for each reader; on the leader, rank 0 is there already."""
     ranks = start.place.ranks[-len(readers) :]
-    processes: list[BaseProcess] = []
-    for rank, reader, store in zip(ranks, readers, stores, strict=True):
-        process = _spawn.Process(
+    processes: list[BaseProcess] = [
+        _spawn.Process(
             target=_enter, args=(rank, start, reader, store), name=f"rank {rank}", daemon=True
         )
+        for rank, reader, store in zip(ranks, readers, stores, strict=True)
+    ]
+    for process in processes:
         process.start()
-        processes.append(process)
     return processes
 
 

@@ -23,10 +23,11 @@ def listen(
         name = f"ssd-plane-{secrets.token_hex(16)}"
         return _listening(socket.AF_UNIX, "\0" + name), name
     family = family_of(bind_host)
-    if ports is None:
-        listener = _listening(family, (bind_host, 0))
-    else:
-        listener = _listening_within(family, bind_host, ports)
+    listener = (
+        _listening(family, (bind_host, 0))
+        if ports is None
+        else _listening_within(family, bind_host, ports)
+    )
     return listener, join_address(bind_host, listener.getsockname()[1])
 
 

@@ -111,8 +111,7 @@ class Connection:
             return b""
         if not data:
             raise PlaneBroken("the peer closed the plane")
-        rest = -len(data) % record_bytes
-        return data + self.read(rest)
+        return data + self.read(-len(data) % record_bytes)
 
     def write(self, data: bytes | memoryview, deadline: float | None = None) -> None:
         deadline = deadline or time.monotonic() + STALL_SECONDS

@@ -66,14 +66,13 @@ class PairStore(dist.Store):
         if self._ours_ended:
             raise PlaneBroken("the group uses its store after it was made")
         name = key.encode()
-        entry = _ENTRY.pack(len(name), len(value)) + name + value
-        self._connection.write(entry, self._deadline)
+        sizes = _ENTRY.pack(len(name), len(value))
+        self._connection.write(sizes + name + value, self._deadline)
 
     def _read_entry(self) -> None:
         if self._theirs_ended:
             raise PlaneBroken("the peer has made its group without this one")
-        sizes = self._connection.read(_ENTRY.size, self._deadline)
-        key_bytes, value_bytes = _ENTRY.unpack(sizes)
+        key_bytes, value_bytes = _ENTRY.unpack(self._connection.read(_ENTRY.size, self._deadline))
         if key_bytes > MAX_KEY_BYTES or value_bytes > MAX_VALUE_BYTES:
             raise PlaneBroken("the peer's entry in the store is too large")
         self._num_read += 1

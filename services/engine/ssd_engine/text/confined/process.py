@@ -67,12 +67,6 @@ class ConfinedProcess:
         with self._lock:
             self._end()
 
-    def __enter__(self) -> "ConfinedProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _exchange(self, question: bytes) -> bytes:
         pipe = self._running()
         try:
