@@ -82,7 +82,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._loop.in_flight
+        return self.scheduler.has_work or self._loop.pending is not None
 
     def handle(self, record: Submit | Cancel | GiveBackWaiting | LinkRecord) -> None:
         match record:
@@ -114,8 +114,7 @@ class EngineCore:
     def _give_back(self) -> None:
         for sequence in self.scheduler.give_back():
             self.speculator.end(sequence.id)
-            delta = Delta(sequence.id, [], None, 0, finished=True, returned=True)
-            self._returned.append(delta)
+            self._returned.append(Delta(sequence.id, [], None, 0, finished=True, returned=True))
 
     def handle_link(self, record: LinkRecord) -> None:
         """Also while a forward is held back for what it says."""

@@ -106,7 +106,7 @@ class DecodeForward:
         self.seconds += seconds
         self.gap_seconds += self._runner.gap_seconds
         if self._scheduler.kept is not None:
-            self._scheduler.kept.stepped(seconds)
+            self._scheduler.kept.step_seconds.observe(seconds)
         width = sum(len(work.chunk.tokens) for work in pending.works)
         self._trace.span(TraceEventKind.FORWARD, finished.at - seconds, finished.at, rows=width)
         if not pending.rows and not (pending.ahead and timing.width):

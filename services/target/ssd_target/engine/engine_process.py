@@ -31,7 +31,7 @@ from ssd_target.records.engine_records import (
     decode_to_engine,
 )
 from ssd_target.scheduling.kept_kv import KeptOptions
-from ssd_target.scheduling.verifier import Verifier, verify
+from ssd_target.scheduling.verifier import verify
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.planes import open_plane
 from ssd_target.speculation.sync_drafter import SyncDrafter
@@ -70,6 +70,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         open_plane=partial(open_plane, options),
         trace=trace,
     )
+    rate = options.synthetic_acceptance
     core = EngineCore(
         runner,
         vocabulary.token_bytes,
@@ -77,9 +78,10 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         options.runner.max_num_seqs,
         options.prefill_chunk,
         speculator,
-        replay_rows=_replay_rows(runner, options),
+        # Where the bits of a row depend on the shape of its forward, shapes are kept apart.
+        replay_rows=options.runner.step_rows if runner.asynchronous and options.runner.exact else 0,
         trace=trace,
-        verify=_verifier(options, speculator),
+        verify=verify if rate is None else SyntheticVerifier(rate, speculator),
         kept=_kept(runner, options),
     )
     inbox.core = core
@@ -91,22 +93,12 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
 
 
-def _verifier(options: EngineOptions, speculator: SpeculationCoordinator) -> Verifier:
-    rate = options.synthetic_acceptance
-    return verify if rate is None else SyntheticVerifier(rate, speculator)
-
-
 def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:
     blocks = int(options.swap_gib * 2**30) // runner.block_bytes
     if not blocks:
         return None
     runner.allocate_host_blocks(blocks)
     return KeptOptions(blocks, runner.seconds_of_a_swap())
-
-
-def _replay_rows(runner: RankedRunner, options: EngineOptions) -> int:
-    """Where the bits of a row depend on the shape of its forward, shapes are kept apart."""
-    return options.runner.step_rows if runner.asynchronous and options.runner.exact else 0
 
 
 def _load_drafter(options: EngineOptions) -> SyncDrafter | None:

@@ -26,10 +26,7 @@ class SynchronousLoop:
     ) -> None:
         self._plan, self._prefill, self._decode = plan, prefill, decode
         self._speculator = speculator
-
-    @property
-    def in_flight(self) -> bool:
-        return False
+        self.pending: PendingRound | None = None  # in flight between two steps
 
     def step(self) -> list[Delta]:
         plan = self._plan()
@@ -48,17 +45,11 @@ class OverlappedLoop(SynchronousLoop):
     """A round is launched at the end of a step and ended at the beginning of the next: what it has
     to say to others is said while the next one is computed."""
 
-    _pending: PendingRound | None = None
-
-    @property
-    def in_flight(self) -> bool:
-        return self._pending is not None
-
     def step(self) -> list[Delta]:
-        finished = None if self._pending is None else self._decode.finish(self._pending)
+        finished = None if self.pending is None else self._decode.finish(self.pending)
         plan = self._plan()
         deltas = self._prefill.run(plan.prefill)
-        self._pending = self._launch(plan)
+        self.pending = self._launch(plan)
         if finished is None:
             return deltas
         self._decode.account(finished)

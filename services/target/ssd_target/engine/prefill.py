@@ -39,8 +39,7 @@ class PrefillForward:
         ending = [work for work in works if work.chunk.num_logits]
         deltas: list[Delta] = []
         if ending:
-            scored = self._runner.draw(logits, draws(ending))
-            deltas = self._committer.end_rounds(ending, scored)
+            deltas = self._committer.end_rounds(ending, self._runner.draw(logits, draws(ending)))
         width = sum(len(work.chunk.tokens) for work in works)
         self._trace.span(TraceEventKind.PREFILL, begin, self._trace.now(), rows=width)
         if self._scheduler.kept is not None and ending:  # else nobody has waited for it

@@ -33,7 +33,7 @@ class SyntheticVerifier:
         self, work: Work, outcome: RoundOutcome | NonFiniteLogits
     ) -> RoundOutcome | NonFiniteLogits:
         sequence, tokens = work.sequence, work.speculation.tokens
-        if isinstance(outcome, NonFiniteLogits) or not self._speculator.knows(sequence):
+        if isinstance(outcome, NonFiniteLogits) or work.is_over:
             return outcome
         chances = random.Random(f"{(sequence.sampling.seed, sequence.num_committed)}")
         accepted = 0

@@ -18,7 +18,7 @@ class KeptKV:
     def __init__(self, options: KeptOptions, block_size: int, replay_rows: int) -> None:
         """``replay_rows``: tokens that a step can replay; 0: they are prefilled like the prompt."""
         self._options, self._block_size, self._replay_rows = options, block_size, replay_rows
-        self._prefill, self._step = Average(), Average()  # seconds of a token, and of a step
+        self._prefill, self.step_seconds = Average(), Average()  # of a token; of a decode forward
         self._held: list[range] = []  # places, in their order
         self.num_kept = 0  # sequences so far
 
@@ -29,9 +29,6 @@ class KeptKV:
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         self._prefill.observe(seconds / max(1, tokens))
-
-    def stepped(self, seconds: float) -> None:
-        self._step.observe(seconds)
 
     def keep(self, sequence: Sequence) -> list[Swap]:
         """Before the sequence loses its blocks."""
@@ -60,7 +57,7 @@ class KeptKV:
         said = sequence.num_written - prompt
         again = self._prefill.value() * (prompt if self._replay_rows else prompt + said)
         if self._replay_rows:
-            again += self._step.value() * -(-said // self._replay_rows)
+            again += self.step_seconds.value() * -(-said // self._replay_rows)
         return not self._prefill.known or num_blocks * self._options.block_seconds < again
 
     def bring_back(self, sequence: Sequence) -> list[Swap]:

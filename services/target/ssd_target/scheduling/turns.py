@@ -6,38 +6,18 @@ comes first, which lets short ones pass and goes on with what was begun; but now
 is first, so that none waits for ever.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ssd_target.scheduling.sequence import Sequence as TokenSequence
 
 OLDEST_EVERY = 4  # turns of an identity
 
 
-class IdentityShares:
-    """How much each identity was given of late. One that was idle has no claim to more."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, float] = {}
-
-    def take_part(self, owners: Iterable[str]) -> None:
-        """Only these want something now."""
-        owners = set(owners)
-        known = {owner: self._given[owner] for owner in owners & self._given.keys()}
-        least = min(known.values(), default=0.0)
-        self._given = {owner: known.get(owner, least) - least for owner in owners}
-
-    def given(self, owner: str) -> float:
-        return self._given.get(owner, 0.0)
-
-    def charge(self, owner: str, amount: float) -> None:
-        self._given[owner] = self._given.get(owner, 0.0) + amount
-
-
 class PrefillTurns:
     """Chooses which of the prompts that are being read come next."""
 
     def __init__(self) -> None:
-        self._shares = IdentityShares()
+        self._given: dict[str, float] = {}  # tokens of late, by identity
         self._turns: dict[str, int] = {}
 
     def choose(
@@ -50,22 +30,27 @@ class PrefillTurns:
         """Those whose next pieces fit into the budget, oldest first in ``sequences``; the first
         always does. ``left``: tokens to be read; ``size``: of the next piece."""
         queues = self._queues(sequences, left)
-        self._shares.take_part(queues)
+        self._take_part(queues)
         self._turns = {owner: self._turns.get(owner, 0) for owner in queues}
         chosen: list[TokenSequence] = []
         while queues:
-            given = self._shares.given
-            owner = min(queues, key=lambda each: (given(each), left(queues[each][0])))
+            owner = min(queues, key=lambda each: (self._given[each], left(queues[each][0])))
             sequence = queues[owner].pop(0)
             if chosen and size(sequence) > budget:
                 break
             budget -= size(sequence)
             chosen.append(sequence)
-            self._shares.charge(owner, size(sequence))
+            self._given[owner] += size(sequence)
             self._turns[owner] += 1
             if not queues[owner]:
                 del queues[owner]
         return chosen
+
+    def _take_part(self, owners: Collection[str]) -> None:
+        """Only these want something now. One that was idle has no claim to more."""
+        known = {owner: self._given[owner] for owner in owners if owner in self._given}
+        least = min(known.values(), default=0.0)
+        self._given = {owner: known.get(owner, least) - least for owner in owners}
 
     def _queues(
         self, sequences: Sequence[TokenSequence], left: Callable[[TokenSequence], int]

@@ -231,10 +231,10 @@ def _rejecting(
         _sampled_speculation(works[i], None if wire is None else wire[:, :width])
         for i, wire in wires.items()
     ]
-    verdicts: dict[int, Verdict] = {}
-    for i, s, (accepted, token) in zip(chosen, rounds, verify_rejection(p, rounds), strict=True):
-        verdicts[i] = (range(accepted), [*s.tokens[:accepted], token])
-    return verdicts
+    return {
+        i: (range(accepted), [*s.tokens[:accepted], token])
+        for i, s, (accepted, token) in zip(chosen, rounds, verify_rejection(p, rounds), strict=True)
+    }
 
 
 def _sampled_speculation(work: Work, wire: Tensor | None) -> SampledSpeculation:

@@ -90,9 +90,12 @@ class SpeculationCoordinator:
             return
         state = self._sequences.get(sequence.id)
         if state is None:
-            session = EndpointSession(self._vocab_size, self.depth)
-            state = SequenceSpeculation(sequence, request, self._strategies[request.mode], session)
-            self._sequences[sequence.id] = state
+            state = self._sequences[sequence.id] = SequenceSpeculation(
+                sequence,
+                request,
+                self._strategies[request.mode],
+                EndpointSession(self._vocab_size, self.depth),
+            )
             sequence.begun_at = time.monotonic()
         else:
             state.ended_at, state.why_detached = self._now(), DISCONNECTED
@@ -116,9 +119,6 @@ class SpeculationCoordinator:
         state.row = None  # it knows its state: no circle is left behind
         self.totals.add(state.stats)
         return state.stats
-
-    def knows(self, sequence: Sequence) -> bool:
-        return sequence.id in self._sequences
 
     def is_plain(self, sequence: Sequence) -> bool:
         """Whether nothing will be speculated for its next round, whatever the one before gives."""

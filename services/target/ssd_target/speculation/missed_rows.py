@@ -3,7 +3,6 @@
 A wait holds the whole forward, so there is none when any row is ready.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 from ssd_engine.speculation.frames import Source
@@ -27,7 +26,7 @@ class MissedRows:
         pacing: Pacing,
         receive: Receive,
         trace: Trace,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._guesses = backup in (Backup.AUTO, Backup.NGRAM)
         self._endpoints, self._frames, self._pacing = endpoints, frames, pacing
@@ -55,10 +54,8 @@ class MissedRows:
         begin = self._now()
         elapsed = 0.0
         while elapsed < budget and any(map(_is_awaited, rows)):
-            if not self._receive(budget - elapsed):
-                elapsed = budget
-                break
-            elapsed = self._now() - begin
+            came = self._receive(budget - elapsed)
+            elapsed = self._now() - begin if came else budget
         self._trace.span(TraceEventKind.WAIT, begin, begin + elapsed)
         for row in rows:
             row.fill(Source.JUST_IN_TIME)

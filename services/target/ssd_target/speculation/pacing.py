@@ -11,7 +11,7 @@ from ssd_target.speculation.endpoints.sequence_speculation import (
     RowSpeculation,
     SequenceSpeculation,
 )
-from ssd_target.speculation.waiting import WaitCase, worthwhile_wait
+from ssd_target.speculation.waiting import worthwhile_wait
 
 NGRAM_EXPLORE = 64  # misses without a look-up, after which one is tried
 
@@ -20,17 +20,13 @@ class Pacing:
     def __init__(self, options: SpeculationOptions) -> None:
         self._options = options
         self.width = 1  # tokens of the forward in flight
-        self._verify = StepClock()  # seconds of a decode forward, by its rows
+        self.verify_clock = StepClock()  # seconds of a decode forward, by its rows
         self._sync_alpha = AcceptanceRate()
         self._sync_seconds = Average()  # seconds for one drafted token
         self._ngram_alpha = AcceptanceRate(prior=0.5)
         self._ngram_idle = 0
 
     # What was seen
-
-    def verified(self, width: int, seconds: float) -> None:
-        """A decode forward over so many tokens."""
-        self._verify.observe(width, seconds)
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """The draft model's turn, in synchronous speculation."""
@@ -59,8 +55,8 @@ class Pacing:
     ) -> int:
         if endpoint is None:
             return self._depth(state, num_rows, None)
-        depth = self._depth(state, num_rows, endpoint.alpha)
-        return min(depth, endpoint.max_depth)  # a longer one it could not follow
+        # A longer one it could not follow.
+        return min(self._depth(state, num_rows, endpoint.alpha), endpoint.max_depth)
 
     def _depth(
         self,
@@ -77,7 +73,7 @@ class Pacing:
 
     def _round_seconds(self, num_rows: int, drafting: float = 0.0) -> Callable[[int], float]:
         """Seconds of a round in which each row drafts, if it has to, and verifies k tokens."""
-        clock = self._verify
+        clock = self.verify_clock
         if not clock.known:
             return lambda k: 1.0
         return lambda k: clock.seconds(num_rows * (k + 1)) + k * drafting
@@ -101,7 +97,7 @@ class Pacing:
 
     def verify_micros(self) -> int:
         """What endpoints are told: they may use as much time for their trees."""
-        return int(1e6 * self._verify.seconds(self.width))
+        return int(1e6 * self.verify_clock.seconds(self.width))
 
     def wait_seconds(self, row: RowSpeculation, num_rows: int, endpoint: DraftEndpoint) -> float:
         """How long a row that missed is worth waiting for; 0: not at all."""
@@ -109,11 +105,10 @@ class Pacing:
             return 0.0
         if self._options.wait_seconds is not None:
             return self._options.wait_seconds
-        case = WaitCase(
+        return worthwhile_wait(
             alpha=endpoint.alpha.value,
             depth=row.wanted,
-            plain_seconds=self._verify.seconds(num_rows),
-            verify_seconds=self._verify.seconds(num_rows * (1 + row.wanted)),
+            plain_seconds=self.verify_clock.seconds(num_rows),
+            verify_seconds=self.verify_clock.seconds(num_rows * (1 + row.wanted)),
             usual_seconds=endpoint.usual_delay(),
         )
-        return worthwhile_wait(case)

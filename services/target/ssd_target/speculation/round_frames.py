@@ -1,6 +1,5 @@
 """What endpoints are told of a sequence's rounds: open, outcome, launch."""
 
-import time
 from collections.abc import Callable
 from hashlib import blake2b
 from secrets import token_bytes
@@ -25,7 +24,7 @@ class RoundFrames:
         endpoints: DraftEndpoints,
         distributions: Distributions,
         pacing: Pacing,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._endpoints, self._distributions = endpoints, distributions
         self._pacing, self._now = pacing, clock
@@ -65,8 +64,9 @@ class RoundFrames:
             raise RuntimeError("an endpoint that is not connected was chosen")
         state.session.launch_open(len(row.speculation), endpoint.link, endpoint.epoch)
         state.told_depth = self._depth_to_prepare(row, endpoint)
-        rejection = state.request.verification is Verification.REJECTION
-        state.rejecting = rejection and endpoint.receiver is not None
+        state.rejecting = (
+            state.request.verification is Verification.REJECTION and endpoint.receiver is not None
+        )
         endpoint.sequences.add(sequence.id)
         endpoint.say(
             Open(

@@ -1,6 +1,5 @@
 """What rounds were worth: statistics and traces of each, and evidence for what pays."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,9 +21,7 @@ class ForwardTiming(NamedTuple):
 
 
 class RoundMetrics:
-    def __init__(
-        self, pacing: Pacing, trace: Trace, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pacing: Pacing, trace: Trace, clock: Callable[[], float]) -> None:
         self._pacing, self._trace, self._now = pacing, trace, clock
         self._step_begin = 0.0
         self._held_up = 0  # steps, one after the other, in which the draft model inside caught up
@@ -63,7 +60,7 @@ class RoundMetrics:
         timing: ForwardTiming,
     ) -> None:
         """A decode forward took ``seconds``, its rows committed so many tokens."""
-        self._pacing.verified(timing.width, seconds)
+        self._pacing.verify_clock.observe(timing.width, seconds)
         if self._is_evidence(rows):
             for row, tokens in zip(rows, committed, strict=True):
                 row.state.strategy.observe(row, tokens, timing.row_seconds)

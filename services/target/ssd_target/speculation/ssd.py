@@ -40,7 +40,7 @@ class EndpointSpeculation:
     def is_plain(self, state: SequenceSpeculation) -> bool:
         return (
             not state.session.attached
-            and (self._inside is None or not self._inside.pays)
+            and (self._inside is None or not self._inside.payoff.speculates)
             and not any(each.up and each.payoff.attaches for each in self._endpoints)
         )
 
@@ -65,7 +65,7 @@ class EndpointSpeculation:
         """No endpoint holds the sequence, or it does and these rounds are to compare it with."""
         if endpoint is None and self._misses_endpoint(state):
             self._fall_back(state, num_rows)
-        if self._inside is None or not self._inside.pays:
+        if self._inside is None or not self._inside.payoff.speculates:
             return self._plain.look_up(state, num_rows)
         row = self._inside.row(state, num_rows)
         if endpoint is not None:

@@ -1,6 +1,5 @@
 """Mode sync: a draft model inside the engine drafts, then the target verifies, in turns."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ssd_engine.sampling.rejection import whole_wire
@@ -32,23 +31,18 @@ class SyncSpeculation:
         endpoints: Iterable[DraftEndpoint],
         auto_off: bool,
         trace: Trace,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.drafter, self.payoff = drafter, Payoff(auto_off)
         self._plain, self._pacing, self._endpoints = plain, pacing, endpoints
         self._trace, self._now = trace, clock
 
-    @property
-    def pays(self) -> bool:
-        """False also in rounds that it is compared with."""
-        return self.payoff.speculates
-
     def is_plain(self, state: SequenceSpeculation) -> bool:
-        return not self.pays
+        return not self.payoff.speculates
 
     def look_up(self, state: SequenceSpeculation, num_rows: int) -> RowSpeculation:
         row = self.row(state, num_rows)
-        if self.pays:
+        if self.payoff.speculates:
             return row
         if row.wanted:
             state.stats.fell_back("does not pay")

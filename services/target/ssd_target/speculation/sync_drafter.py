@@ -66,9 +66,7 @@ class SyncDrafter:
         self._runner, self._block_size = runner, block_size
         self._pool = BlockPool(runner.num_blocks, block_size)
         self._scopes: Scopes[str] = Scopes(self._pool.new_root)
-        self._max_context = max_context
-        self._depth = depth
-        self._prefill_chunk = prefill_chunk
+        self._max_context, self._depth, self._prefill_chunk = max_context, depth, prefill_chunk
         self._paths: dict[int, CachedPath] = {}
 
     def draft(self, rows: Rows[DraftRow]) -> None:
@@ -103,9 +101,6 @@ class SyncDrafter:
 
     def _follow(self, sequence: Sequence) -> bool:
         """Bring the path up to what is committed; False when there is no room for it."""
-        if sequence.num_committed + self._depth >= self._max_context:
-            self.end(sequence.id)
-            return False
         try:
             self._paths[sequence.id] = self._followed(sequence)
         except NoRoom:
@@ -114,6 +109,8 @@ class SyncDrafter:
         return True
 
     def _followed(self, sequence: Sequence) -> CachedPath:
+        if sequence.num_committed + self._depth >= self._max_context:
+            raise NoRoom("beyond the draft model's context")
         path = self._paths.get(sequence.id)
         if path is None:
             ahead, most = self._depth + 1, sequence.max_committed + self._depth
@@ -150,8 +147,10 @@ class SyncDrafter:
         paths = [self._paths[row.sequence.id] for row in rows]
         places = [len(path.committed) + guesses.count - 1 for path in paths]
         if guesses.count > 1 and len(rows) == len(guesses.rows):
-            size = self._block_size
-            slots = [path.slot(place, size) for path, place in zip(paths, places, strict=True)]
+            slots = [
+                path.slot(place, self._block_size)
+                for path, place in zip(paths, places, strict=True)
+            ]
             widths = [-1 if row.down_weight is None else FAN_OUT for row in rows]
             forward = self._runner.deepen(guesses.forward, slots, widths)
             if forward is not None:
@@ -164,22 +163,14 @@ class SyncDrafter:
         draws = [_draw(row, guesses.count) for row in rows]
         return _PendingGuesses(rows, self._runner.step(chunks, draws), count)
 
-    def _extend(self, rows: Rows[DraftRow]) -> None:
+    def _extend(self, pending: Rows[DraftRow]) -> None:
         """One more guess for each, after as many forwards as its prompt needs."""
-        pending = list(rows)
         while pending:
             now, chunks = self._next_chunks(pending)
-            draws = [
-                _draw(row)
-                for row, chunk in zip(now, chunks, strict=True)
-                for _ in range(chunk.num_logits)
-            ]
-            scored = self._runner.step(chunks, draws).result()
-            done: list[DraftRow] = []
+            done = [row for row, chunk in zip(now, chunks, strict=True) if chunk.num_logits]
+            scored = self._runner.step(chunks, list(map(_draw, done))).result()
             for row, chunk in zip(now, chunks, strict=True):
                 self._paths[row.sequence.id].wrote(chunk)
-                if chunk.num_logits:
-                    done.append(row)
             if done:
                 _guess(done, scored)
             pending = [row for row in pending if row not in done]
@@ -193,9 +184,8 @@ class SyncDrafter:
             behind = self.is_behind(row.sequence)
             if behind and left <= 0:
                 continue
-            path = self._paths[row.sequence.id]
             limit = left if behind else self._prefill_chunk
-            chunks.append(path.next_chunk(row.tokens, 1, limit))
+            chunks.append(self._paths[row.sequence.id].next_chunk(row.tokens, 1, limit))
             rows.append(row)
             left -= len(chunks[-1].tokens) if behind else 0
         return rows, chunks

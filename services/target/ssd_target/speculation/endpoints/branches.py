@@ -13,9 +13,7 @@ MAX_BRANCHES = 1024
 class BranchStore:
     def __init__(self, length: int, max_depth: int, vocab_size: int) -> None:
         """``length`` of the speculation that the round verifies."""
-        self._length = length
-        self._max_depth = max_depth
-        self._vocab_size = vocab_size
+        self._length, self._max_depth, self._vocab_size = length, max_depth, vocab_size
         self._branches: dict[tuple[int, int], list[int]] = {}
 
     def __len__(self) -> int:

@@ -4,7 +4,6 @@ Rows that have not come in time are no reason to wait: they cut the speculation 
 them, which keeps the target's distribution.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,23 +25,16 @@ ROWS_SECONDS = 0.05  # that distributions may come later than the end of their f
 
 class Distributions:
     def __init__(
-        self,
-        endpoints: DraftEndpoints,
-        vocab_size: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, endpoints: DraftEndpoints, vocab_size: int, clock: Callable[[], float]
     ) -> None:
-        self._endpoints = endpoints
-        self._vocab_size = vocab_size
-        self._now = clock
+        self._endpoints, self._vocab_size, self._now = endpoints, vocab_size, clock
 
     def expect(self, row: RowSpeculation) -> None:
         """The round of this row was launched: its endpoint will send what it drew from."""
-        state = row.state
-        endpoint = self._endpoints.of(state)
-        if endpoint is None or endpoint.receiver is None:
-            return
-        if state.rejecting and row.speculation and row.source in DRAWN_THERE:
-            endpoint.receiver.expect(_key(state), len(row.speculation))
+        state, receiver = row.state, self._endpoints.held_by(row.state).receiver
+        drawn_there = row.speculation and row.source in DRAWN_THERE
+        if receiver is not None and state.rejecting and drawn_there:
+            receiver.expect(_key(state), len(row.speculation))
 
     def of(self, rows: Sequence[RowSpeculation]) -> list[DraftDistributions | None]:
         """How each row of the forward that has just ended is verified."""

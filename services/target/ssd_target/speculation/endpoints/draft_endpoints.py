@@ -146,9 +146,11 @@ class DraftEndpoints:
             self.dropped += len(frame.branches)
             return
         self.dropped += state.session.push(endpoint.link, endpoint.epoch, frame)
-        tokens = sum(len(branch.tokens) for branch in frame.branches)
         self._trace.moment(
-            TraceEventKind.PUSH, sequence=frame.sequence, round=frame.round, tokens=tokens
+            TraceEventKind.PUSH,
+            sequence=frame.sequence,
+            round=frame.round,
+            tokens=sum(len(branch.tokens) for branch in frame.branches),
         )
 
     def _plane(self, endpoint: DraftEndpoint, plane: Plane) -> None:
@@ -215,13 +217,12 @@ class DraftEndpoints:
 
     def leave(self, state: SequenceSpeculation, reason: str) -> None:
         """Detach, and tell the endpoint."""
-        session = state.session
-        frame = Close(state.sequence.id, max(0, session.round))
-        self._by_link[session.link].outbox.append(frame)
+        close = Close(state.sequence.id, max(0, state.session.round))
+        self.held_by(state).outbox.append(close)
         self._detach(state, reason)
 
     def _detach(self, state: SequenceSpeculation, reason: str) -> None:
-        endpoint = self._by_link[state.session.link]
+        endpoint = self.held_by(state)
         endpoint.sequences.discard(state.sequence.id)
         if not endpoint.sequences:
             endpoint.left()

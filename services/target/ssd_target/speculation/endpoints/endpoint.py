@@ -98,16 +98,14 @@ class DraftEndpoint:
     def is_stalled(self, now: float, timeout: float) -> bool:
         """Visits may be shorter than the time in which an answer is expected: when one after the
         other has got none, nobody is there."""
-        since = self.unanswered_since
-        if self.silent_visits >= SILENT_VISITS:
-            since = self.silent_since
+        silent = self.silent_visits >= SILENT_VISITS
+        since = self.silent_since if silent else self.unanswered_since
         return since is not None and now - since > timeout
 
     def usual_delay(self) -> float | None:
         """None, so as to try, before anything is measured and again from time to time."""
-        if not self.delay.known or self.unwaited >= self.explore_after:
-            return None
-        return self.delay.value()
+        tries = not self.delay.known or self.unwaited >= self.explore_after
+        return None if tries else self.delay.value()
 
     def waited(self, seconds: float, came: bool) -> None:
         # A branch that did not come would have taken longer than the wait.

@@ -82,10 +82,6 @@ class Comparison:
         self._pause = FIRST_PAUSE
 
     @property
-    def begun(self) -> bool:
-        return self.with_it.rounds > 0
-
-    @property
     def follows_verdict(self) -> bool:
         """Rounds go as the verdict says; in other phases they are there to compare."""
         return self.verdict is not None and self.verdict == (self.phase is TrialPhase.ON)
@@ -152,7 +148,7 @@ class Payoff:
             self._steps_elsewhere = 0
             return
         self._steps_elsewhere += 1
-        if self._steps_elsewhere > STEADY_STEPS or not self.current.begun:
+        if self._steps_elsewhere > STEADY_STEPS or not self.current.with_it.rounds:
             self._size, self._steps_elsewhere = size, 0
             self._by_size.setdefault(size, Comparison(size))
 

@@ -52,8 +52,7 @@ class EndpointSession:
     """One sequence's session. Round 0 is the prefill; ``round`` counts without an endpoint, too."""
 
     def __init__(self, vocab_size: int, max_depth: int) -> None:
-        self._vocab_size = vocab_size
-        self._max_depth = max_depth
+        self._vocab_size, self._max_depth = vocab_size, max_depth
         self.state = RoundState.DETACHED
         self.round = -1  # not launched
         self.link = self.epoch = -1  # those of the endpoint, while attached
