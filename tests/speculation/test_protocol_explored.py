@@ -28,7 +28,7 @@ from ssd_draft.engine.sequence_room import SequenceRoom
 from ssd_draft.front import link as draft_link
 from ssd_draft.planning import sequence as draft_sequence
 from ssd_draft.planning.sequence import DraftSequence
-from ssd_engine.speculation.frames import Branch, Branches, Open
+from ssd_engine.speculation.frames import Branch, Branches, Open, TargetFrame
 from ssd_engine.speculation.frames import Outcome as OutcomeFrame
 from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.tensor_plane.protocol import state as plane
@@ -321,13 +321,14 @@ def the_draft_gives_up_in_silence(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_new_open_adds_to_the_old_one(patch: pytest.MonkeyPatch) -> None:
-    real = FrameFollower._open
+    real = FrameFollower._follow
 
-    def reopen(self: FrameFollower, link: Any, frame: Open) -> None:
-        link.sequences.pop(frame.sequence, None)
+    def reopen(self: FrameFollower, link: Any, frame: TargetFrame) -> None:
+        if isinstance(frame, Open):
+            link.sequences.pop(frame.sequence, None)
         real(self, link, frame)
 
-    patch.setattr(FrameFollower, "_open", reopen)
+    patch.setattr(FrameFollower, "_follow", reopen)
 
 
 def sequences_are_not_closed(patch: pytest.MonkeyPatch) -> None:

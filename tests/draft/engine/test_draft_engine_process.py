@@ -5,6 +5,7 @@ from ssd_draft.engine.engine_process import SILENCE_SECONDS, OutputCoalescer
 from ssd_draft.planning.plan import Planner
 from ssd_draft.records import DraftOutput, LinkOutput
 from ssd_draft.speculators.ngram import NgramSpeculator
+from ssd_engine.speculation.frames import Load
 from ssd_engine.tracing.events import TraceEventKind, make_trace
 
 
@@ -24,7 +25,7 @@ class Working(DraftCore):
         self.left, self.number = self.left - 1, self.number + 1
         self._events.moment(TraceEventKind.PUSH, sequence=self.number, round=0, tokens=1)
         links = [LinkOutput(1, [], 1)] if self.number in self._says else []
-        return DraftOutput(links, self.load(), self.stats(), self._events.take())
+        return DraftOutput(links, Load(open_sequences=0), self.stats(), self._events.take())
 
 
 def spoken(core: Working, seconds: float) -> dict[int, list[int]]:

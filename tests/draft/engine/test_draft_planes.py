@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ssd_draft.config import DraftConfig
-from ssd_draft.engine.planes import PlaneSenderOpener
+from ssd_draft.engine.planes import open_plane
 from ssd_draft.front.server import _engine_options, plan_draft
 from ssd_draft.records import TargetLinkUp
 from ssd_engine.speculation.frames import Plane
@@ -28,8 +28,8 @@ def opened(
     config = DraftConfig("stories-draft", plane_ports=plane_ports)
     kinds = (PlaneKind.SHARED_MEMORY, PlaneKind.TCP)
     offer = PlaneOffer(kinds, "another host", "", (stream,))
-    opener = PlaneSenderOpener(_engine_options(config, plan_draft(config)))
-    return opener(TargetLinkUp(1, 4, 1, offer))
+    options = _engine_options(config, plan_draft(config))
+    return open_plane(options, TargetLinkUp(1, 4, 1, offer))
 
 
 def answered(plane_ports: str | None) -> int:

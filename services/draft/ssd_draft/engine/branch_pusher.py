@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ssd_draft.engine.link_sequences import Counters, LinkSequences
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_engine.speculation.frames import Branches
-from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
+from ssd_engine.tracing.events import Trace, TraceEventKind
 
 ALIVE_SECONDS = 0.25  # without a push, after which an empty one says that work goes on
 HOLD_BACK = 0.8  # share of the target's forward: before that only what is ready is pushed
@@ -13,9 +13,7 @@ PUSH_SHARE = 0.1  # likewise: pieces are gathered for so long
 
 
 class BranchPusher:
-    def __init__(
-        self, counters: Counters, clock: Callable[[], float], trace: Trace | NoTrace
-    ) -> None:
+    def __init__(self, counters: Counters, clock: Callable[[], float], trace: Trace) -> None:
         self._counters, self._now, self._trace = counters, clock, trace
 
     def push(self, link: LinkSequences) -> None:
@@ -29,8 +27,9 @@ class BranchPusher:
             tokens = sum(len(branch.tokens) for branch in branches)
             self._counters.branch_tokens += tokens
             link.outbox.append(Branches(sequence.id, sequence.round, branches))
-            about = {"sequence": sequence.id, "round": sequence.round}
-            self._trace.moment(TraceEventKind.PUSH, tokens=tokens, **about)
+            self._trace.moment(
+                TraceEventKind.PUSH, tokens=tokens, sequence=sequence.id, round=sequence.round
+            )
 
     def _is_silent(self, sequence: DraftSequence, now: float) -> bool:
         """Whether even an empty push is due: an endpoint that never answers is taken for dead."""
@@ -48,6 +47,5 @@ class BranchPusher:
             return True
         verify = sequence.verify_seconds
         held_share = HOLD_BACK if sequence.phase is DraftRoundPhase.VERIFYING else HOLD_BACK / 2
-        if now - sequence.changed_at < held_share * verify:
-            return False
-        return now - sequence.pushed_at >= PUSH_SHARE * verify
+        held = now - sequence.changed_at < held_share * verify
+        return not held and now - sequence.pushed_at >= PUSH_SHARE * verify

@@ -12,7 +12,7 @@ from ssd_draft.engine.branch_pusher import BranchPusher
 from ssd_draft.engine.forward_planner import ForwardPlanner
 from ssd_draft.engine.frame_follower import FrameFollower
 from ssd_draft.engine.link_sequences import Counters, LinkSequences
-from ssd_draft.engine.planes import PlaneSenderOpener
+from ssd_draft.engine.planes import open_plane
 from ssd_draft.engine.sequence_room import SequenceRoom
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
@@ -120,7 +120,8 @@ class DraftCore:
             self._speculate(list(chosen), list(chosen.values()), chunk)
         for link in self._links.values():
             self._pusher.push(link)
-        return DraftOutput(self._outputs(), self.load(), self.stats(), self._trace.take())
+        load = Load(open_sequences=self._room.num_sequences)
+        return DraftOutput(self._outputs(), load, self.stats(), self._trace.take())
 
     def _speculate(self, chosen: list[DraftSequence], rows_each: list[int], chunk: int) -> None:
         total = sum(rows_each)
@@ -168,12 +169,8 @@ class DraftCore:
                 link.outbox, link.consumed = [], 0
         return outputs
 
-    def load(self) -> Load:
-        return Load(open_sequences=self._room.num_sequences)
-
     def stats(self) -> DraftEngineStats:
-        counters = self.counters
-        pool = self._speculator.pool
+        counters, pool = self.counters, self._speculator.pool
         return DraftEngineStats(
             links=len(self._links),
             sequences=self._room.num_sequences,
@@ -214,7 +211,7 @@ def make_core(options: DraftEngineOptions, runner: DraftRunner | None) -> DraftC
         options.max_seqs_per_link,
         options.max_rows,
         options.prefill_chunk,
-        PlaneSenderOpener(options),
+        lambda up: open_plane(options, up),
         trace=make_trace(options.trace_events > 0),
     )
 

@@ -8,7 +8,7 @@ the forward only a little longer, and has short forwards of its own while no oth
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 
 from ssd_engine.speculation.latency_model import StepClock
 
@@ -19,12 +19,12 @@ SHORT_STEP, FEW_ROWS = 0.01, 16  # seconds, or rows, of a forward that is a burd
 JOIN = 1.25  # times as long may a forward be with greedy links than without
 
 
+@dataclass(eq=False)
 class LinkAccount:
     """The account of one link."""
 
-    def __init__(self) -> None:
-        self.served = 0.0  # rows, recent ones counting more
-        self.worked_at: float | None = None  # when it last had something to do
+    served: float = 0.0  # rows, recent ones counting more
+    worked_at: float = -inf  # when it last had something to do
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class FairScheduler:
         self._forget(accounts, now)
         for account in active:
             account.worked_at = now
-        least = min((a.served for a in accounts if _is_at_work(a, now)), default=0.0)
+        at_work = [a for a in accounts if now - a.worked_at <= AT_WORK_SECONDS]
+        least = min((a.served for a in at_work), default=0.0)
         sharing = [a for a in active if a.served <= GREEDY * least + SLACK]
         joining = [a for a in active if a.served > GREEDY * least + SLACK]
         if sharing or not joining:
@@ -65,9 +66,6 @@ class FairScheduler:
             return self._max_rows
         return max(0, self._rows_within(JOIN * self._clock.seconds(rows)) - rows)
 
-    def charge(self, account: LinkAccount, rows: int) -> None:
-        account.served += rows
-
     def _forget(self, accounts: list[LinkAccount], now: float) -> None:
         memory = 1.0 if self._now is None else exp((self._now - now) / MEMORY_SECONDS)
         self._now = now
@@ -79,7 +77,3 @@ class FairScheduler:
         while rows > 1 and self._clock.seconds(rows) > seconds:
             rows -= max(1, rows // 8)
         return rows
-
-
-def _is_at_work(account: LinkAccount, now: float) -> bool:
-    return account.worked_at is not None and now - account.worked_at <= AT_WORK_SECONDS

@@ -59,11 +59,13 @@ class ForwardPlanner:
             if added + rows <= room or not chosen:
                 chosen[sequence] = rows
                 added += rows
-        self._scheduler.charge(link.account, added)
+        link.account.served += added
         return added
 
 
 def _by_urgency(link: LinkSequences) -> list[DraftSequence]:
     """Sequences with something to do, most urgent first."""
-    waiting = [s for s in link.sequences.values() if not s.complete]
-    return sorted(waiting, key=lambda s: (s.phase is not DraftRoundPhase.DECIDED, s.changed_at))
+    return sorted(
+        (sequence for sequence in link.sequences.values() if not sequence.complete),
+        key=lambda s: (s.phase is not DraftRoundPhase.DECIDED, s.changed_at),
+    )

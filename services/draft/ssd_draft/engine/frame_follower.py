@@ -18,7 +18,7 @@ from ssd_engine.speculation.frames import (
     Verification,
 )
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
-from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
+from ssd_engine.tracing.events import Trace, TraceEventKind
 
 DRAFTED_HERE = (Source.CACHE, Source.JUST_IN_TIME)
 FRAMES_PER_STEP = 64  # frames of one link that are looked at between two forwards
@@ -32,7 +32,7 @@ class FrameFollower:
         room: SequenceRoom,
         counters: Counters,
         clock: Callable[[], float],
-        trace: Trace | NoTrace,
+        trace: Trace,
     ) -> None:
         self._speculator, self._room = speculator, room
         self._counters, self._now, self._trace = counters, clock, trace
@@ -49,21 +49,17 @@ class FrameFollower:
 
     def _follow(self, link: LinkSequences, frame: TargetFrame) -> None:
         sequence = link.sequences.get(frame.sequence)
-        if isinstance(frame, Open):
-            self._open(link, frame)
-        elif isinstance(frame, Close):
-            if sequence is not None:
+        if isinstance(frame, Open | Close):
+            if sequence is not None:  # an open takes the place of one of that number
                 self._room.close(link, sequence)
+            if isinstance(frame, Open):
+                self._open(link, frame)
         elif sequence is None:
             self._counters.dropped_frames += 1
         else:
             self._change_round(link, sequence, frame)
 
     def _open(self, link: LinkSequences, frame: Open) -> None:
-        """Opens a sequence, in place of one of that number that is open."""
-        known = link.sequences.get(frame.sequence)
-        if known is not None:
-            self._room.close(link, known)
         sequence = DraftSequence(link.id, frame, self._now(), link.planner.depth)
         try:
             if self.leaving:
@@ -119,11 +115,13 @@ class FrameFollower:
         if link.sender is None or sequence.verification is not Verification.REJECTION:
             return
         branch, count = sequence.decided, len(launch.speculation)
-        if launch.source not in DRAFTED_HERE or branch is None:
-            return
-        if launch.round != sequence.round + 1 or branch.tokens[:count] != launch.speculation:
-            return
-        rows = self._speculator.draft_distributions(sequence, count)
+        fits = (
+            branch is not None
+            and launch.source in DRAFTED_HERE
+            and launch.round == sequence.round + 1
+            and launch.speculation == branch.tokens[:count]
+        )
+        rows = self._speculator.draft_distributions(sequence, count) if fits else None
         if rows is not None:
             link.sender.send_made(RowsKey(sequence.id, launch.round), rows)
 

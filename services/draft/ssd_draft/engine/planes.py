@@ -16,31 +16,27 @@ from ssd_engine.tensor_plane.transports.address import is_wildcard
 log = logging.getLogger(__name__)
 
 
-class PlaneSenderOpener:
-    def __init__(self, options: DraftEngineOptions) -> None:
-        self._options = options
-
-    def __call__(self, up: TargetLinkUp) -> tuple[Sender, Plane] | None:
-        """A sender that waits for its target, and its address; None where nothing joins the two."""
-        options, offer = self._options, up.plane
-        if offer is None or options.runner is None or options.vocab_size is None:
-            return None  # what is looked up has no distribution
-        device = torch.device(options.runner.device)
-        kind = choose_kind(offer, local_offer(device), options.plane_ports is not None)
-        host = up.interface or options.listen_host
-        if kind is None or is_wildcard(host):
-            return None  # no kind, or no known way to the target: a plane waits on no other
-        ours = draft_distributions(options.vocab_size, options.depth)
-        try:
-            plane, answer = await_target(
-                kind,
-                up.epoch,
-                ours.agreed_with(offer.streams),
-                bind_host=host,
-                device=device,
-                ports=options.plane_ports,
-            )
-        except (ValueError, OSError) as error:
-            log.warning("no tensor plane: %s", error)
-            return None
-        return Sender(plane), Plane(0, 0, answer)
+def open_plane(options: DraftEngineOptions, up: TargetLinkUp) -> tuple[Sender, Plane] | None:
+    """A sender that waits for its target, and its address; None where nothing joins the two."""
+    offer = up.plane
+    if offer is None or options.runner is None or options.vocab_size is None:
+        return None  # what is looked up has no distribution
+    device = torch.device(options.runner.device)
+    kind = choose_kind(offer, local_offer(device), options.plane_ports is not None)
+    host = up.interface or options.listen_host
+    if kind is None or is_wildcard(host):
+        return None  # no kind, or no known way to the target: a plane waits on no other
+    ours = draft_distributions(options.vocab_size, options.depth)
+    try:
+        plane, answer = await_target(
+            kind,
+            up.epoch,
+            ours.agreed_with(offer.streams),
+            bind_host=host,
+            device=device,
+            ports=options.plane_ports,
+        )
+    except (ValueError, OSError) as error:
+        log.warning("no tensor plane: %s", error)
+        return None
+    return Sender(plane), Plane(0, 0, answer)

@@ -82,10 +82,8 @@ class SequenceRoom:
         share = 1 / max(1, len(self._links)) + ROUNDING
         largest = max(self._links.values(), key=self._share_held)
         wanted = self._share_held(link) + self._share_of(sequence)
-        if wanted > share or self._share_held(largest) <= share:
-            return False
         victim = self._least_recent(largest)
-        if victim is None:
+        if victim is None or wanted > share or self._share_held(largest) <= share:
             return False
         self._evict(largest, victim)
         return True

@@ -180,6 +180,9 @@ class DraftSequence:
     def is_called_for(self) -> bool:
         """Whether a branch of its tree is what the target asks for next, and the tree began with
         its round: in the first one the prompt comes before it."""
-        if self.phase is not DraftRoundPhase.DECIDED or self.round == self.opened_in_round:
-            return False
-        return self.was_prepared and self.planned_depth > 0
+        return (
+            self.phase is DraftRoundPhase.DECIDED
+            and self.round != self.opened_in_round
+            and self.was_prepared
+            and self.planned_depth > 0
+        )

@@ -30,9 +30,7 @@ class ModelSequence:
         look_ahead: int,
     ) -> None:
         """``look_ahead``: depths that are drafted beyond the plan, for the guesses after them."""
-        self.sequence = sequence
-        self.path = path
-        self._scratch = scratch
+        self.sequence, self.path, self._scratch = sequence, path, scratch
         self._slots = [b * block_size + i for b in scratch.blocks for i in range(block_size)]
         self._block_size, self._max_context = block_size, max_context
         self._look_ahead = look_ahead
@@ -139,8 +137,9 @@ class ModelSequence:
         sequence.branches = {(branch.accepted, branch.token): branch for branch in branches}
         tree = None
         if branches:
-            blocks, slots = self.path.blocks, self._slots
-            tree = Tree(branches, sequence.num_committed, blocks, slots, self._max_context)
+            tree = Tree(
+                branches, sequence.num_committed, self.path.blocks, self._slots, self._max_context
+            )
         self.drafting = tree
         self._judge_complete(plan)
         return tree

@@ -12,7 +12,6 @@ from ssd_draft.speculators.model.forwards import LaunchedForward, launch, launch
 from ssd_draft.speculators.model.kv_room import LOOK_AHEAD, KVRoom
 from ssd_draft.speculators.model.results import read_result
 from ssd_draft.speculators.model.sequence import ModelSequence
-from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.sampling.rejection import whole_wire
 from ssd_engine.speculation.frames import Verification
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
@@ -31,23 +30,13 @@ class ModelSpeculator:
         vocab_size: int | None = None,
     ) -> None:
         """``vocab_size`` counts the tokens, where the model computes more."""
-        self._runner = runner
-        self._vocab_size = vocab_size
-        self._budget = budget
+        self._runner, self._vocab_size, self._budget = runner, vocab_size, budget
         self._room = KVRoom(runner.num_blocks, block_size, max_context, depth, budget)
+        self.pool = self._room.pool
         self._ahead: LaunchedForward | None = None
-        self._is_typical = True
-
-    @property
-    def pool(self) -> BlockPool:
-        return self._room.pool
-
-    @property
-    def is_typical(self) -> bool:
-        """On a GPU, the step after a change of rounds may wait for a forward that was launched
-        ahead and is of no use any more; and one that the target waits for has the device to itself.
-        """
-        return self._is_typical
+        # On a GPU, the step after a change of rounds may wait for a forward that was launched ahead
+        # and is of no use any more; and one that the target waits for has the device to itself.
+        self.is_typical = True
 
     # Sequences
 
@@ -58,9 +47,13 @@ class ModelSpeculator:
         self._room.check_context(sequence)
         path, scratch = self._room.lease(sequence, scope)
         ranks_ahead = sequence.verification is Verification.COUPLED or self._runner.chains
-        look_ahead = LOOK_AHEAD if ranks_ahead else 0
         sequence.state = ModelSequence(
-            sequence, path, scratch, self.pool.block_size, self._room.max_context, look_ahead
+            sequence,
+            path,
+            scratch,
+            self.pool.block_size,
+            self._room.max_context,
+            LOOK_AHEAD if ranks_ahead else 0,
         )
 
     def memory_share(self, sequence: DraftSequence) -> float:
@@ -91,7 +84,7 @@ class ModelSpeculator:
         forward, self._ahead = self._ahead, None
         follows = forward is not None and forward.is_next(sequences)
         preparing = all(sequence.phase is DraftRoundPhase.VERIFYING for sequence in sequences)
-        self._is_typical = not self._runner.chains or (follows and preparing)
+        self.is_typical = not self._runner.chains or (follows and preparing)
         if forward is None or not follows:
             forward = launch(self._runner, sequences, limit, plans)
         if forward is None:

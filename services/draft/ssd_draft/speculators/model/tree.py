@@ -27,9 +27,7 @@ class Tree:
     ) -> None:
         """``blocks`` of committed tokens and chain; ``scratch`` slots for the branches' own."""
         self.branches = branches
-        self._num_committed = num_committed
-        self._blocks = blocks
-        self._scratch = scratch
+        self._num_committed, self._blocks, self._scratch = num_committed, blocks, scratch
         longest = max(branch.accepted for branch in branches)  # chain before a branch
         self._max_depth = min(len(scratch) // len(branches), max_context - num_committed - longest)
         self._limits = [num_committed + branch.accepted - 1 for branch in branches]
