@@ -133,11 +133,10 @@ def _check_listening(config: ServiceConfig) -> None:
         raise ConfigError("--tls-ca needs --tls-cert and --tls-key: it asks clients for theirs")
     if config.health_listen is not None:
         parse_address("--health-listen", config.health_listen)
-    guarded = config.tls_cert is not None or config.token_file is not None
-    _check_exposure(config, "--listen", config.listen, guarded)
+    with_tls = config.tls_cert is not None
+    _check_exposure(config, "--listen", config.listen, with_tls or config.token_file is not None)
     if config.metrics_listen is not None:
-        guarded = config.tls_cert is not None
-        _check_exposure(config, "--metrics-listen", config.metrics_listen, guarded)
+        _check_exposure(config, "--metrics-listen", config.metrics_listen, with_tls)
 
 
 def _check_exposure(config: ServiceConfig, flag: str, address: str, guarded: bool) -> None:
@@ -226,12 +225,8 @@ def _device(config: ServiceConfig) -> str:
     """A CUDA device is looked for without torch: the front process does not load it."""
     if config.device != "auto":
         return config.device
-    found = any(Path("/dev").glob("nvidia[0-9]*")) and _visible_devices()
-    return "cuda" if found else "cpu"
-
-
-def _visible_devices() -> bool:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
+    return "cuda" if visible and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
 
 def _dtype(config: ServiceConfig, model: ModelConfig, device: str) -> str:

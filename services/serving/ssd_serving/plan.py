@@ -63,8 +63,15 @@ class ModelPlan:
         runner = self.runner
         if runner.device != "cuda" or not runner.step_rows:
             return ()
-        sizes = (runner.max_num_seqs, runner.step_rows, runner.max_forward_tokens)
-        return (runner.device, runner.kernels, runner.exact, runner.max_model_len, *sizes)
+        return (
+            runner.device,
+            runner.kernels,
+            runner.exact,
+            runner.max_model_len,
+            runner.max_num_seqs,
+            runner.step_rows,
+            runner.max_forward_tokens,
+        )
 
     def describe(self, num_blocks: int, ranks: int) -> list[str]:
         """A few lines for the log, the model first."""

@@ -92,8 +92,7 @@ class ServiceServer(ABC):
         self._engine_process = engine
         self._service_calls = servicer
         self._service_metrics = metrics
-        self._max_calls = max_calls
-        self._max_request_bytes = max_request_bytes
+        self._max_calls, self._max_request_bytes = max_calls, max_request_bytes
         self._health = Health()
         self._stop = asyncio.Event()
         self._background: list[asyncio.Future[Any]] = []
@@ -206,8 +205,9 @@ class ServiceServer(ABC):
         for method in methods_of((self.service, TRACES, health.SERVICE_NAME)):
             for reason in REASONS:
                 counter.labels(method, reason)
-        count = lambda method, reason: counter.labels(method, reason).inc()  # noqa: E731
-        return ReportRefusals(self._access.name_of, count)
+        return ReportRefusals(
+            self._access.name_of, lambda method, reason: counter.labels(method, reason).inc()
+        )
 
     def _caller(self, context: grpc.aio.ServicerContext) -> str:
         return self._access.identity(context).name

@@ -35,15 +35,12 @@ class DescriptorReserve:
             if error.errno not in EXHAUSTED:
                 raise
         with self._lock:
-            self._give_up()
+            while self._kept:
+                os.close(self._kept.pop())
             try:
                 return work()
             finally:
                 self._fill()
-
-    def _give_up(self) -> None:
-        while self._kept:
-            os.close(self._kept.pop())
 
     def _fill(self) -> None:
         with contextlib.suppress(OSError):  # as many as there are

@@ -48,12 +48,8 @@ class Reloading(Generic[Value]):
     ) -> None:
         """The first load may raise ConfigError; later ones keep what there is. ``on_change``: the
         files were read again."""
-        self._paths = paths
-        self._load = load
-        self._on_failure = on_failure
-        self._closes = closes
-        self._on_change = on_change
-        self._now = clock
+        self._paths, self._load, self._closes, self._now = paths, load, closes, clock
+        self._on_failure, self._on_change = on_failure, on_change
         self._seen = self._signature()
         self._value = load()
         self._failure = ""  # the one that was logged last

@@ -51,8 +51,7 @@ class MetricsServer(ThreadingWSGIServer):
         self._on_refusal, self._refusals = on_refusal, SparseLog()
         self._tls: Reloading[ssl.SSLContext] | None = None
         if tls is not None:
-            load = lambda: server_context(tls)  # noqa: E731
-            self._tls = Reloading(tls.paths, load, on_failure)
+            self._tls = Reloading(tls.paths, lambda: server_context(tls), on_failure)
         super().__init__((host, port), _Quiet)
         self.set_app(make_wsgi_app(registry))
 

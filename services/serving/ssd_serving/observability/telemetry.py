@@ -18,12 +18,11 @@ LAST_SECONDS = 2.0  # for what is left when the service stops
 NEEDS_EXTRA = '--otlp-endpoint needs the otel extra: pip install "ssd-serve[otel]"'
 
 
-class Span(Protocol):
-    """One piece of work. Only counts and short words are said of it, never text."""
+class Span:
+    """One piece of work; where there is no collector, nobody hears of it. Only counts and short
+    words are said of it, never text."""
 
-    @property
-    def context(self) -> str:
-        """W3C traceparent of what is done under it; empty where it is not traced."""
+    context = ""  # W3C traceparent of what is done under it; empty where it is not traced
 
     def event(self, name: str, at: float | None = None) -> None:
         """``at``: seconds of the monotonic clock; None: now."""
@@ -43,24 +42,9 @@ class Spans(Protocol):
         """Export what is left, within a bounded time."""
 
 
-class NoSpan:
-    """Takes the place of a span where there is no collector."""
-
-    context = ""
-
-    def event(self, name: str, at: float | None = None) -> None:
-        pass
-
-    def set(self, **about: str | int | float | bool) -> None:
-        pass
-
-    def end(self, error: str | None = None) -> None:
-        pass
-
-
 class NoSpans:
     def begin(self, name: str, parent: str | None) -> Span:
-        return NoSpan()
+        return Span()
 
     def stop(self) -> None:
         pass
@@ -118,7 +102,7 @@ class OtlpSpans:
         last.join(LAST_SECONDS)
 
 
-class OtlpSpan:
+class OtlpSpan(Span):
     def __init__(self, span: Any, propagator: Any) -> None:
         self._span = span
         self.context = _context(span, propagator) if span.is_recording() else ""

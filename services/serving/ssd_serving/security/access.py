@@ -34,10 +34,12 @@ class Access:
         self._on_refusal = on_refusal
         self._tokens: Reloading[tuple[Token, ...]] | None = None
         if token_file is not None:
-            load = lambda: load_tokens(token_file)  # noqa: E731
-            changed = lambda: warn_of_readers("--token-file", token_file)  # noqa: E731
             self._tokens = Reloading(
-                [token_file], load, on_reload_failure, closes=True, on_change=changed
+                [token_file],
+                lambda: load_tokens(token_file),
+                on_reload_failure,
+                closes=True,
+                on_change=lambda: warn_of_readers("--token-file", token_file),
             )
 
     def check(self, method: str, metadata: Metadata) -> None:
@@ -47,15 +49,13 @@ class Access:
             return
         try:
             token = self._token(metadata)
-            role = ROLES.get(service, Role.ADMIN)
-            if not token.allows(role):
-                raise NotAllowed(f"the token of {token.name!r} has not the role {role.value}")
-        except NotAllowed:
-            self._on_refusal("role")
-            raise
         except Outdated:
             self._on_refusal("outdated")
             raise
+        role = ROLES.get(service, Role.ADMIN)
+        if not token.allows(role):
+            self._on_refusal("role")
+            raise NotAllowed(f"the token of {token.name!r} has not the role {role.value}")
 
     def identity(self, context: grpc.aio.ServicerContext) -> Identity:
         """The identity of a call that was let through."""

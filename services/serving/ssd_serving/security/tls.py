@@ -52,8 +52,12 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
     """Each new connection is greeted with the files as they are then; old connections go on."""
-    changed = lambda: warn_of_readers("--tls-key", files.key)  # noqa: E731
-    current = Reloading(files.paths, files.configuration, on_failure, on_change=changed)
+    current = Reloading(
+        files.paths,
+        files.configuration,
+        on_failure,
+        on_change=lambda: warn_of_readers("--tls-key", files.key),
+    )
     return grpc.dynamic_ssl_server_credentials(
         current.get(), current.changed, require_client_authentication=files.ca is not None
     )
