@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from ssd_draft.front.wire import FRAMES_BYTES, largest_message
 from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from ssd_engine.speculation.frames import Close, Open, TargetFrame, Verification
 from ssd_engine.text.completion import StopRules
+from ssd_serving.rpc.frame_messages import FRAMES_BYTES, encode_target_frames, largest_message
 from ssd_target.links import frame_stream
 from ssd_target.links.frame_stream import BURST, SHARE, TimeAllowance, in_messages
 from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
-from ssd_target.links.wire import encode_target_frames
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import (
     Backup,

@@ -19,7 +19,7 @@ from ssd_engine.speculation.frames import (
 from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
 from ssd_engine.tracing.histogram import EDGES, cumulative
-from ssd_target.links.wire import encode_target_frames
+from ssd_serving.rpc.frame_messages import encode_target_frames
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import (
     Backup,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd_draft.front.wire import FrameLimits
 from ssd_draft.records import TargetLinkUp
 from ssd_draft.speculators.registry import WITHOUT_MODEL
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from ssd_serving.rpc.frame_messages import FrameLimits
 from ssd_serving.rpc.plane_messages import decode_offer
 
 MAX_NAME_BYTES = 256

@@ -17,7 +17,6 @@ from ssd_draft.front.handshake import DraftIdentity
 from ssd_draft.front.metrics import DraftMetrics
 from ssd_draft.front.sequence_watch import TextOf, make_watch
 from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
-from ssd_draft.front.wire import largest_message
 from ssd_draft.planning.plan import RANKS
 from ssd_draft.speculators.registry import check_kind
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
@@ -28,6 +27,7 @@ from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
 from ssd_serving.plan import ModelPlan, plan_model
+from ssd_serving.rpc.frame_messages import largest_message
 from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access

@@ -19,14 +19,14 @@ from ssd_draft.front.handshake import (
 from ssd_draft.front.link import TargetLink, TargetLinkState
 from ssd_draft.front.metrics import DraftMetrics
 from ssd_draft.front.sequence_watch import NoSequenceWatch
-from ssd_draft.front.wire import (
+from ssd_engine.errors import InputError, SSDError
+from ssd_serving.engine.client import EngineGone
+from ssd_serving.rpc.frame_messages import (
     FrameLimits,
     TargetMessage,
     decode_target_frames,
     encode_draft_frames,
 )
-from ssd_engine.errors import InputError, SSDError
-from ssd_serving.engine.client import EngineGone
 from ssd_serving.rpc.interfaces import interface_to
 from ssd_serving.rpc.messages import decode_message, is_newer
 from ssd_serving.rpc.status import (

@@ -14,11 +14,11 @@ import grpc
 from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import InputError
 from ssd_engine.speculation.frames import Notice, NoticeKind, Open, TargetFrame
+from ssd_serving.rpc.frame_messages import decode_draft_frames, encode_target_frames
 from ssd_serving.rpc.messages import is_newer
 from ssd_target.links.handshake import parse_response
 from ssd_target.links.link_errors import EndpointMisfit, LinkBroken, raise_status
 from ssd_target.links.link_report import LinkReport
-from ssd_target.links.wire import decode_draft_frames, encode_target_frames
 from ssd_target.records.engine_records import DraftFrames
 
 OUTBOX = 1024  # messages that wait for the wire

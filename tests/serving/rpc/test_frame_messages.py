@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
-from ssd_draft.front.wire import MAX_FRAMES, FrameLimits, decode_target_frames, encode_draft_frames
 from ssd_engine.errors import InputError
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import (
@@ -23,10 +22,22 @@ from ssd_engine.speculation.frames import (
     NoticeKind,
     Open,
     Outcome,
+    Plane,
     Source,
     Verification,
 )
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
+from ssd_serving.rpc.frame_messages import (
+    MAX_TARGET_FRAMES,
+    DraftMessage,
+    FrameLimits,
+    decode_draft_frames,
+    decode_target_frames,
+    encode_draft_frames,
+    encode_target_frames,
+)
 from tests.scale import share
 
 LIMITS = FrameLimits(vocab_size=1000, max_context=64, max_depth=8)
@@ -87,6 +98,14 @@ def test_every_field_arrives() -> None:
         Launch(sequence=1, round=8, speculation=[8], source=Source.CACHE, depth=3, verify_micros=7),
         Close(sequence=1, round=8),
     ]
+
+
+def test_what_the_target_says_arrives() -> None:
+    said = decode(sound())
+    heard = encode_target_frames(3, said).SerializeToString()  # type: ignore[arg-type]
+    message = pb.SpeculateRequest.FromString(heard).frames
+    assert message.epoch == 3
+    assert decode(message) == said
 
 
 Change = Callable[[list[pb.TargetFrame]], object]
@@ -166,9 +185,9 @@ def test_the_longest_open_is_allowed() -> None:
 
 
 def test_a_message_has_a_largest_number_of_frames() -> None:
-    frames = [pb.TargetFrame(sequence=i, close=pb.Close()) for i in range(MAX_FRAMES)]
-    assert len(decode(pb.TargetFrames(frames=frames))) == MAX_FRAMES
-    with pytest.raises(InputError, match=f"at most {MAX_FRAMES}"):
+    frames = [pb.TargetFrame(sequence=i, close=pb.Close()) for i in range(MAX_TARGET_FRAMES)]
+    assert len(decode(pb.TargetFrames(frames=frames))) == MAX_TARGET_FRAMES
+    with pytest.raises(InputError, match=f"at most {MAX_TARGET_FRAMES}"):
         decode(pb.TargetFrames(frames=[*frames, frames[0]]))
 
 
@@ -286,6 +305,19 @@ def test_what_the_draft_says_arrives() -> None:
         pb.Branch(accepted=0, token=31, start=2),
     ]
     assert second.notice == pb.Notice(kind=pb.NOTICE_KIND_LEAVING, reason="drains")
+
+
+def test_the_target_reads_what_the_draft_says() -> None:
+    stream = RowsStream("features", RowsDirection.TO_DRAFT, 768, "float32", 9)
+    said = [
+        Branches(4, 2, [Branch(1, 30, 0, [7, 8])]),
+        Branches(4, 3, []),
+        Notice(5, 0, NoticeKind.BUSY, "full"),
+        Plane(0, 0, PlaneAnswer(PlaneKind.TCP, "127.0.0.1:7500", b"secret", stream)),
+    ]
+    heard = encode_draft_frames(9, said, Load(open_sequences=0)).SerializeToString()
+    message = pb.SpeculateResponse.FromString(heard).frames
+    assert decode_draft_frames(message) == DraftMessage(said, Load(open_sequences=0))
 
 
 @pytest.mark.parametrize("kind", NoticeKind)

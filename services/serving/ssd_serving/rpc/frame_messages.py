@@ -1,13 +1,20 @@
-"""Frames from the wire to plain data and back. Every field that a target sends is checked here."""
+"""Frames of a link, as messages and as plain data. Each side checks here what the other one sends.
+
+The fields of a frame have the names that they have in its message.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import asdict
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
-from ssd_engine.sampling.params import SamplingParams, check_sampling
+from ssd_engine.sampling.params import OPTION_NAMES, SamplingParams, check_sampling
 from ssd_engine.speculation.frames import (
+    Branch,
     Branches,
     Close,
     DraftFrame,
@@ -28,14 +35,23 @@ from ssd_serving.rpc.messages import (
     not_in_vocabulary,
     parse_sampling,
 )
-from ssd_serving.rpc.plane_messages import encode_answer
+from ssd_serving.rpc.plane_messages import decode_answer, encode_answer
 
-MAX_FRAMES = 1024  # frames in one message
+# What a draft takes from a target.
+MAX_TARGET_FRAMES = 1024  # frames in one message
 FRAMES_BYTES = 4 << 20  # bytes of the frames beside the longest one
 MAX_TRACE_CONTEXT = 256  # characters; a traceparent has 55
 MAX_ROUND = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
 ON_THE_WIRE = (Source.NONE, Source.CACHE, Source.JUST_IN_TIME, Source.NGRAM)
+
+# What a target takes from a draft.
+MAX_DRAFT_FRAMES = 4096  # frames in one message
+MAX_BRANCHES = 16_384
+MAX_TOKENS = 262_144
+MAX_ADDRESS = 512  # characters, or bytes of a secret
+MAX_REASON = 200  # characters of a notice that are kept
+NOTICES = frozenset(NoticeKind)
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,61 @@ class TargetMessage:
     unknown: int = 0  # frames that are left out, or understood in part: newer targets send them
 
 
+@dataclass(frozen=True)
+class DraftMessage:
+    frames: list[DraftFrame]
+    load: Load | None
+    unknown: int = 0  # frames that only a newer draft understands; they are left out
+
+
+_BODIES = {
+    Open: "open",
+    Outcome: "outcome",
+    Launch: "launch",
+    Close: "close",
+    Branches: "branches",
+    Notice: "notice",
+    Plane: "plane",
+}
+
+
+def encode_target_frames(epoch: int, frames: Sequence[TargetFrame]) -> pb.SpeculateRequest:
+    message = pb.SpeculateRequest(frames={"epoch": epoch})
+    for frame in frames:
+        _add(message.frames.frames, frame)
+    return message
+
+
+def encode_draft_frames(
+    epoch: int, frames: Sequence[DraftFrame], load: Load
+) -> pb.SpeculateResponse:
+    message = pb.SpeculateResponse(frames={"epoch": epoch, "load": asdict(load)})
+    for frame in frames:
+        _add(message.frames.frames, frame)
+    return message
+
+
+def _add(messages: Any, frame: TargetFrame | DraftFrame) -> None:
+    """Adds it in place: a message that is copied into another takes twice the time."""
+    body: Any = asdict(frame)
+    sequence, number = body.pop("sequence"), body.pop("round")
+    if isinstance(frame, Open):
+        body["sampling"] = _options(frame.sampling)
+    elif isinstance(frame, Branches):
+        body["branches"] = map(asdict, frame.branches)
+    elif isinstance(frame, Plane):
+        body = encode_answer(frame.answer)
+    messages.add(sequence=sequence, round=number, **{_BODIES[type(frame)]: body})
+
+
+def _options(params: SamplingParams) -> dict[str, Any]:
+    options = {name: getattr(params, name) for name in ("seed", *OPTION_NAMES)}
+    return {**options, "logit_bias": dict(params.logit_bias)}
+
+
+# What a draft reads
+
+
 def largest_message(max_context: int) -> int:
     """Bytes of the longest message that a target has to send."""
     return 4 * max_context + FRAMES_BYTES
@@ -61,10 +132,11 @@ def largest_message(max_context: int) -> int:
 
 def decode_target_frames(message: pb.TargetFrames, limits: FrameLimits) -> TargetMessage:
     """All frames of a message; raises InputError for the first field that is wrong."""
-    if len(message.frames) > MAX_FRAMES:
-        raise InputError("frames.frames", f"at most {MAX_FRAMES}, got {len(message.frames)}")
+    if len(message.frames) > MAX_TARGET_FRAMES:
+        problem = f"at most {MAX_TARGET_FRAMES}, got {len(message.frames)}"
+        raise InputError("frames.frames", problem)
     newer = [_is_newer(frame) for frame in message.frames]
-    frames = [_frame(f"frames.frames[{i}]", f, limits) for i, f in enumerate(message.frames)]
+    frames = [_target_frame(f"frames.frames[{i}]", f, limits) for i, f in enumerate(message.frames)]
     return TargetMessage(
         [frame for frame in frames if not isinstance(frame, Notice | None)],
         [frame for frame in frames if isinstance(frame, Notice)],
@@ -82,7 +154,9 @@ def _is_newer(frame: pb.TargetFrame) -> bool:
     return kind is None and is_newer(frame)
 
 
-def _frame(at: str, frame: pb.TargetFrame, limits: FrameLimits) -> TargetFrame | Notice | None:
+def _target_frame(
+    at: str, frame: pb.TargetFrame, limits: FrameLimits
+) -> TargetFrame | Notice | None:
     kind = frame.WhichOneof("body")
     if _is_newer(frame) and kind != "launch":
         return None if kind is None else _refusal(frame)
@@ -124,13 +198,6 @@ def _open(at: str, frame: pb.TargetFrame, limits: FrameLimits) -> Open:
         trace_context=_trace_context(f"{at}.trace_context", body.trace_context),
         cache_scope=body.cache_scope,
     )
-
-
-def _trace_context(field: str, value: str) -> str:
-    """Whoever traces ignores what it cannot read; here it is only kept short."""
-    if len(value) > MAX_TRACE_CONTEXT:
-        raise InputError(field, f"at most {MAX_TRACE_CONTEXT} characters, got {len(value)}")
-    return value
 
 
 def _outcome(at: str, frame: pb.TargetFrame, limits: FrameLimits) -> Outcome:
@@ -203,30 +270,61 @@ def _verification(field: str, value: int) -> Verification:
         raise InputError(field, f"{value} is neither COUPLED nor REJECTION") from None
 
 
-def encode_draft_frames(
-    epoch: int, frames: Sequence[DraftFrame], load: Load
-) -> pb.SpeculateResponse:
-    response = pb.SpeculateResponse(
-        frames=pb.DraftFrames(
-            epoch=epoch,
-            load=pb.DraftLoad(open_sequences=load.open_sequences),
+def _trace_context(field: str, value: str) -> str:
+    """Whoever traces ignores what it cannot read; here it is only kept short."""
+    if len(value) > MAX_TRACE_CONTEXT:
+        raise InputError(field, f"at most {MAX_TRACE_CONTEXT} characters, got {len(value)}")
+    return value
+
+
+# What a target reads
+
+
+def decode_draft_frames(message: pb.DraftFrames) -> DraftMessage:
+    """All frames of a message; raises InputError for one that no honest draft sends."""
+    if len(message.frames) > MAX_DRAFT_FRAMES:
+        raise InputError("frames", f"at most {MAX_DRAFT_FRAMES}, got {len(message.frames)}")
+    branches = sum(len(frame.branches.branches) for frame in message.frames)
+    if branches > MAX_BRANCHES:
+        raise InputError("branches", f"at most {MAX_BRANCHES} in a message, got {branches}")
+    if message.ByteSize() > MAX_TOKENS:  # a token takes a byte at least
+        tokens = sum(len(b.tokens) for frame in message.frames for b in frame.branches.branches)
+        if tokens > MAX_TOKENS:
+            raise InputError("tokens", f"at most {MAX_TOKENS} in a message, got {tokens}")
+    frames = [known for frame in message.frames if (known := _draft_frame(frame)) is not None]
+    load = Load(message.load.open_sequences) if message.HasField("load") else None
+    return DraftMessage(frames, load, unknown=len(message.frames) - len(frames))
+
+
+def _draft_frame(frame: pb.DraftFrame) -> DraftFrame | None:
+    """None: of a kind that is not known here."""
+    kind = frame.WhichOneof("body")
+    if kind == "branches":
+        return Branches(
+            frame.sequence,
+            frame.round,
+            [Branch(b.accepted, b.token, b.start, b.tokens[:]) for b in frame.branches.branches],
         )
-    )
-    for frame in frames:
-        _add(response.frames, frame)
-    return response
+    if kind == "notice":
+        return _notice(frame)
+    if kind == "plane":
+        return _plane(frame.plane)
+    if is_newer(frame):
+        return None
+    raise InputError("body", "is missing: branches, a notice or a plane")
 
 
-def _add(message: pb.DraftFrames, frame: DraftFrame) -> None:
-    """Adds it in place: a message that is copied into another takes twice the time."""
-    if isinstance(frame, Branches):
-        wire = message.frames.add(sequence=frame.sequence, round=frame.round)
-        wire.branches.SetInParent()
-        add = wire.branches.branches.add
-        for b in frame.branches:
-            add(accepted=b.accepted, token=b.token, start=b.start, tokens=b.tokens)
-    elif isinstance(frame, Plane):
-        message.frames.add(plane=encode_answer(frame.answer))
-    else:
-        notice = pb.Notice(kind=pb.NoticeKind.Name(frame.kind), reason=frame.reason)
-        message.frames.add(sequence=frame.sequence, round=frame.round, notice=notice)
+def _notice(frame: pb.DraftFrame) -> Notice | None:
+    kind = frame.notice.kind
+    if not kind:
+        raise InputError("notice.kind", "is missing")
+    if kind not in NOTICES:
+        return None
+    return Notice(frame.sequence, frame.round, NoticeKind(kind), frame.notice.reason[:MAX_REASON])
+
+
+def _plane(answer: pb.TensorPlaneAnswer) -> Plane | None:
+    if len(answer.address) > MAX_ADDRESS or len(answer.secret) > MAX_ADDRESS:
+        raise InputError("plane", "is longer than any address or secret")
+    known = decode_answer(answer)
+    return None if known is None else Plane(0, 0, known)
