@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
-from ssd_draft.records import TargetFrames, TargetLinkDown, TargetLinkUp
+from ssd_draft.records import TargetFrames, TargetLinkUp
 from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.execution.runner import ModelRunner
@@ -22,6 +22,7 @@ from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, 
 from ssd_engine.tensor_plane.distributions import draft_distributions
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer
 from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
+from ssd_serving.engine.records import LinkGone
 from ssd_target.engine.core import EngineCore
 from ssd_target.records.engine_records import DraftFrames, DraftLinkDown, DraftLinkUp
 from ssd_target.records.speculation_options import SpeculationOptions
@@ -293,7 +294,7 @@ class Simulation:
         draft.down_for = self.rng.randint(0, 3)
         draft.to_draft.clear()
         draft.to_target.clear()
-        draft.core.handle(TargetLinkDown(draft.epoch))
+        draft.core.handle(LinkGone(draft.epoch))
         self.core.handle_link(DraftLinkDown(draft.link, draft.epoch))
 
     # Faults

@@ -20,11 +20,11 @@ from ssd_draft.records import (
     DraftOutput,
     LinkOutput,
     TargetFrames,
-    TargetLinkDown,
     TargetLinkUp,
 )
 from ssd_engine.speculation.frames import DraftFrame, Load
 from ssd_engine.text.token_ids import pack_tokens
+from ssd_serving.engine.records import LinkGone
 from ssd_serving.security.access import Access
 from tests.waiting import HANG_SECONDS
 
@@ -86,7 +86,7 @@ class ScriptedEngine(DraftEngine):
         return [record.link for record in self.said if isinstance(record, TargetLinkUp)]
 
     def downs(self) -> list[int]:
-        return [record.link for record in self.said if isinstance(record, TargetLinkDown)]
+        return [record.link for record in self.said if isinstance(record, LinkGone)]
 
     def num_frames(self, link: int) -> int:
         records = [r for r in self.said if isinstance(r, TargetFrames) and r.link == link]

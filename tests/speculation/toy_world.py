@@ -22,7 +22,7 @@ import msgspec
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
-from ssd_draft.records import AnnounceLeaving, TargetFrames, TargetLinkDown, TargetLinkUp
+from ssd_draft.records import AnnounceLeaving, TargetFrames, TargetLinkUp
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Branches, DraftFrame, Load, TargetFrame
@@ -30,6 +30,7 @@ from ssd_engine.speculation.speculation import accepted_path
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
+from ssd_serving.engine.records import LinkGone
 from ssd_target.engine.core import EngineCore
 from ssd_target.links import link_state
 from ssd_target.records.engine_records import (
@@ -603,7 +604,7 @@ class World:
     def _close_draft_end(self, pipe: Pipe) -> None:
         pipe.draft_up = False
         pipe.down.clear()
-        self.draft_of(pipe).handle(TargetLinkDown(pipe.number))
+        self.draft_of(pipe).handle(LinkGone(pipe.number))
 
     def _connect(self, link: int) -> None:
         state = self.link_states[link]

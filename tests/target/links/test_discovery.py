@@ -13,6 +13,7 @@ import pytest
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import ConfigError
+from ssd_serving.engine.records import LinkGone
 from ssd_target.links import discovery as discovery_module
 from ssd_target.links.discovery import MAX_PLACES, Discovery, look_up
 from ssd_target.links.endpoint_addresses import (
@@ -27,7 +28,7 @@ from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link import DraftLink
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
-from ssd_target.records.engine_records import DraftLinkUp, LinkGone
+from ssd_target.records.engine_records import DraftLinkUp
 from tests.waiting import wait_until_async
 
 NAME = "drafts.test"

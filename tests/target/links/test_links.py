@@ -13,13 +13,14 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
 from ssd_engine.speculation.frames import Close
+from ssd_serving.engine.records import LinkGone
 from ssd_target.front.speculation_requests import SpeculationTerms
 from ssd_target.links import link as link_module
 from ssd_target.links.frame_stream import MAX_FRAMES
 from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import MAX_NAMED, Links
-from ssd_target.records.engine_records import DraftLinkDown, DraftLinkUp, LinkGone
+from ssd_target.records.engine_records import DraftLinkDown, DraftLinkUp
 from ssd_target.records.speculation_options import Mode
 from tests.waiting import wait_until_async
 

@@ -22,8 +22,8 @@ from ssd_draft.records import (
     DraftOutput,
     LinkOutput,
     TargetFrames,
-    TargetLinkDown,
     TargetLinkUp,
+    ToEngine,
 )
 from ssd_draft.speculators.base import DraftRunner, Speculator
 from ssd_draft.speculators.registry import make_speculator
@@ -36,6 +36,7 @@ from ssd_engine.speculation.frames import (
 from ssd_engine.speculation.latency_model import StepClock
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind, make_trace
+from ssd_serving.engine.records import LinkGone
 
 OpenPlane = Callable[[TargetLinkUp], tuple[Sender, Plane] | None]
 
@@ -76,9 +77,7 @@ class DraftCore:
     def has_work(self) -> bool:
         return any(link.inbox or link.outbox or link.is_active for link in self._links.values())
 
-    def handle(
-        self, record: TargetLinkUp | TargetFrames | TargetLinkDown | AnnounceLeaving
-    ) -> None:
+    def handle(self, record: ToEngine) -> None:
         match record:
             case TargetLinkUp():
                 self._connect(record)
@@ -86,7 +85,7 @@ class DraftCore:
                 self._links[record.link].inbox.extend(record.frames)
             case TargetFrames():
                 self.counters.dropped_frames += len(record.frames)
-            case TargetLinkDown():
+            case LinkGone():
                 self._disconnect(record.link)
             case AnnounceLeaving():
                 self._follower.leaving = True

@@ -6,14 +6,7 @@ from multiprocessing.connection import Connection
 
 from ssd_draft.config import DraftEngineOptions
 from ssd_draft.engine.core import DraftCore, make_core
-from ssd_draft.records import (
-    AnnounceLeaving,
-    DraftOutput,
-    TargetFrames,
-    TargetLinkDown,
-    TargetLinkUp,
-    decode_to_engine,
-)
+from ssd_draft.records import DraftOutput, ToEngine, decode_to_engine
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
 from ssd_engine.tracing.events import TraceEvent
@@ -51,9 +44,7 @@ class OutputCoalescer:
     def has_work(self) -> bool:
         return self._core.has_work
 
-    def handle(
-        self, record: TargetLinkUp | TargetFrames | TargetLinkDown | AnnounceLeaving
-    ) -> None:
+    def handle(self, record: ToEngine) -> None:
         self._core.handle(record)
 
     def step(self) -> DraftOutput | None:

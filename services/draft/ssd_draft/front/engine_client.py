@@ -11,13 +11,13 @@ from ssd_draft.records import (
     DraftOutput,
     LinkOutput,
     TargetFrames,
-    TargetLinkDown,
     TargetLinkUp,
     decode_to_front,
 )
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_serving.engine.client import EngineGone, EngineProcess
+from ssd_serving.engine.records import LinkGone
 from ssd_serving.rpc.status import NotServing, ReaderStalled
 
 ENGINE = "ssd_draft.engine.engine_process"
@@ -80,7 +80,7 @@ class DraftEngine(EngineProcess):
         if self._links.pop(link.id, None) is None:
             return
         if link.known_to_engine:
-            self.send(TargetLinkDown(link.id))
+            self.send(LinkGone(link.id))
         link.move(TargetLinkEvent.END)
 
     def drain(self) -> None:

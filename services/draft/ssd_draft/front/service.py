@@ -37,7 +37,7 @@ from ssd_serving.rpc.status import (
     abort,
     for_log,
 )
-from ssd_serving.rpc.streams import write_in_time
+from ssd_serving.rpc.streams import exchange, write_in_time
 from ssd_serving.security.access import Access
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,11 @@ class DraftServicer:
         try:
             link.identity = self._access.identity(context).name
             admitted = await self._shake_hands(link, context)
-            await self._exchange(admitted, context)
+            await exchange(
+                link.failure,
+                self._read_frames(admitted, context),
+                self._write_frames(admitted, context),
+            )
             self._count_end(link, "closed")
         except asyncio.CancelledError:
             self._count_end(link, "lost")
@@ -200,27 +204,8 @@ class DraftServicer:
 
     # Frames
 
-    async def _exchange(self, admitted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
-        """Exchanges frames until the target closes its side, a direction fails or the link ends."""
-        link = admitted.link
-        tasks = [
-            asyncio.ensure_future(self._read_frames(admitted, context)),
-            asyncio.ensure_future(self._write_frames(admitted, context)),
-        ]
-        waiting: list[asyncio.Future[Any]] = [*tasks, link.failure]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if link.failure.done():
-                raise link.failure.result()
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _read_frames(self, admitted: AdmittedLink, context: grpc.aio.ServicerContext) -> None:
+        """Ends when the target closes its side."""
         link = admitted.link
         while True:
             await link.window.room()

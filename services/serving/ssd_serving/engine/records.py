@@ -1,5 +1,6 @@
 """What the front and the engine of any service say to each other: small binary records."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,8 +26,14 @@ class Fatal(Record, frozen=True):
     bad_config: bool  # the operator's options, not an accident
 
 
-_encoder = msgspec.msgpack.Encoder()
+class AboutLink(Record, frozen=True):
+    """A record about one link."""
+
+    link: int
 
 
-def encode(record: Any) -> bytes:
-    return _encoder.encode(record)
+class LinkGone(AboutLink, frozen=True):
+    """The link is gone for good, and so are its sequences."""
+
+
+encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode

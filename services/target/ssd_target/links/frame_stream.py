@@ -16,6 +16,7 @@ from ssd_engine.errors import InputError
 from ssd_engine.speculation.frames import Notice, NoticeKind, Open, TargetFrame
 from ssd_serving.rpc.frame_messages import decode_draft_frames, encode_target_frames
 from ssd_serving.rpc.messages import is_newer
+from ssd_serving.rpc.streams import exchange
 from ssd_target.links.handshake import parse_response
 from ssd_target.links.link_errors import EndpointMisfit, LinkBroken, raise_status
 from ssd_target.links.link_report import LinkReport
@@ -72,20 +73,16 @@ class FrameStream:
             self._broken.set_result(why)
 
     async def follow(self, call: Any) -> NoReturn:
-        """Read and write until one of them ends or the epoch is broken off.
+        """Read and write until one of them ends or the epoch is broken off; raises what ended it.
 
-        What ended it is raised from here, and knows this frame; the frame forgets who holds it. In
-        a circle of them the call, and so its connection, would stay until somebody collects it.
+        Whoever holds the error holds this stream, and the stream forgets the error.
         """
-        reader = asyncio.create_task(self._read(call))
-        writer = asyncio.create_task(self._write(call))
         try:
-            raise await _first_error(self._broken, reader, writer)
+            await exchange(self._broken, self._read(call), self._write(call))
+            raise LinkBroken("ended", "the stream ended")
         finally:
             call.cancel()
-            await _cancelled(reader, writer)
             self._broken = asyncio.get_running_loop().create_future()
-            del reader, writer
 
     async def _read(self, call: Any) -> None:
         allowance = TimeAllowance()
@@ -147,21 +144,3 @@ def _size(frame: TargetFrame) -> int:
     if not isinstance(frame, Open):
         return 64
     return 256 + len(frame.prompt) + len(frame.output) + 16 * len(frame.sampling.logit_bias)
-
-
-async def _first_error(
-    broken: "asyncio.Future[LinkBroken]", *tasks: "asyncio.Task[None]"
-) -> BaseException:
-    """Wait until one of the tasks ends or the link is broken; returns why."""
-    ends: set[asyncio.Future[Any]] = {broken, *tasks}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if broken.done():
-        return broken.result()
-    errors = (task.exception() for task in tasks if task.done())
-    return next(errors) or LinkBroken("ended", "the stream ended")
-
-
-async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

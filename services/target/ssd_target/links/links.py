@@ -14,6 +14,7 @@ from typing import Any
 from ssd_engine.errors import InputError
 from ssd_engine.process.addresses import host_of
 from ssd_engine.speculation.frames import TargetFrame
+from ssd_serving.engine.records import LinkGone
 from ssd_target.links.discovery import Discovery, LookUp, look_up
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import EndpointAddress, at, parse_draft
@@ -21,7 +22,6 @@ from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link import DraftLink
 from ssd_target.links.link_errors import LinkBroken
 from ssd_target.links.link_state import DraftLinkState
-from ssd_target.records.engine_records import LinkGone
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 """What the front process and the engine process say to each other: small binary records."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from ssd_engine.sampling.params import Logprobs, SamplingParams
@@ -7,7 +9,7 @@ from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_engine.text.completion import StopRules
 from ssd_engine.tracing.events import TraceEvent
-from ssd_serving.engine.records import Beat, Fatal, Ready, Record
+from ssd_serving.engine.records import AboutLink, Beat, Fatal, LinkGone, Ready, Record
 from ssd_target.records.speculation_options import SpeculationRequest
 from ssd_target.records.speculation_stats import SpeculationStats
 
@@ -38,10 +40,9 @@ class GiveBackWaiting(Record, frozen=True):
     """Give back what has not begun: it holds nothing, and may begin elsewhere at once."""
 
 
-class DraftLinkUp(Record, frozen=True):
+class DraftLinkUp(AboutLink, frozen=True):
     """A speculation endpoint has shaken hands. Epochs of a link only ever grow."""
 
-    link: int
     epoch: int
     named: bool  # only for requests that name it
     max_sequences: int
@@ -51,38 +52,28 @@ class DraftLinkUp(Record, frozen=True):
     trusted: bool = False  # with rejection verification
 
 
-class DraftLinkDown(Record, frozen=True):
-    link: int
+class DraftLinkDown(AboutLink, frozen=True):
     epoch: int
 
 
-class LinkGone(Record, frozen=True):
-    """The link is gone for good."""
-
-    link: int
-
-
-class DraftFrames(Record, frozen=True):
+class DraftFrames(AboutLink, frozen=True):
     """Frames from an endpoint."""
 
-    link: int
     epoch: int
     frames: list[DraftFrame]
     load: Load | None
 
 
-class LinkSend(Record, frozen=True):
+class LinkSend(AboutLink, frozen=True):
     """Frames for an endpoint."""
 
-    link: int
     epoch: int
     frames: list[TargetFrame]
 
 
-class LinkStalled(Record, frozen=True):
+class LinkStalled(AboutLink, frozen=True):
     """The endpoint is of no use: this epoch is over."""
 
-    link: int
     epoch: int
     reason: str
 
@@ -109,8 +100,7 @@ class PlaneAbility(Record, frozen=True):
     offer: PlaneOffer
 
 
-class EndpointStats(Record, frozen=True):
-    link: int
+class EndpointStats(AboutLink, frozen=True):
     sequences: int
     payoff: str  # "on", "plain" or "off"
     acceptance: float
@@ -148,13 +138,5 @@ LinkRecord = DraftLinkUp | DraftLinkDown | LinkGone | DraftFrames
 ToEngine = Vocabulary | Submit | Cancel | GiveBackWaiting | LinkRecord
 ToFront = Ready | Beat | StepOutput | LinkSend | LinkStalled | PlaneAbility | Fatal
 
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_front = msgspec.msgpack.Decoder(ToFront)
-
-
-def decode_to_engine(data: bytes) -> ToEngine:
-    return _to_engine.decode(data)
-
-
-def decode_to_front(data: bytes) -> ToFront:
-    return _to_front.decode(data)
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_front: Callable[[bytes], ToFront] = msgspec.msgpack.Decoder(ToFront).decode
