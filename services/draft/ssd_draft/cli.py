@@ -1,6 +1,6 @@
 """``ssd-draft``: the command line, a thin edge over DraftConfig."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
 import click
@@ -8,13 +8,12 @@ import click
 from ssd_draft import __version__
 from ssd_draft.config import DraftConfig
 from ssd_draft.speculators.registry import KINDS
-from ssd_engine.process.log import setup_logging
 from ssd_serving.command_line import (
     CONTEXT,
     VERSION,
     GroupedCommand,
     OptionFactory,
-    exit_codes,
+    running_command,
     serving_extra,
 )
 
@@ -61,24 +60,16 @@ def main() -> None:
 @option.operation(drained="linked targets")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve speculations of MODEL: a Hugging Face directory, a shipped model, or a hub id."""
-    setup_logging("draft", options["log_level"], log_format=options["log_format"])
-    with exit_codes():
+    with running_command("draft", options):
         _serve(DraftConfig(**options), check_config)
 
 
 def _serve(config: DraftConfig, check_only: bool) -> None:
     with serving_extra("ssd-draft"):
         from ssd_draft.front.server import DraftServer, plan_draft
-        from ssd_serving.preflight import check_here
+        from ssd_serving.server import check_or_serve
 
     plan = plan_draft(config)
     tokenizer = None if plan is None else plan.load_tokenizer()
-    if check_only:
-        check_here(config, plan, config.tp)
-        click.echo(f"ok: {plan or config.speculator}")
-        return
-
-    async def run() -> None:
-        await DraftServer(config, plan, tokenizer).run()
-
-    asyncio.run(run())
+    make_server = partial(DraftServer, config, plan, tokenizer)
+    check_or_serve(check_only, config, plan, plan or config.speculator, make_server)

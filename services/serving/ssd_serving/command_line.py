@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import click
 
 from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.execution.runner_options import DTYPE_NAMES, KERNELS
-from ssd_engine.process.log import FORMATS, end_process, is_structured
+from ssd_engine.process.log import FORMATS, end_process, is_structured, setup_logging
 from ssd_serving.config import DEVICES, LOG_LEVELS
 
 log = logging.getLogger(__name__)
@@ -344,8 +344,9 @@ def _all(*decorators: Decorator) -> Decorator:
 
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
-    """Errors for users become one line and an exit code."""
+def running_command(role: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Logs as the options say; errors for users become one line and an exit code."""
+    setup_logging(role, options["log_level"] or "info", log_format=options["log_format"])
     try:
         with _early_end():
             yield

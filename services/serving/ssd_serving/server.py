@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import click
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ssd_engine.errors import ConfigError
 from ssd_engine.process.children import settle_memory
-from ssd_engine.tracing.events import TraceRing
 from ssd_serving.calls.health import Health
 from ssd_serving.calls.health_server import HealthServer, bound
 from ssd_serving.calls.refusals import REASONS, ReportRefusals, methods_of
@@ -35,6 +35,8 @@ from ssd_serving.engine.watch import EngineState, EngineWatch
 from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.telemetry import Spans
+from ssd_serving.plan import ModelPlan
+from ssd_serving.preflight import check_here
 from ssd_serving.rpc.connections import connection_options
 from ssd_serving.security.access import Access, Guard
 from ssd_serving.security.tls import server_credentials
@@ -61,6 +63,8 @@ _SAID = {
 class Servicer(Protocol):
     """A gRPC service, as the server that runs it sees it."""
 
+    draining: bool  # new calls are refused
+
     @property
     def num_active(self) -> int:
         """What a drain waits for."""
@@ -69,6 +73,7 @@ class Servicer(Protocol):
 
 
 class ServiceServer(ABC):
+    role: str
     service: str  # full name of the gRPC service
     active: str  # what the servicer counts, for the log
 
@@ -82,10 +87,12 @@ class ServiceServer(ABC):
         max_calls: int,
         max_request_bytes: int,
         spans: Spans,
+        name: str,
     ) -> None:
         """``max_calls``: live calls that the service has a use for. ``max_request_bytes``: of the
-        longest message that it can make use of."""
+        longest message that it can make use of. ``name``: of what is served, for traces."""
         self._spans = spans
+        self._traces = TraceServicer(self.role, name, engine.trace)
         self._service_config = config
         self._access = access
         self._tls = tls_files(config)
@@ -109,20 +116,12 @@ class ServiceServer(ABC):
         name."""
 
     @abstractmethod
-    def refuse_new(self) -> None:
-        """A drain begins."""
-
-    @abstractmethod
     def cut_off(self) -> None:
         """The drain's time is over: end what is still active."""
 
     @abstractmethod
     async def close(self) -> None:
         """No call is served any more: say farewell to others."""
-
-    @abstractmethod
-    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
-        """The service of the trace that this ring keeps; None where there is none."""
 
     async def run(self) -> None:
         """Serves until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
@@ -185,12 +184,7 @@ class ServiceServer(ABC):
                 *connection_options(self._service_config.keepalive_seconds),
             ],
         )
-        server.add_generic_rpc_handlers(
-            (
-                self._service_calls.handlers(),
-                self.trace_calls(self._engine_process.trace).handlers(),
-            )
-        )
+        server.add_generic_rpc_handlers((self._service_calls.handlers(), self._traces.handlers()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._service_config.reflection:
             from grpc_reflection.v1alpha import reflection
@@ -307,7 +301,8 @@ class ServiceServer(ABC):
 
     async def _drain(self) -> None:
         """Refuse what is new, finish what runs, within the time that the operator gives."""
-        self.refuse_new()
+        self._service_calls.draining = True
+        self._engine_process.drain()
         await self._set_health(READINESS, DOWN)
         if self._engine_process.gone.done():
             return
@@ -332,6 +327,25 @@ class ServiceServer(ABC):
             self._service_metrics.ready.set(status == UP)
         for each in names:
             await self._health.set(each, status)
+
+
+def check_or_serve(
+    check_only: bool,
+    config: ServiceConfig,
+    plan: ModelPlan | None,
+    planned: object,
+    make_server: Callable[[], ServiceServer],
+) -> None:
+    """With --check-config, looks whether what is planned could be served here; else serves it."""
+    if check_only:
+        check_here(config, plan, config.local_ranks)
+        click.echo(f"ok: {planned}")
+        return
+
+    async def run() -> None:
+        await make_server().run()
+
+    asyncio.run(run())
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:

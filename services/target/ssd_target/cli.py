@@ -1,18 +1,18 @@
 """``ssd-target``: the command line, a thin edge over TargetConfig."""
 
-import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ssd_engine.process.log import FORMATS, setup_logging
+from ssd_engine.process.log import FORMATS
 from ssd_serving.command_line import (
     CONTEXT,
     VERSION,
     GroupedCommand,
     OptionFactory,
-    exit_codes,
+    running_command,
     serving_extra,
 )
 from ssd_serving.config import DEVICES, LOG_LEVELS
@@ -134,8 +134,7 @@ def main() -> None:
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""
-    setup_logging("target", options["log_level"], log_format=options["log_format"])
-    with exit_codes():
+    with running_command("target", options):
         _serve(TargetConfig(**options), check_config)
 
 
@@ -155,9 +154,7 @@ def serve(check_config: bool, **options: Any) -> None:
 @join_option.check_config()
 def join(check_config: bool, **options: Any) -> None:
     """Join a leader, ssd-target serve --nodes, and compute with it for as long as it serves."""
-    name = f"target/node{options['node']}"
-    setup_logging(name, options["log_level"] or "info", log_format=options["log_format"])
-    with exit_codes():
+    with running_command(f"target/node{options['node']}", options):
         with serving_extra("ssd-target"):
             from ssd_target.node import check_join, run_join
 
@@ -171,17 +168,10 @@ def join(check_config: bool, **options: Any) -> None:
 
 def _serve(config: TargetConfig, check_only: bool) -> None:
     with serving_extra("ssd-target"):
-        from ssd_serving.preflight import check_here
+        from ssd_serving.server import check_or_serve
         from ssd_target.front.server import TargetServer, plan_target
 
     plan = plan_target(config)
     tokenizer = plan.load_tokenizer()  # before anything is started that it could stop
-    if check_only:
-        check_here(config, plan.target, config.local_ranks)
-        click.echo(f"ok: {plan}")
-        return
-
-    async def run() -> None:
-        await TargetServer(config, plan, tokenizer).run()
-
-    asyncio.run(run())
+    make_server = partial(TargetServer, config, plan, tokenizer)
+    check_or_serve(check_only, config, plan.target, plan, make_server)

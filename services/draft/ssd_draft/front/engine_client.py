@@ -16,11 +16,9 @@ from ssd_draft.records import (
 )
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
-from ssd_serving.engine.client import EngineGone, EngineProcess
+from ssd_serving.engine.client import EngineProcess
 from ssd_serving.engine.records import LinkGone
 from ssd_serving.rpc.status import NotServing, ReaderStalled
-
-ENGINE = "ssd_draft.engine.engine_process"
 
 
 class DraftEngine(EngineProcess):
@@ -35,7 +33,9 @@ class DraftEngine(EngineProcess):
         trace_events: int = 0,
     ) -> None:
         """A link may have so many frames, and bytes, on their way in either direction."""
-        super().__init__(ENGINE, options, decode_to_front, trace_events=trace_events)
+        super().__init__(
+            "ssd_draft.engine.engine_process", options, decode_to_front, trace_events=trace_events
+        )
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._on_drop = on_drop
@@ -91,9 +91,6 @@ class DraftEngine(EngineProcess):
                 link.move(TargetLinkEvent.DRAIN)
             else:
                 link.fail(NotServing("the endpoint is draining; use another one"))
-
-    def abandon(self, reason: str) -> None:
-        self.end_all(EngineGone(reason))
 
     def end_all(self, error: SSDError) -> None:
         for link in self._links.values():

@@ -1,7 +1,8 @@
 """Prometheus metrics of a draft. Their prefix is ``ssd_draft_``, unless a target has them, too."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from operator import attrgetter
 
 from prometheus_client.core import Metric
 
@@ -22,7 +23,7 @@ class DraftMetrics(ServiceMetrics):
         super().__init__("draft", stats)
         links = self.gauge("ssd_draft_links", "Links by state.", ["state"])
         for state in LIVE:
-            links.labels(state.value).set_function(_reader(num_links, state))
+            links.labels(state.value).set_function(partial(num_links, state))
         self.handshake_failures = self.counter(
             "ssd_draft_handshake_failures", "Links that did not come up, by reason.", ["reason"]
         )
@@ -61,12 +62,6 @@ class BuildCollector:
         )
 
 
-def _reader(
-    num_links: Callable[[TargetLinkState], int], state: TargetLinkState
-) -> Callable[[], float]:
-    return lambda: num_links(state)
-
-
 def _gauges(num_blocks: Callable[[], int]) -> Reads:
     return {
         "ssd_sequences_active": ("Sequences that are open.", lambda s: s.sequences),
@@ -85,12 +80,8 @@ def _gauges(num_blocks: Callable[[], int]) -> Reads:
     }
 
 
-def _counter(name: str) -> Callable[[Any], float]:
-    return lambda stats: getattr(stats, name)
-
-
 COUNTERS: Reads = {
-    f"ssd_draft_{name}": (text, _counter(field))
+    f"ssd_draft_{name}": (text, attrgetter(field))
     for name, field, text in (
         ("engine_steps", "steps", "Forwards of the engine."),
         ("engine_rows", "rows", "Token rows computed."),

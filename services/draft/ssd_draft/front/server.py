@@ -1,7 +1,6 @@
 """A draft's server: what it adds to ``ServiceServer``, which runs any service."""
 
 from ssd.v1 import speculation_pb2 as pb
-from ssd.v1 import trace_pb2
 from ssd_draft import __version__
 from ssd_draft.config import (
     CONTEXT_WITHOUT_MODEL,
@@ -21,8 +20,6 @@ from ssd_draft.planning.plan import RANKS
 from ssd_draft.speculators.registry import check_kind
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
 from ssd_engine.text.tokenizer import Tokenizer
-from ssd_engine.tracing.events import TraceRing
-from ssd_serving.calls.trace_service import TraceServicer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
@@ -60,6 +57,7 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
 
 
 class DraftServer(ServiceServer):
+    role = "draft"
     service = SERVICE
     active = "links"
 
@@ -69,10 +67,9 @@ class DraftServer(ServiceServer):
         self._config = config
         self._plan = plan
         self._tokenizer = tokenizer
-        self._num_blocks = 0
         metrics = DraftMetrics(
             stats=lambda: self._engine.stats,
-            num_blocks=lambda: self._num_blocks,
+            num_blocks=lambda: self._engine.num_blocks,
             num_links=lambda state: self._engine.count()[state],
         )
         largest = max_message_bytes(config, largest_message(_max_context(config, plan)))
@@ -86,16 +83,22 @@ class DraftServer(ServiceServer):
         access = make_access(config, metrics)
         self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout, access)
         self._spans = make_spans(config.otlp_endpoint, "ssd-draft", __version__)
-        links = config.max_links
         super().__init__(
-            config, self._engine, self._servicer, metrics, access, links, largest, self._spans
+            config,
+            self._engine,
+            self._servicer,
+            metrics,
+            access,
+            config.max_links,
+            largest,
+            self._spans,
+            name=config.speculator if plan is None else plan.name,
         )
 
     def prepare(self) -> None:
         """The tokenizer is all that a draft's front has a use for."""
 
     def open(self, ready: Ready) -> list[str]:
-        self._num_blocks = ready.num_blocks
         self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
         self._servicer.serving = DraftServing(
@@ -116,14 +119,6 @@ class DraftServer(ServiceServer):
         if not self._config.log_prompts:
             return None
         return str if self._tokenizer is None else self._tokenizer.text_of
-
-    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
-        name = self._plan.name if self._plan is not None else self._config.speculator
-        return TraceServicer(trace_pb2, "draft", name, ring)
-
-    def refuse_new(self) -> None:
-        self._servicer.draining = True
-        self._engine.drain()
 
     def cut_off(self) -> None:
         self._engine.end_all(NotServing("the endpoint stops; use another one"))

@@ -1,10 +1,10 @@
-"""TraceService: the gRPC edge of a trace. Messages are those of whoever serves it."""
+"""TraceService: the gRPC edge of a trace."""
 
 import time
-from typing import Any
 
 import grpc
 
+from ssd.v1 import trace_pb2 as pb
 from ssd_engine.errors import SSDError
 from ssd_engine.tracing.events import TraceEvent, TraceRing
 from ssd_serving.rpc.status import abort
@@ -19,14 +19,12 @@ class NotTraced(SSDError):
 
 
 class TraceServicer:
-    def __init__(self, messages: Any, role: str, name: str, ring: TraceRing | None) -> None:
-        """``messages``: the module of the protocol's messages. Without a ring nothing is kept."""
-        self._pb = messages
+    def __init__(self, role: str, name: str, ring: TraceRing | None) -> None:
+        """Without a ring nothing is kept."""
         self._role, self._name = role, name
         self._ring = ring
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        pb = self._pb
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -43,33 +41,38 @@ class TraceServicer:
             },
         )
 
-    async def get_trace(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def get_trace(
+        self, request: pb.GetTraceRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetTraceResponse:
         if self._ring is None:
             await abort(context, NotTraced("no trace is kept; start with --trace-events 100000"))
         most = min(request.max_events or MOST_EVENTS, MOST_EVENTS)
         events, next_event, lost = self._ring.since(request.first_event, most)
-        return self._pb.GetTraceResponse(
+        return pb.GetTraceResponse(
             role=self._role,
             name=self._name,
-            events=map(self._message, events),
+            events=map(_message, events),
             next_event=next_event,
             lost_events=lost,
         )
 
-    async def get_clock(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def get_clock(
+        self, request: pb.GetClockRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetClockResponse:
         """The engine's clock, too: the monotonic clock is the host's."""
-        return self._pb.GetClockResponse(clock_nanos=time.monotonic_ns())
+        return pb.GetClockResponse(clock_nanos=time.monotonic_ns())
 
-    def _message(self, event: TraceEvent) -> Any:
-        return self._pb.TraceEvent(
-            kind=event.kind,
-            begin_nanos=int(event.begin * NANOS),
-            duration_nanos=int(event.seconds * NANOS),
-            sequence=event.sequence,
-            round=event.round,
-            rows=event.rows,
-            tokens=event.tokens,
-            accepted=event.accepted,
-            origin=event.origin,
-            look_up=event.look_up,
-        )
+
+def _message(event: TraceEvent) -> pb.TraceEvent:
+    return pb.TraceEvent(
+        kind=event.kind,  # type: ignore[arg-type]
+        begin_nanos=int(event.begin * NANOS),
+        duration_nanos=int(event.seconds * NANOS),
+        sequence=event.sequence,
+        round=event.round,
+        rows=event.rows,
+        tokens=event.tokens,
+        accepted=event.accepted,
+        origin=event.origin,  # type: ignore[arg-type]
+        look_up=event.look_up,  # type: ignore[arg-type]
+    )

@@ -50,6 +50,7 @@ class EngineProcess(ABC):
         self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
         self._fatal: Fatal | None = None
         self._heard_at = time.monotonic()
+        self.num_blocks = 0  # of the KV cache, once it is loaded
         self.stalled: str | None = None  # why it serves nobody now
         self.trace = TraceRing(trace_events) if trace_events else None
 
@@ -58,8 +59,16 @@ class EngineProcess(ABC):
         """A record of the engine that is neither Ready nor Fatal."""
 
     @abstractmethod
+    def drain(self) -> None:
+        """Tell the engine that nothing new will come, and what it has to do now."""
+
+    @abstractmethod
+    def end_all(self, error: SSDError) -> None:
+        """Tell everybody who waits that it ends with this error."""
+
     def abandon(self, reason: str) -> None:
         """Tell everybody who waits that nothing more will come."""
+        self.end_all(EngineGone(reason))
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -136,6 +145,7 @@ class EngineProcess(ABC):
     def _receive(self, record: Any) -> None:
         match record:
             case Ready():
+                self.num_blocks = record.num_blocks
                 self.ready.set_result(record)
             case Fatal():
                 self._fatal = record

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 from ssd_engine.errors import SSDError
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
-from ssd_serving.engine.client import EngineGone, EngineProcess
+from ssd_serving.engine.client import EngineProcess
 from ssd_serving.rpc.status import ReaderBehind
 from ssd_serving.security.allowances import IdentityAccount
 from ssd_target.config import EngineOptions
@@ -28,9 +28,6 @@ from ssd_target.records.engine_records import (
 FAREWELL_SECONDS = 5.0
 
 
-ENGINE = "ssd_target.engine.engine_process"
-
-
 class EngineClient(EngineProcess):
     """Submits sequences to the engine and follows them. Use from one event loop."""
 
@@ -39,7 +36,12 @@ class EngineClient(EngineProcess):
     ) -> None:
         """``max_backlog``: bytes of a sequence that may wait for its client. ``farewell``: the way
         to tell an engine of several nodes to end them, too."""
-        super().__init__(ENGINE, options, decode_to_front, trace_events=options.trace_events)
+        super().__init__(
+            "ssd_target.engine.engine_process",
+            options,
+            decode_to_front,
+            trace_events=options.trace_events,
+        )
         self._max_backlog = max_backlog
         self._streams: dict[int, Backlog] = {}
         self._accounts: dict[int, IdentityAccount] = {}  # by sequence that was submitted
@@ -93,9 +95,6 @@ class EngineClient(EngineProcess):
                 self._farewell.send_bytes(b"\0")
             await asyncio.to_thread(self._process.join, FAREWELL_SECONDS)
         await super().stop()
-
-    def abandon(self, reason: str) -> None:
-        self.end_all(EngineGone(reason))
 
     def end_all(self, error: SSDError) -> None:
         for stream in self._streams.values():

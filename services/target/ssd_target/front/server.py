@@ -6,13 +6,10 @@ from functools import partial
 from multiprocessing import Pipe
 
 from ssd.v1 import target_pb2 as pb
-from ssd.v1 import trace_pb2
 from ssd_engine.checkpoints.generation_config import load_sampling_defaults
 from ssd_engine.errors import ConfigError
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
-from ssd_engine.tracing.events import TraceRing
-from ssd_serving.calls.trace_service import TraceServicer
 from ssd_serving.config import StepSizes, max_message_bytes
 from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
@@ -109,6 +106,7 @@ def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
 
 
 class TargetServer(ServiceServer):
+    role = "target"
     service = SERVICE
     active = "running requests"
 
@@ -116,7 +114,6 @@ class TargetServer(ServiceServer):
         self._config = config
         self._plan = plan.target
         self._tokenizer = tokenizer
-        self._num_blocks = 0
         farewell, bidden = Pipe(duplex=False)
         cluster = cluster_options(config, plan.target, farewell)
         self._engine = EngineClient(
@@ -135,7 +132,7 @@ class TargetServer(ServiceServer):
         )
         self._engine.links = self._links
         metrics = TargetMetrics(
-            lambda: self._engine.stats, lambda: self._num_blocks, self._links, config.depth
+            lambda: self._engine.stats, lambda: self._engine.num_blocks, self._links, config.depth
         )
         access = make_access(config, metrics)
         accounts = Accounts(
@@ -148,7 +145,15 @@ class TargetServer(ServiceServer):
         self._max_live = config.max_num_seqs + config.max_waiting
         largest = max_message_bytes(config, largest_request(plan.target.runner.max_model_len))
         super().__init__(
-            config, self._engine, self._servicer, metrics, access, self._max_live, largest, spans
+            config,
+            self._engine,
+            self._servicer,
+            metrics,
+            access,
+            self._max_live,
+            largest,
+            spans,
+            name=plan.target.name,
         )
 
     def prepare(self) -> None:
@@ -160,7 +165,6 @@ class TargetServer(ServiceServer):
 
     def open(self, ready: Ready) -> list[str]:
         plan = self._plan
-        self._num_blocks = ready.num_blocks
         self._links.start(
             TargetIdentity(
                 plan.name,
@@ -204,13 +208,6 @@ class TargetServer(ServiceServer):
         inside = f"{config.draft_model} inside" if config.draft_model else "no draft model inside"
         endpoints = ", ".join(config.draft) or "none"
         return f"mode {config.mode}, depth {config.depth}; {inside}; endpoints: {endpoints}"
-
-    def trace_calls(self, ring: TraceRing | None) -> TraceServicer:
-        return TraceServicer(trace_pb2, "target", self._plan.name, ring)
-
-    def refuse_new(self) -> None:
-        self._servicer.draining = True
-        self._engine.drain()
 
     def cut_off(self) -> None:
         self._engine.end_all(HandedOver("the server stops; resume on another endpoint"))

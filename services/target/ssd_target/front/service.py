@@ -170,13 +170,8 @@ class TargetServicer:
         async with aclosing(stream) as responses:
             async for response in responses:
                 self._accounts.spend(account, len(response.tokens.token_ids))
-                await self._write(context, response)
+                await write_in_time(context, response, self._write_timeout, "--write-timeout")
         return response
-
-    async def _write(
-        self, context: grpc.aio.ServicerContext, response: pb.GenerateResponse
-    ) -> None:
-        await write_in_time(context, response, self._write_timeout, "--write-timeout")
 
     def _enter(self, context: grpc.aio.ServicerContext) -> None:
         """Count the call for as long as it lasts, however it ends."""
