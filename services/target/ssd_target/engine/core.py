@@ -7,6 +7,7 @@ from collections.abc import Sequence as Tokens
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.text.token_ids import unpack_tokens
 from ssd_engine.tracing.events import NoTrace, Trace
+from ssd_serving.engine.records import LinkGone
 from ssd_target.engine.committer import RoundCommitter
 from ssd_target.engine.decode import DecodeForward
 from ssd_target.engine.loops import ChainedLoop, OverlappedLoop, SynchronousLoop
@@ -21,7 +22,6 @@ from ssd_target.records.engine_records import (
     DraftLinkUp,
     EndpointStats,
     GiveBackWaiting,
-    LinkGone,
     LinkRecord,
     StepOutput,
     Submit,
