@@ -149,7 +149,7 @@ class FusedProducts(ABC, Generic[Kind]):
         norm: Tensor | None,
         bias: Tensor | None,
     ) -> None:
-        """Of the hidden states, after the norm."""
+        """The product of the hidden states, after their norm, goes to ``out``."""
 
     @abstractmethod
     def _add(
@@ -160,7 +160,7 @@ class FusedProducts(ABC, Generic[Kind]):
         bias: Tensor | None,
         next_norm: Tensor | None,
     ) -> Tensor | None:
-        """To the hidden states, where nothing is in between; else what is to be summed."""
+        """Adds to the hidden states where nothing is in between; else returns what is to be summed."""
 
 
 class SeparateProducts(FusedProducts[Product]):
