@@ -51,7 +51,8 @@ class HealthPort:
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
-        assert self._socket is not None
+        if self._socket is None:
+            raise RuntimeError("a port is bound before it is started")
         self._do(self._accept(self._socket))
 
     def stop(self) -> None:
