@@ -160,7 +160,7 @@ class FusedProducts(ABC, Generic[Kind]):
         bias: Tensor | None,
         next_norm: Tensor | None,
     ) -> Tensor | None:
-        """Adds to the hidden states where nothing is in between; else returns what is to be summed."""
+        """Adds to the hidden states where nothing is in between; else returns a part of a sum."""
 
 
 class SeparateProducts(FusedProducts[Product]):
