@@ -24,6 +24,21 @@ from ssd_engine.kernels.paged_attention import (
 from ssd_engine.kvcache.cache import LayerCache
 
 ROWS_AT_ONCE = 16  # rows of a run of consecutive tokens that are computed together
+MOST_LANES = 128  # rows of a tree times heads of a group: more do not fit into shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a run that are computed together."""
+
+    run: Run
+    first: int  # row of the forward
+    limits: Sequence[int]  # the last position that each row sees
+    branches: range
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +69,47 @@ class PagedBackend:
 
     def plan(self, runs: Sequence[Run]) -> _Plan:
         starts = accumulate((run.length for run in runs), initial=0)
-        pieces = [piece for run, row in zip(runs, starts, strict=False) for piece in _cut(run, row)]
+        pieces = [
+            piece for run, row in zip(runs, starts, strict=False) for piece in self._cut(run, row)
+        ]
         trees = [run for run in runs if isinstance(run, TreeRun)]
         most_scratch = max((len(run.scratch) for run in trees), default=0)
-        width = max(-(-max(limits) // self.block_size) + 1 for _, _, _, limits in pieces)
+        width = max(-(-max(piece.limits) // self.block_size) + 1 for piece in pieces)
         tables = np.zeros((len(pieces), width), dtype=np.int32)
         scratch = np.zeros((len(pieces), max(1, most_scratch)), dtype=np.int32)
-        for i, (run, _, _, limits) in enumerate(pieces):
-            used = max(limits) // self.block_size + 1
-            tables[i, :used] = run.blocks[:used]
-            if isinstance(run, TreeRun):
-                scratch[i, : len(run.scratch)] = run.scratch
+        for i, piece in enumerate(pieces):
+            used = max(piece.limits) // self.block_size + 1
+            tables[i, :used] = piece.run.blocks[:used]
+            if isinstance(piece.run, TreeRun):
+                scratch[i, : len(piece.run.scratch)] = piece.run.scratch
         return _Plan(
-            begin=self._upload([first for _, first, _, _ in pieces]),
-            rows=self._upload([rows for _, _, rows, _ in pieces]),
-            end=self._upload([max(limits) + 1 for _, _, _, limits in pieces]),
-            limits=self._upload([limit for _, _, _, limits in pieces for limit in limits]),
+            begin=self._upload([piece.first for piece in pieces]),
+            rows=self._upload([piece.num_rows for piece in pieces]),
+            end=self._upload([max(piece.limits) + 1 for piece in pieces]),
+            limits=self._upload([limit for piece in pieces for limit in piece.limits]),
             tables=self._upload(tables),
-            branches=self._upload([i for _, _, rows, _ in pieces for i in range(rows)]),
-            num_branches=self._upload([rows for _, _, rows, _ in pieces]),
-            depths=self._upload([_depths(run) for run, *_ in pieces]),
+            branches=self._upload([branch for piece in pieces for branch in piece.branches]),
+            num_branches=self._upload([piece.run.length for piece in pieces]),
+            depths=self._upload([_depths(piece.run) for piece in pieces]),
             scratch=self._upload(scratch),
-            most_rows=max(rows for _, _, rows, _ in pieces),
+            most_rows=max(piece.num_rows for piece in pieces),
             division=Division.of(self.max_positions, most_scratch),
             is_tree=bool(trees),
         )
+
+    def _cut(self, run: Run, first: int) -> list[_Piece]:
+        if isinstance(run, TreeRun):
+            at_once = max(1, MOST_LANES * self.num_kv_heads // self.num_heads)
+            limits = run.limits
+        else:
+            at_once, limits = ROWS_AT_ONCE, range(run.context - run.length, run.context)
+        rows = range(run.length)
+        return [
+            _Piece(
+                run, first + begin, limits[begin : begin + at_once], rows[begin : begin + at_once]
+            )
+            for begin in range(0, run.length, at_once)
+        ]
 
     def attend(self, query: Tensor, cache: LayerCache, plan: _Plan) -> Tensor:
         query = query.contiguous()
@@ -139,18 +170,6 @@ class PagedBackend:
         return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(
             self.device, non_blocking=True
         )
-
-
-def _cut(run: Run, first: int) -> list[tuple[Run, int, int, list[int]]]:
-    """Pieces of a run: the run, the first row, how many rows, and their limits."""
-    if isinstance(run, TreeRun):
-        return [(run, first, run.length, list(run.limits))]
-    pieces: list[tuple[Run, int, int, list[int]]] = []
-    for begin in range(0, run.length, ROWS_AT_ONCE):
-        rows = min(ROWS_AT_ONCE, run.length - begin)
-        lowest = run.context - run.length + begin
-        pieces.append((run, first + begin, rows, list(range(lowest, lowest + rows))))
-    return pieces
 
 
 def _depths(run: QueryRun | TreeRun) -> int:
