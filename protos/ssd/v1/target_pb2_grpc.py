@@ -45,6 +45,16 @@ class TargetServiceStub(object):
                 request_serializer=ssd_dot_v1_dot_target__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=ssd_dot_v1_dot_target__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/ssd.v1.TargetService/Tokenize',
+                request_serializer=ssd_dot_v1_dot_target__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=ssd_dot_v1_dot_target__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/ssd.v1.TargetService/Detokenize',
+                request_serializer=ssd_dot_v1_dot_target__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=ssd_dot_v1_dot_target__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class TargetServiceServicer(object):
@@ -67,6 +77,20 @@ class TargetServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Turns text or messages into the tokens that Generate would read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Turns tokens into text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +103,16 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=ssd_dot_v1_dot_target__pb2.GetModelInfoRequest.FromString,
                     response_serializer=ssd_dot_v1_dot_target__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=ssd_dot_v1_dot_target__pb2.TokenizeRequest.FromString,
+                    response_serializer=ssd_dot_v1_dot_target__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=ssd_dot_v1_dot_target__pb2.DetokenizeRequest.FromString,
+                    response_serializer=ssd_dot_v1_dot_target__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +170,60 @@ class TargetService(object):
             '/ssd.v1.TargetService/GetModelInfo',
             ssd_dot_v1_dot_target__pb2.GetModelInfoRequest.SerializeToString,
             ssd_dot_v1_dot_target__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ssd.v1.TargetService/Tokenize',
+            ssd_dot_v1_dot_target__pb2.TokenizeRequest.SerializeToString,
+            ssd_dot_v1_dot_target__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ssd.v1.TargetService/Detokenize',
+            ssd_dot_v1_dot_target__pb2.DetokenizeRequest.SerializeToString,
+            ssd_dot_v1_dot_target__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
