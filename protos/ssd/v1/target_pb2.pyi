@@ -204,18 +204,20 @@ class GeneratePrompt(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest")
+    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest", "sequence")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     prompt_tokens: int
     model_fingerprint: str
     model_digest: str
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    sequence: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "origins", "text_lengths")
