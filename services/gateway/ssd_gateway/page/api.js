@@ -23,13 +23,15 @@ export async function* postStream(path, body, signal) {
     body,
     signal,
   });
+  let done = false;
   for await (const data of events(response.body)) {
-    if (data === "[DONE]") return;
+    done = data === "[DONE]";
+    if (done) continue; // the connection is used again if it is read to its end
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error, response.status);
     yield withSeedsDigits(chunk, data);
   }
-  throw new ApiError({ message: "The connection ended before the answer did." });
+  if (!done) throw new ApiError({ message: "The connection ended before the answer did." });
 }
 
 function headers() {

@@ -13,7 +13,7 @@ let views = {};
 let current = null;
 
 function select(name) {
-  views[current]?.hide();
+  views[current]?.hide?.();
   current = name;
   for (const tab of tabs) {
     const chosen = tab.getAttribute("aria-controls") === name;
@@ -21,8 +21,8 @@ function select(name) {
     tab.tabIndex = chosen ? 0 : -1;
     byId(tab.getAttribute("aria-controls")).hidden = !chosen;
   }
-  history.replaceState(null, "", `#${name}`);
-  views[name].show();
+  history.replaceState(null, "", `#/${name}`); // no element's id: browsers would move the focus there
+  views[name].show?.();
 }
 
 /** Arrow keys go from tab to tab, as in every list of tabs. */
@@ -68,5 +68,6 @@ for (const tab of tabs) {
 }
 byId("theme").addEventListener("click", nextTheme);
 showTheme(document.documentElement.dataset.theme ?? "system");
-select(location.hash.slice(1) in views ? location.hash.slice(1) : "chat");
+select(location.hash.slice(2) in views ? location.hash.slice(2) : "chat");
+byId("prompt").focus();
 refreshModels();

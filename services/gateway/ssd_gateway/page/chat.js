@@ -25,12 +25,6 @@ export class Chat {
     this.open(storedConversations()[0] ?? newConversation());
   }
 
-  show() {
-    this.prompt.focus({ preventScroll: true });
-  }
-
-  hide() {}
-
   #listen() {
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();

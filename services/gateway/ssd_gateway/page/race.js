@@ -80,10 +80,6 @@ export class Race {
     this.#reset();
   }
 
-  show() {}
-
-  hide() {}
-
   #reset() {
     this.#lanes = Object.keys(MODES).map((mode) => new Lane(mode));
     this.#stopped = false;

@@ -5,6 +5,7 @@ import { byId, make, makeSvg, say } from "/page/dom.js";
 import { nameOfOrigin } from "/page/origins.js";
 import { recentGenerations } from "/page/generation.js";
 
+const LONGEST = 120; // seconds that are looked back
 const MOST_EVENTS = 4000; // of those drawn; the table has all of them
 const [LANE, BAR, MARKS, AXIS] = [74, 22, 26, 26]; // heights
 const RESULTS = { hit: "hit", late: "late", miss_length: "miss", miss_token: "miss", stale: "miss" };
@@ -49,8 +50,6 @@ export class Timeline {
     this.#load();
   }
 
-  hide() {}
-
   async #load() {
     const generation = recentGenerations()[Number(byId("timeline-request").value)];
     this.#tracks = [];
@@ -64,11 +63,11 @@ export class Timeline {
   /** Fetches the tracks of a generation; returns what is wrong. */
   async #fetch(generation) {
     const { target, sequence } = generation.metrics.ssd;
-    const seconds = Math.ceil((Date.now() - generation.startedAt) / 1000) + 5;
+    const seconds = Math.min(Math.ceil((Date.now() - generation.startedAt) / 1000) + 5, LONGEST);
     const query = new URLSearchParams({ target, sequence, seconds });
     try {
       const answer = await getJson(`/ssd/timeline?${query}`);
-      this.#tracks = answer.tracks.filter((track) => track.events.length);
+      this.#tracks = during(answer.tracks, sequence);
       return answer.problem || (this.#tracks.length ? "" : "There are no events of this request any more.");
     } catch (error) {
       return error.message;
@@ -124,6 +123,18 @@ function mark(result, x, y) {
   const shape = SHAPES[result](x, y);
   shape.setAttribute("class", `mark ${result}`);
   return shape;
+}
+
+/** Returns the tracks with what happened while the target served a sequence; 0 is not known. */
+function during(tracks, sequence) {
+  if (!Number(sequence)) return tracks;
+  const events = tracks.filter((track) => track.role === "target").flatMap((track) => track.events);
+  const own = events.filter((event) => Number(event.sequence) === Number(sequence));
+  const from = own.reduce((least, event) => Math.min(least, event.begin_ms), Infinity);
+  const to = own.reduce((most, event) => Math.max(most, event.begin_ms + event.duration_ms), -Infinity);
+  const within = (event) => event.begin_ms + event.duration_ms >= from && event.begin_ms <= to;
+  const cut = tracks.map((track) => ({ ...track, events: track.events.filter(within) }));
+  return cut.filter((track) => track.events.length);
 }
 
 /** The tracks' names stay where they are while the picture is scrolled. */

@@ -1,0 +1,149 @@
+"""The page for everybody: keyboard, screen reader, light and dark, a phone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.gateway.page.browser import CHROMIUM, answers, ask_and_wait, said, script_answers
+from tests.scale import full_only
+from tests.tools import needs_tool
+
+pytestmark = needs_tool("Chromium", *CHROMIUM)
+VIEWS = ("Chat", "Race", "Timeline", "Fleet")
+GROUND = "() => getComputedStyle(document.body).backgroundColor"
+FOCUSED = "() => { const e = document.activeElement; return e.id || e.textContent.trim() }"
+OUTLINE = """() => {
+  const ringed = [document.activeElement, document.activeElement.closest("form")];
+  return ringed.some(e => e && getComputedStyle(e).outlineStyle !== "none");
+}"""
+
+
+def brightness(page: Page) -> int:
+    return sum(map(int, re.findall(r"\d+", page.evaluate(GROUND))[:3]))
+
+
+def press_until(page: Page, key: str, wanted: Callable[[str], bool]) -> None:
+    """Each element on the way shows that it has the focus."""
+    for _ in range(60):
+        page.keyboard.press(key)
+        assert page.evaluate(OUTLINE), page.evaluate(FOCUSED)
+        if wanted(page.evaluate(FOCUSED)):
+            return
+    pytest.fail("the keyboard does not reach it")
+
+
+def test_all_of_it_works_with_the_keyboard_alone(page: Page) -> None:
+    script_answers(page, said("one"), said("two"), said("three"))
+    page.keyboard.type("first")  # the message has the focus at the start
+    page.keyboard.press("Enter")
+    expect(answers(page).locator(".body")).to_have_text("one")
+    press_until(page, "Shift+Tab", lambda name: name == "Regenerate")
+    page.keyboard.press("Enter")
+    expect(answers(page).locator(".body")).to_have_text("two")
+    page.locator("#prompt").focus()
+    press_until(page, "Shift+Tab", lambda name: name == "Edit")
+    page.keyboard.press("Enter")
+    page.keyboard.type("Not ")
+    page.keyboard.press("Escape")  # as it was
+    expect(page.locator(".question .plain")).to_have_text("first")
+    press_until(page, "Shift+Tab", lambda name: name == "tab-chat")
+    for view in ("race", "timeline", "fleet", "chat"):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(f"#tab-{view}")).to_be_focused()
+        expect(page.locator(f"#{view}")).to_be_visible()
+    press_until(page, "Tab", lambda name: name == "open-settings")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.locator("#open-settings")).to_be_focused()
+
+
+def test_a_screen_reader_is_told_what_happens(page: Page) -> None:
+    script_answers(page, said("one"))
+    ask_and_wait(page, "first")
+    expect(page.get_by_role("status").first).to_have_text("Answer finished: 1 tokens")
+    log = page.get_by_role("log", name="Messages")
+    expect(log).to_have_attribute("aria-live", "polite")
+    expect(log.get_by_role("article", name="Answer")).to_have_attribute("aria-busy", "false")
+
+
+def test_every_control_has_a_name(page: Page) -> None:
+    unnamed = """() => [...document.querySelectorAll("button, input, select, textarea")]
+      .filter(e => !e.textContent.trim() && !e.ariaLabel && !e.labels?.length)
+      .map(e => e.outerHTML)"""
+    assert page.evaluate(unnamed) == []
+
+
+@pytest.mark.parametrize("width", [360, full_only(390), full_only(820)])
+def test_a_narrow_screen_does_not_scroll_sideways(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 700})
+    long = "a" * 300
+    script_answers(
+        page, said(f"{long}\n\n```\n{long}\n```\n\n| {long} | b |\n|---|---|\n| 1 | 2 |")
+    )
+    ask_and_wait(page, long)
+    wide = "() => document.documentElement.scrollWidth - innerWidth"
+    for view in VIEWS:
+        page.get_by_role("tab", name=view).click()
+        assert page.evaluate(wide) <= 0, view
+    page.get_by_role("tab", name="Chat").click()
+    page.get_by_role("button", name="Settings").click()
+    assert page.evaluate(wide) <= 0
+    box = page.get_by_role("dialog").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+
+
+def test_conversations_are_behind_a_button_on_a_phone(page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 700})
+    expect(page.locator("#sidebar")).to_be_hidden()
+    button = page.get_by_role("button", name="Conversations", exact=True)
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("#sidebar")).to_be_hidden()
+
+
+def test_light_and_dark_follow_the_system_until_the_user_chooses(page: Page) -> None:
+    page.emulate_media(color_scheme="light")
+    light = brightness(page)
+    page.emulate_media(color_scheme="dark")
+    assert brightness(page) < 200 < light
+    button = page.get_by_role("button", name="Theme")
+    button.click()  # light, whatever the system says
+    assert brightness(page) == light
+    page.reload()
+    assert brightness(page) == light
+    button.click()  # dark
+    page.emulate_media(color_scheme="light")
+    assert brightness(page) < 200
+    button.click()  # as the system
+    assert brightness(page) == light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(page: Page, scheme: str) -> None:
+    """The ratio that the web's guidelines ask for small text."""
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    contrast = """() => {
+      const canvas = document.createElement("canvas").getContext("2d");
+      const light = colour => {
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+          .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      const ground = light(getComputedStyle(document.body).backgroundColor);
+      return ["body", ".hint", ".tabs button", "#rename-conversation"].map(selector => {
+        const text = light(getComputedStyle(document.querySelector(selector)).color);
+        return (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+      });
+    }"""
+    assert min(page.evaluate(contrast)) >= 4.5
