@@ -145,9 +145,10 @@ def test_every_flag_reaches_the_request(start):
         start(), "x", "--temperature", "0.5", "--top-k", "7", "--top-p", "0.25", "--min-p", "0.125",
         "--repetition-penalty", "1.5", "--presence-penalty", "-0.5", "--frequency-penalty", "0.75",
         "--logit-bias", "3=-100", "--logit-bias", "4=1.5", "--seed", str(2**64 - 1),
-        "--max-tokens", "9", "--stop", "a b", "--stop", "\n", "--stop-token-id", "5",
-        "--stop-token-id", "6", "--ignore-eos", "--logprobs", "--json", "--request-id", "r1",
-        "--timeout", "30", "--mode", "sync", "--draft", "h:1", "--draft", "[::1]:2", "--depth", "6",
+        "--max-tokens", "9", "--min-tokens", "4", "--stop", "a b", "--stop", "\n",
+        "--stop-token-id", "5", "--stop-token-id", "6", "--ignore-eos", "--logprobs",
+        "--json", "--request-id", "r1", "--timeout", "30", "--mode", "sync", "--draft", "h:1",
+        "--draft", "[::1]:2", "--depth", "6",
         "--verification", "coupled", "--down-weight", "0.25", "--cache-salt", "s1",
     )
     # fmt: on
@@ -167,7 +168,11 @@ def test_every_flag_reaches_the_request(start):
             seed=2**64 - 1,
         ),
         stop=target_pb2.StopOptions(
-            max_tokens=9, strings=["a b", "\n"], token_ids=[5, 6], ignore_eos=True
+            max_tokens=9,
+            min_tokens=4,
+            strings=["a b", "\n"],
+            token_ids=[5, 6],
+            ignore_eos=True,
         ),
         logprobs=target_pb2.LogprobOptions(chosen=True),
         speculation=target_pb2.SpeculationOptions(

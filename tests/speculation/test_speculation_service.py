@@ -114,6 +114,17 @@ class TestEveryModeGivesOneText:
             for outputs in in_every_mode(pair, *messages[first : first + 10]):
                 assert outputs[0].finish.reason == pb.FINISH_REASON_STOP
 
+    def test_with_min_tokens(self, pair: Pair) -> None:
+        """The likeliest tokens are banned for a while, which ends within a speculation."""
+        for seed in (3, 4):
+            whole = generate(pair.target, request(seed, 40, speculation={"mode": OFF}))
+            message = request(seed, 60)
+            message.stop.token_ids[:] = sorted(set(whole.tokens))
+            message.stop.min_tokens = 21
+            outputs = in_every_mode(pair, message)[0]
+            assert not set(outputs[0].tokens[:21]) & set(whole.tokens)
+            assert sum(output.finish.speculation.accepted_tokens for output in outputs) > 0
+
     def test_with_every_length(self, pair: Pair) -> None:
         lengths = range(1, 11)
         rows = in_every_mode(pair, *(request(5, length) for length in lengths))

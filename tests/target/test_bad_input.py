@@ -83,6 +83,7 @@ CASES: dict[str, tuple[Callable[[pb.GenerateRequest], None], str, str]] = {
     ),
     "max_tokens 0": (assign("stop.max_tokens", 0), "stop.max_tokens", "[1, "),
     "max_tokens over the context": (assign("stop.max_tokens", 2048), "stop.max_tokens", "2048"),
+    "min_tokens over max_tokens": (assign("stop.min_tokens", 9), "stop.min_tokens", "[0, "),
     "thousands of stop strings": (assign("stop.strings", ["x"] * 5000), "stop.strings", "128"),
     "empty stop string": (assign("stop.strings", ["ok", ""]), "stop.strings[1]", "1 to 1024"),
     "stop strings of many bytes": (

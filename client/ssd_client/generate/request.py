@@ -52,7 +52,7 @@ _VALUES = {
         "frequency_penalty",
         "seed",
     ),
-    "stop": ("max_tokens",),
+    "stop": ("max_tokens", "min_tokens"),
     "speculation": ("depth", "down_weight"),
 }
 _LISTS = {

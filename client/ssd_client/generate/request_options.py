@@ -20,6 +20,7 @@ class RequestOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]  # token id to what is added
     seed: int
     max_tokens: int
+    min_tokens: int  # neither a stop nor the end of sequence before so many
     stop: Sequence[str]
     stop_token_id: Sequence[int]
     ignore_eos: bool

@@ -104,6 +104,7 @@ sampling_options = options(
 stop_options = options(
     "Length and end",
     click.option("--max-tokens", type=params.uint(), help="Output tokens at most."),
+    click.option("--min-tokens", type=params.uint(), help="No stop and no end before so many."),
     click.option(
         "--stop",
         type=params.UTF8_LINES,

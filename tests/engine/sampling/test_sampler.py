@@ -298,6 +298,25 @@ def test_bias_is_added_before_the_repetition_penalty() -> None:
     assert adjust_logits(logits, [one]).tolist() == [[2.0, 1.0]]
 
 
+def test_what_is_banned_is_not_drawn_before_its_position() -> None:
+    """Whatever else is asked for: no bias makes up for it."""
+    logits = torch.tensor([[3.0, 9.0, 1.0, 2.0]]).repeat(3, 1)
+    given = dict(temperature=0.0, banned=(1, 0), banned_until=4, logit_bias=((1, 100.0),))
+    rows = [row([0, 0], output, **given) for output in ([], [1], [1, 1])]
+    assert sample(logits, rows) == [3, 3, 1]
+
+
+@pytest.mark.parametrize("given", [{}, {"top_k": 2}, {"top_p": 0.9}, {"repetition_penalty": 2.0}])
+def test_a_ban_leaves_the_distribution_of_the_other_tokens(given: dict[str, Any]) -> None:
+    """As if the model had no such tokens."""
+    logits, banned = random_logits(1, 50), (7, 3, 49)
+    left = [token for token in range(50) if token not in banned]
+    fewer = target_distribution(logits[:, left], [row([0], [2], **given)])
+    p = target_distribution(logits, [row([0], [2], banned=banned, banned_until=99, **given)])
+    assert torch.equal(p[:, list(banned)], torch.zeros(1, 3, dtype=p.dtype))
+    assert torch.allclose(p[:, left], fewer)
+
+
 def test_repetition_is_penalised_before_presence_and_frequency() -> None:
     logits = torch.tensor([[4.0, 1.0]])
     one = row([1], [0], repetition_penalty=2.0, presence_penalty=1.0)

@@ -18,8 +18,10 @@ def completed(
     max_tokens: int = 100,
     ids: Sequence[int] = (EOS,),
     strings: Sequence[str] = (),
+    min_tokens: int = 0,
 ) -> tuple[list[str], Completion]:
-    completion = Completion(StopRules(max_tokens, frozenset(ids), tuple(strings)), TABLE)
+    rules = StopRules(max_tokens, frozenset(ids), tuple(strings), min_tokens)
+    completion = Completion(rules, TABLE)
     return [completion.push(token) for token in tokens], completion
 
 
@@ -75,6 +77,32 @@ def test_a_stop_at_the_last_token_that_is_allowed_is_a_stop(
     assert completion.finish == finish
 
 
+def test_a_stop_string_before_min_tokens_is_text() -> None:
+    pieces, completion = completed([ST, OP, A, ST, OP], strings=["STOP"], min_tokens=3)
+    assert pieces == ["", "STOP", "a", "", ""]
+    assert completion.finish == Finish(FinishReason.STOP, stop_string="STOP")
+
+
+def test_a_stop_string_counts_that_is_complete_with_the_last_of_min_tokens() -> None:
+    pieces, completion = completed([A, ST, OP], strings=["STOP"], min_tokens=3)
+    assert pieces == ["a", "", ""]
+    assert completion.finish == Finish(FinishReason.STOP, stop_string="STOP")
+
+
+def test_a_longer_stop_string_may_go_on_from_one_that_did_not_count() -> None:
+    pieces, completion = completed([A, ST, OP, A], strings=["STOP", "aSTOPa"], min_tokens=4)
+    assert pieces == ["", "", "", ""]
+    assert completion.finish == Finish(FinishReason.STOP, stop_string="aSTOPa")
+
+
+def test_a_stop_token_among_min_tokens_is_a_token_like_any_other() -> None:
+    """The engine draws none; a resumed request may bring one."""
+    pieces, completion = completed([A, EOS, EOS], min_tokens=2)
+    assert pieces == ["a", "<end>", ""]
+    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
+    assert completion.num_tokens == 3
+
+
 def test_one_token_can_be_all_there_is() -> None:
     assert completed([A], max_tokens=1)[0] == ["a"]
     assert completed([EOS], max_tokens=1)[1].finish == Finish(FinishReason.STOP, None, EOS)
@@ -99,17 +127,19 @@ def test_a_token_after_the_finish_is_an_error(tokens: list[int]) -> None:
     st.integers(1, 12),
     st.sets(st.sampled_from([EOS, B]), max_size=2),
     st.lists(st.sampled_from(["STOP", "a€", "€", "ST", "ba"]), max_size=2),
+    st.integers(0, 6),
 )
 @settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_a_completion_is_a_function_of_its_tokens(
-    tokens: list[int], max_tokens: int, ids: set[int], strings: list[str]
+    tokens: list[int], max_tokens: int, ids: set[int], strings: list[str], min_tokens: int
 ) -> None:
     """Against rules applied to the whole; and resumed after every token."""
 
     def fresh() -> Completion:
-        return Completion(StopRules(max_tokens, frozenset(ids), tuple(strings)), TABLE)
+        rules = StopRules(max_tokens, frozenset(ids), tuple(strings), min_tokens)
+        return Completion(rules, TABLE)
 
-    count, text, finish = reference(tokens, max_tokens, ids, strings)
+    count, text, finish = reference(tokens, max_tokens, ids, strings, min_tokens)
     tokens = tokens[:count]
     for n in range(count + 1):
         first, second = fresh(), fresh()
@@ -123,16 +153,19 @@ def test_a_completion_is_a_function_of_its_tokens(
 
 
 def reference(
-    tokens: list[int], max_tokens: int, ids: set[int], strings: list[str]
+    tokens: list[int], max_tokens: int, ids: set[int], strings: list[str], min_tokens: int
 ) -> tuple[int, str, Finish | None]:
     """Tokens that count, their text and why they end; looked for after each token."""
     data = b""
     for n, token in enumerate(tokens, start=1):
-        if token in ids:
+        if token in ids and n > min_tokens:
             return n, data.decode(errors="replace"), Finish(FinishReason.STOP, stop_token_id=token)
-        data += TABLE[token]
-        found = [(data.find(s.encode()), i) for i, s in enumerate(strings) if s.encode() in data]
-        if found:
+        before, data = len(data), data + TABLE[token]
+        stops = [(s.encode(), max(0, before + 1 - len(s.encode()))) for s in strings]
+        found = [
+            (data.find(s, begin), i) for i, (s, begin) in enumerate(stops) if s in data[begin:]
+        ]
+        if found and n >= min_tokens:
             place, which = min(found)
             finish = Finish(FinishReason.STOP, stop_string=strings[which])
             return n, data[:place].decode(errors="replace"), finish

@@ -10,6 +10,7 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from ssd_engine.text.token_ids import pack_tokens
 from tests.process_tree import engine_held
 from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
 from tests.scale import FULL
@@ -96,6 +97,38 @@ def test_a_stop_token_ends_the_output_and_its_text_is_not_streamed(server: Targe
     assert out.finish.stop_token_id == whole.tokens[10]
     assert whole.text.startswith(out.text)
     assert out.text != whole.text
+
+
+def test_nothing_stops_before_min_tokens(server: TargetProcess) -> None:
+    """Stop tokens are not drawn, log probabilities stay the model's; stop strings are text."""
+    whole = generate(server, request(temperature=0.0))
+    message = request(temperature=0.0)
+    message.stop.token_ids[:] = [whole.tokens[10]]
+    message.stop.strings[:] = [whole.text[4:9]]
+    message.stop.min_tokens, message.logprobs.top_n = 25, 1
+    out = generate(server, message)
+    first = whole.tokens.index(whole.tokens[10])
+    assert len(out.tokens) >= 25
+    assert whole.tokens[10] not in out.tokens[:25]
+    assert out.tokens[:first] == whole.tokens[:first]
+    assert out.logprobs[first].top[0].token_id == whole.tokens[10]
+    assert out.text.startswith(whole.text[:9])
+
+
+def test_a_resumed_request_counts_what_was_generated_towards_min_tokens(
+    server: TargetProcess,
+) -> None:
+    message = request(temperature=0.0)
+    whole = generate(server, message)
+    message.stop.token_ids[:] = list(set(whole.tokens[:20]))
+    message.stop.min_tokens = 10
+    once = generate(server, message)
+    assert once.finish.reason == pb.FINISH_REASON_STOP
+    for given in (4, 9, 10):
+        again = pb.GenerateRequest()
+        again.CopyFrom(message)
+        again.generated_token_ids = pack_tokens(once.tokens[:given])
+        assert generate(server, again).tokens == once.tokens[given:]
 
 
 def test_ignore_eos_goes_on_after_the_end_of_the_story(server: TargetProcess) -> None:

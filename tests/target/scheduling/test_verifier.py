@@ -49,6 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "filtered": dict(temperature=1.3, top_k=12, top_p=0.9, min_p=0.02),
     "penalties": dict(repetition_penalty=2.5, presence_penalty=2.0, frequency_penalty=3.0),
     "greedy penalties": dict(temperature=0.0, frequency_penalty=4.0, logit_bias=((3, 2.0),)),
+    # Half of the tokens, up to and with the third row of a round.
+    "bans": dict(temperature=1.0, banned=tuple(range(0, VOCAB, 2)), banned_until=8),
 }
 
 
@@ -123,6 +125,28 @@ def test_the_history_of_a_row_has_the_guesses_before_it(name: str) -> None:
         assert verify_one(round_of(sequence, plain[:3]), logits).tokens == plain
         differ += len(set(plain)) > 1
     assert differ == 20
+
+
+@pytest.mark.parametrize("wire", [False, True], ids=["looked up", "drawn from a draft's"])
+def test_rejection_takes_nothing_that_is_banned(wire: bool) -> None:
+    """Each row by its own position: the same token may be drawn in the next one."""
+    bans = dict(temperature=1.0, banned=(7,), banned_until=6)
+    logits = torch.full((3, VOCAB), -4.0)
+    logits[:, 7] = 9.0
+    sigma = torch.zeros(2, VOCAB)
+    sigma[:, 7] = 1.0
+    for guesses, accepted in (([7, 7], 0), ([8, 7], 1)):
+        for seed in range(20):
+            sequence = make_sequence(bans, seed=seed)
+            drawn = sigma.clone()
+            drawn[0] = torch.nn.functional.one_hot(torch.tensor(guesses[0]), VOCAB)
+            given = DraftDistributions(drawn if wire else None)
+            works, scored = [round_of(sequence, guesses)], ForwardResult(lambda: logits)
+            (outcome,) = verify(works, scored, [given])
+            assert isinstance(outcome, RoundOutcome)
+            assert outcome.tokens[0] != 7
+            assert outcome.accepted <= 2 * accepted
+            assert set(outcome.tokens[1:]) <= {7}
 
 
 def test_rows_of_a_round_are_drawn_at_their_own_positions() -> None:

@@ -126,8 +126,8 @@ class StepDrawing:
         """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
         adjusted = logits
         if drawing >= Drawing.ADJUSTED and self._histories is not None:
-            tokens = self.inputs["tokens"]
-            adjusted = self._histories.adjust(logits, tokens, self._history_inputs)
+            about = (self.inputs["tokens"], self.inputs["draw_positions"])
+            adjusted = self._histories.adjust(logits, *about, self._history_inputs)
         if self.ranks > 1:
             self._guesses.make(adjusted, self.inputs, self.drawn, self._best_of_row)
             return

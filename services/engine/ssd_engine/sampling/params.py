@@ -12,6 +12,7 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_ADDITIVE_PENALTY = 100.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_BANNED_TOKENS = 1024
 MAX_TOP_LOGPROBS = 20
 
 
@@ -26,6 +27,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    banned: tuple[int, ...] = ()  # tokens that are not drawn
+    banned_until: int = 0  # at absolute positions before this one
 
     @property
     def greedy(self) -> bool:
@@ -38,17 +41,16 @@ class SamplingParams:
 
     @property
     def adjusts_logits(self) -> bool:
-        return self.penalised or bool(self.logit_bias)
+        return self.penalised or bool(self.logit_bias) or bool(self.banned)
 
     @property
     def filters(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
+NO_OPTIONS = ("seed", "logit_bias", "banned", "banned_until")
 # What a request may leave to the server, in the order of the fields.
-OPTION_NAMES = tuple(
-    field.name for field in fields(SamplingParams) if field.name not in ("seed", "logit_bias")
-)
+OPTION_NAMES = tuple(field.name for field in fields(SamplingParams) if field.name not in NO_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

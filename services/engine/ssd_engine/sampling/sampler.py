@@ -75,7 +75,8 @@ def target_distribution(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def adjust_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Logit bias, then penalties, where a row asks for them. The input stays as it is."""
+    """Logit bias, then penalties, then what is banned, where a row asks for them. The input stays
+    as it is."""
     if not any(row.params.adjusts_logits for row in rows):
         return logits
     out = logits.clone()
@@ -85,6 +86,8 @@ def adjust_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
             out[i, list(tokens)] += torch.tensor(values, dtype=out.dtype, device=out.device)
         if row.params.penalised:
             _penalise(out[i], row)
+        if row.position < row.params.banned_until:
+            out[i, list(row.params.banned)] = NEVER
     return out
 
 

@@ -358,7 +358,7 @@ def _sample_row(i: int, filtered: bool, history: History | None, later: Sequence
 
 def _history(number: int, vocab_size: int) -> History:
     """What was said is likelier. Last comes a token that is the likeliest because of it; biases
-    decide against two others."""
+    decide against two others, and one is banned."""
     last, other, often, prompted = ((number + 7 * i) % vocab_size for i in range(4))
     params = SamplingParams(
         seed=0,
@@ -366,5 +366,7 @@ def _history(number: int, vocab_size: int) -> History:
         presence_penalty=0.5,
         frequency_penalty=-40.0,
         logit_bias=((other, 20.0), (often, -100.0)),
+        banned=(prompted,),
+        banned_until=1 << 30,
     )
     return History(params, [other, prompted], [often, often, often, last, other, last])

@@ -24,6 +24,9 @@ class StopRules:
     max_tokens: int
     token_ids: frozenset[int] = frozenset()  # the model's end of sequence among them
     strings: tuple[str, ...] = ()
+    # Neither ends the output before so many tokens: a stop string counts when it is complete with
+    # this token or a later one, a stop token after it.
+    min_tokens: int = 0
 
 
 class Completion:
@@ -49,10 +52,11 @@ class Completion:
         if self.finish is not None:
             raise RuntimeError("a token after the finish")
         self.num_tokens += 1
-        if token in self._rules.token_ids:
+        if token in self._rules.token_ids and self.num_tokens > self._rules.min_tokens:
             self.finish = Finish(FinishReason.STOP, stop_token_id=token)
             return self._text.flush() if self._text else ""
-        text = self._text.push(token) if self._text else ""
+        may_stop = self.num_tokens >= self._rules.min_tokens
+        text = self._text.push(token, may_stop) if self._text else ""
         if self._text and self._text.stopped_by is not None:
             self.finish = Finish(FinishReason.STOP, stop_string=self._text.stopped_by)
         elif self.num_tokens >= self._rules.max_tokens:

@@ -22,14 +22,18 @@ class TextStream:
         self.stopped_by: str | None = None
         self._stops = StopMatcher([s.encode() for s in stop_strings])
 
-    def push(self, token: int) -> str:
-        """Text that this token decides. After a stop string there is no more."""
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """Text that this token decides. After a stop string there is no more; without ``may_stop``
+        one that is complete with this token is text like any other."""
         if self.stopped_by is not None:
             return ""
         new = self._token_bytes[token]
         before = len(self._held)
         self._held += new
         match = self._stops.scan(new)
+        while match is not None and not may_stop:
+            new = new[match[0] :]
+            match = self._stops.scan(new)
         if match is not None:
             end, stop = match
             self.stopped_by = stop.decode()

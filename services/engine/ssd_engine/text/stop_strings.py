@@ -17,6 +17,7 @@ class StopMatcher:
         self._next: dict[int, int] = {}  # 256 * state + byte -> state
         self._fallback = [ROOT]  # the state of the longest shorter end that begins a stop string
         self._depth = [0]  # bytes that led to a state
+        self._pending = [0]  # those that may lead further: of the state, or of one it falls back to
         self._ends: list[bytes | None] = [None]  # the longest stop string that ends in a state
         self._state = ROOT
         for stop in stops:
@@ -26,7 +27,7 @@ class StopMatcher:
     @property
     def pending(self) -> int:
         """Length of the longest end of the stream that begins a stop string."""
-        return self._depth[self._state]
+        return self._pending[self._state]
 
     def scan(self, data: bytes) -> tuple[int, bytes] | None:
         """Go on with the stream; the end, in ``data``, of the first stop string that ends there.
@@ -56,6 +57,7 @@ class StopMatcher:
             if key not in self._next:
                 self._next[key] = len(self._depth)
                 self._depth.append(self._depth[state] + 1)
+                self._pending.append(0)
                 self._fallback.append(ROOT)
                 self._ends.append(None)
             state = self._next[key]
@@ -74,4 +76,6 @@ class StopMatcher:
                     self._fallback[child] = self._step(self._fallback[state], byte)
                 if self._ends[child] is None:
                     self._ends[child] = self._ends[self._fallback[child]]
+                fallback = self._pending[self._fallback[child]]
+                self._pending[child] = self._depth[child] if child in children else fallback
                 queue.append(child)

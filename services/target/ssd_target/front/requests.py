@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf import struct_pb2
@@ -10,7 +10,12 @@ from google.protobuf import struct_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
 from ssd_engine.errors import InputError
-from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, check_sampling
+from ssd_engine.sampling.params import (
+    MAX_BANNED_TOKENS,
+    MAX_TOP_LOGPROBS,
+    SamplingParams,
+    check_sampling,
+)
 from ssd_engine.text.completion import Completion, StopRules
 from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from ssd_engine.text.tokenizer import Tokenizer
@@ -104,7 +109,7 @@ def parse_request(
         request_id=message.request_id or secrets.token_hex(8),
         prompt=prompt,
         generated=generated,
-        sampling=sampling,
+        sampling=_without_stops(sampling, rules, len(prompt)),
         rules=rules,
         num_logprobs=parse_logprobs(message.logprobs, limits.synthetic),
         completion=completion,
@@ -230,7 +235,34 @@ def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: RequestLimits)
         )
     if not stop.ignore_eos:
         token_ids |= set(limits.eos_token_ids)
-    return StopRules(max_tokens, frozenset(token_ids), _stop_strings(stop.strings))
+    _check_min_tokens(stop.min_tokens, max_tokens, token_ids, limits)
+    strings = _stop_strings(stop.strings)
+    return StopRules(max_tokens, frozenset(token_ids), strings, stop.min_tokens)
+
+
+def _check_min_tokens(
+    min_tokens: int, max_tokens: int, token_ids: set[int], limits: RequestLimits
+) -> None:
+    if min_tokens > max_tokens:
+        raise InputError(
+            "stop.min_tokens", f"must be in [0, {max_tokens}] (stop.max_tokens), got {min_tokens}"
+        )
+    most = min(MAX_BANNED_TOKENS, limits.vocab_size - 1)
+    if min_tokens and len(token_ids) > most:
+        raise InputError(
+            "stop.token_ids",
+            f"with stop.min_tokens at most {most}, ends of sequence included, got {len(token_ids)}",
+        )
+
+
+def _without_stops(
+    sampling: SamplingParams, rules: StopRules, prompt_tokens: int
+) -> SamplingParams:
+    """What stops is not drawn before there are min_tokens."""
+    if not rules.min_tokens:
+        return sampling
+    banned = tuple(sorted(rules.token_ids))
+    return replace(sampling, banned=banned, banned_until=prompt_tokens + rules.min_tokens)
 
 
 def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:

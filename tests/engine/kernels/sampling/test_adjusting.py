@@ -1,4 +1,4 @@
-"""Penalties and bias on the device give the bits that the CPU's sampler gives."""
+"""Penalties, bias and bans on the device give the bits that the CPU's sampler gives."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,11 @@ from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
 from ssd_engine.kernels.sampling import adjusting
 from ssd_engine.kernels.sampling.adjusting import Histories
 from ssd_engine.sampling.history import History
-from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from ssd_engine.sampling.params import (
+    MAX_BANNED_TOKENS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    SamplingParams,
+)
 from ssd_engine.sampling.sampler import SampleRow, adjust_logits
 from tests.scale import full_only
 
@@ -36,12 +40,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 0.7},
     "frequency": {"frequency_penalty": 0.1},
     "less than nothing": {"presence_penalty": -0.7, "frequency_penalty": -1 / 3},
+    "bans": {"banned": (0, 5, 120), "banned_until": 101},
     "bias": {"logit_bias": ((0, 1.5), (5, -3.25), (77, 100.0), (299, -100.0))},
     "all": {
         "repetition_penalty": 1.1,
         "presence_penalty": 0.3,
         "frequency_penalty": 0.7,
         "logit_bias": tuple((token, 0.1 * token - 9) for token in range(0, 300, 7)),
+        "banned": (7, 11, 120, 299),  # some have a bias, some were said
+        "banned_until": 102,  # from the third token after the history on they may be drawn
     },
 }
 
@@ -75,6 +82,7 @@ class Adjuster:
         self._histories = Histories(places, SHAPE.rows, vocab, DEVICE, most_chained=SHAPE.path)
         self._inputs = HistoryInputs(SHAPE, DEVICE, sides=2)
         self._side = 0
+        self._positions: list[int] = []
 
     def adjust(
         self,
@@ -84,7 +92,9 @@ class Adjuster:
     ) -> Tensor:
         """``runs``: the last committed token of each history, and what is verified after it."""
         draws = [
-            Draw(1, 1.0, 0, history=history, recent=i) if history else None
+            Draw(1, 1.0, position_after(history) + i, history=history, recent=i)
+            if history
+            else None
             for history, tokens in zip(histories, runs, strict=True)
             for i in range(len(tokens))
         ]
@@ -92,6 +102,7 @@ class Adjuster:
 
     def draw(self, logits: Tensor, tokens: Sequence[int], draws: Sequence[Draw | None]) -> Tensor:
         self._histories.tell(self._inputs, range(len(draws)), draws)
+        self._positions = [draw.position if draw else 0 for draw in draws]
         return self._adjusted(logits, tokens)
 
     def follow(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -99,14 +110,22 @@ class Adjuster:
         self._side = 1 - self._side
         self._inputs.use(self._side)
         self._inputs.deepen(1 - self._side)
+        self._positions = [position + 1 for position in self._positions]
         return self._adjusted(logits, tokens)
 
     def _adjusted(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
         given = torch.tensor(tokens, dtype=torch.int32, device=DEVICE)
+        positions = torch.zeros(SHAPE.rows, dtype=torch.int32)
+        positions[: len(tokens)] = torch.tensor(self._positions)
         on_device = logits.to(DEVICE)
-        adjusted = self._histories.adjust(on_device, given, self._inputs).cpu()
+        about = (given, positions.to(DEVICE), self._inputs)
+        adjusted = self._histories.adjust(on_device, *about).cpu()
         assert torch.equal(on_device.cpu(), logits)
         return adjusted[: len(tokens)].clone()
+
+
+def position_after(history: History) -> int:
+    return len(history.prompt) + len(history.output)
 
 
 def expected(
@@ -171,10 +190,12 @@ def test_vocabularies_of_any_size(vocab: int) -> None:
 
 
 @pytest.mark.full
-def test_as_many_biases_as_there_may_be() -> None:
+def test_as_many_biases_and_bans_as_there_may_be() -> None:
     vocab = 3000
     bias = tuple((2 * i, 0.01 * i) for i in range(MAX_LOGIT_BIAS_ENTRIES))
-    histories = [History(SamplingParams(1, logit_bias=bias), [1], [2])]
+    bans = tuple(2 * i + 1 for i in range(MAX_BANNED_TOKENS))
+    params = SamplingParams(1, logit_bias=bias, banned=bans, banned_until=3)
+    histories = [History(params, [1], [2])]
     logits = make_logits(4, vocab)
     got = Adjuster(vocab=vocab).adjust(logits, histories, [[2]])
     assert torch.equal(bits(got), bits(expected(logits, histories, [[2]])))
@@ -211,7 +232,12 @@ def test_branches_have_paths_of_their_own() -> None:
     tokens = [7, 7, 200, 120, 0]
     owners = [histories[i] for i in (0, 0, 1, 1, 0)]
     draws = [
-        Draw(1, 1.0, 0, history=history, recent=1, path=path)
+        Draw(
+            *(1, 1.0, position_after(history) + len(path) + 1),
+            history=history,
+            recent=1,
+            path=path,
+        )
         for history, path in zip(owners, paths, strict=True)
     ]
     rows = [

@@ -1,4 +1,4 @@
-"""Penalties and logit bias on the device: what each sequence has said so far lies there, too.
+"""Penalties, logit bias and bans on the device: what each sequence has said so far lies there, too.
 
 A table has one row for each sequence: how often each token stands in its output, and whether it
 stands in its prompt. What was committed since the last step is added within a step. Tokens that a
@@ -24,11 +24,16 @@ from ssd_engine.forward.step_inputs import HistoryInputs
 from ssd_engine.kernels.elementwise import overlapping
 from ssd_engine.kernels.sampling.filtering import PIECE, wait_for_inputs
 from ssd_engine.sampling.history import History
-from ssd_engine.sampling.params import MAX_LOGIT_BIAS_ENTRIES
+from ssd_engine.sampling.params import (
+    MAX_BANNED_TOKENS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    SamplingParams,
+)
 
 IN_PROMPT = 1
 ALIGNMENT = 16  # numbers; a row begins at a multiple of so many
 ONCE = tl.constexpr(2)  # in the output
+ENTRIES = MAX_LOGIT_BIAS_ENTRIES + MAX_BANNED_TOKENS  # a power of 2
 PENALTIES = tl.constexpr(3)  # numbers of a sequence: repetition, presence, frequency
 
 
@@ -173,12 +178,14 @@ def bias_kernel(
     vocab,
     biased,  # [places, ENTRIES] int32: tokens, -1 where there are no more
     biases,  # [places, ENTRIES] float32
+    banned_until,  # [places, ENTRIES] int32: the token is not drawn at positions before this one
+    positions,  # [rows] of the token to be drawn
     PATH: tl.constexpr,
     TRAIL: tl.constexpr,
     ENTRIES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Adjusts tokens with a bias once more, now with it."""
+    """Adjusts tokens with a bias once more, now with it; those that are banned become -inf."""
     row = tl.program_id(0)
     wait_for_inputs(OVERLAP)
     place = tl.load(places + row)
@@ -206,6 +213,8 @@ def bias_kernel(
             TRAIL,
         )
         x = _adjusted(x, seen, penalties, place)
+        is_banned = tl.load(positions + row) < tl.load(banned_until + entry)
+        x = tl.where(is_banned, float("-inf"), x)
         tl.store(out + row.to(tl.int64) * out_stride + token, x, mask=there)
 
 
@@ -236,8 +245,9 @@ class Histories:
 
         self._table = empty(places, vocab, kind=torch.int32)
         self._penalties = empty(places, PENALTIES.value, kind=torch.float64)
-        self._biased = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.int32)
-        self._biases = empty(places, MAX_LOGIT_BIAS_ENTRIES, kind=torch.float32)
+        self._biased = empty(places, ENTRIES, kind=torch.int32)
+        self._biases = empty(places, ENTRIES, kind=torch.float32)
+        self._banned_until = empty(places, ENTRIES, kind=torch.int32)
         # Rows begin where several numbers can be read at once, however many tokens there are.
         width = -(-vocab // ALIGNMENT) * ALIGNMENT
         self._adjusted = empty(rows, width, kind=torch.float32)[:, :vocab]
@@ -276,8 +286,11 @@ class Histories:
             places[history] = place
         return places, added
 
-    def adjust(self, logits: Tensor, tokens: Tensor, inputs: HistoryInputs) -> Tensor:
-        """Logits of a step whose rows were given these tokens: [rows, vocab], until the next."""
+    def adjust(
+        self, logits: Tensor, tokens: Tensor, positions: Tensor, inputs: HistoryInputs
+    ) -> Tensor:
+        """Logits of a step whose rows were given these tokens, and draw those at these positions:
+        [rows, vocab], until the next."""
         rows, vocab = inputs.shape.rows, self._vocab
         out, trail = self.adjusted(rows), (self._trail, self._trail.stride(0))
         inputs.copy()
@@ -297,9 +310,8 @@ class Histories:
         )
         options = dict(self._options, PATH=inputs.shape.path, TRAIL=self._most_chained)
         penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **options)
-        bias_kernel[(rows,)](
-            *shared, self._biased, self._biases, ENTRIES=MAX_LOGIT_BIAS_ENTRIES, **options
-        )
+        entries = (self._biased, self._biases, self._banned_until)
+        bias_kernel[(rows,)](*shared, *entries, positions, ENTRIES=ENTRIES, **options)
         return out
 
     def adjusted(self, rows: int) -> Tensor:
@@ -315,13 +327,12 @@ class Histories:
     def _write(self, place: int, history: History) -> None:
         params = history.params
         penalties = [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
-        bias = [(token, value) for token, value in params.logit_bias if token < self._vocab]
-        bias += [(-1, 0.0)] * (MAX_LOGIT_BIAS_ENTRIES - len(bias))
-        tokens, values = zip(*bias, strict=True)
+        tokens, values, banned_until = zip(*_bias_entries(params, self._vocab), strict=True)
         self._copy(self._table[place], self._entries(history))
         self._copy(self._penalties[place], np.array(penalties))
         self._copy(self._biased[place], np.array(tokens, dtype=np.int32))
         self._copy(self._biases[place], np.array(values, dtype=np.float32))
+        self._copy(self._banned_until[place], np.array(banned_until, dtype=np.int32))
 
     def _entries(self, history: History) -> NDArray[np.int32]:
         vocab = self._vocab
@@ -336,3 +347,12 @@ class Histories:
         if self._device.type == "cuda":
             source = source.pin_memory()
         to.copy_(source, non_blocking=True)
+
+
+def _bias_entries(params: SamplingParams, vocab: int) -> list[tuple[int, float, int]]:
+    """Tokens, each of them once, with their bias and the position until which they are banned."""
+    bias, until = dict(params.logit_bias), dict.fromkeys(params.banned, params.banned_until)
+    tokens = [token for token in bias | until if token < vocab]
+    # What is added where there is no bias leaves every number as it is, -0 included.
+    entries = [(token, bias.get(token, -0.0), until.get(token, 0)) for token in tokens]
+    return entries + [(-1, 0.0, 0)] * (ENTRIES - len(entries))
