@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
 from ssd_engine.sampling.params import Logprobs, SamplingParams
+from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
 from ssd_target.engine.core import EngineCore
@@ -29,6 +32,7 @@ class Request:
     strings: tuple[str, ...] = ()
     generated: list[int] = field(default_factory=list)
     num_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     cancel_after: int | None = None  # tokens
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
 
@@ -37,6 +41,7 @@ class Request:
 class Result:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of all tokens but the first
     cached_tokens: int = 0
     finished: bool = False
     cancelled: bool = False
@@ -107,7 +112,13 @@ def submit(index: int, request: Request) -> Submit:
         StopRules(request.max_tokens, request.stop_ids, request.strings),
         request.num_logprobs,
         request.speculation,
+        prompt_logprobs=request.prompt_logprobs,
     )
+
+
+def unpack_scores(scores: bytes, top_n: int) -> list[Logprobs]:
+    lines = np.frombuffer(scores, dtype=np.int32).reshape(-1, 1 + 2 * top_n)
+    return [ReportedLogprobs(lines).logprobs(row, top_n) for row in range(len(lines))]
 
 
 def _collect(core: EngineCore, requests: list[Request], results: list[Result]) -> None:
@@ -115,6 +126,10 @@ def _collect(core: EngineCore, requests: list[Request], results: list[Result]) -
         result = results[delta.sequence]
         result.tokens += delta.tokens
         result.logprobs += delta.logprobs or []
+        if delta.prompt_scores:
+            assert not result.tokens
+            top_n = requests[delta.sequence].prompt_logprobs or 0
+            result.prompt_logprobs += unpack_scores(delta.prompt_scores, top_n)
         result.cached_tokens = delta.cached_tokens
         result.finished = delta.finished
         result.speculation = delta.speculation

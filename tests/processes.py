@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -179,21 +179,33 @@ class Output:
     finish: pb.GenerateFinish
     seed: int
     logprobs: list[pb.TokenLogprobs]
+    prompt: pb.GeneratePrompt = field(default_factory=pb.GeneratePrompt)  # all of its events
 
 
 def collect(stream: Iterator[pb.GenerateResponse]) -> Output:
     """Follow a stream to its end, and hold it to its grammar."""
     started = next(stream).started
-    text, tokens, logprobs = "", [], []
+    text, tokens, logprobs, prompt = "", [], [], pb.GeneratePrompt()
     for response in stream:
         if response.WhichOneof("event") == "finish":
             assert next(stream, None) is None
-            return Output(text, tokens, response.finish, started.seed, logprobs)
+            return Output(text, tokens, response.finish, started.seed, logprobs, prompt)
+        if response.WhichOneof("event") == "prompt":
+            assert not tokens
+            _append(prompt, response.prompt)
+            continue
         assert response.WhichOneof("event") == "tokens"
         text += response.tokens.text
         tokens += response.tokens.token_ids
         logprobs += response.tokens.logprobs
     raise AssertionError("the stream ended without a finish")
+
+
+def _append(prompt: pb.GeneratePrompt, more: pb.GeneratePrompt) -> None:
+    prompt.token_ids += more.token_ids
+    prompt.text += more.text
+    prompt.text_lengths.extend(more.text_lengths)
+    prompt.logprobs.extend(more.logprobs)
 
 
 def link_states(server: TargetProcess) -> list[str]:

@@ -18,6 +18,7 @@ from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Part
+from ssd_engine.forward.result import Score
 from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
 from ssd_engine.tensor_plane.distributions import draft_distributions
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer
@@ -214,7 +215,9 @@ class Simulation:
 
     # The target's runner
 
-    def forward(self, parts: Rows[Part], launched: Callable[[], None]) -> Tensor | None:
+    def forward(
+        self, parts: Rows[Part], launched: Callable[[], None], score: Score | None = None
+    ) -> Tensor | None:
         launched()
         begin = self.now
         for draft in self.drafts:
@@ -225,7 +228,7 @@ class Simulation:
         self.now = begin + VERIFY_SECONDS
         self._deliver()
         self._misbehave()
-        return self._target.forward(parts)
+        return self._target.forward(parts, score=score)
 
     # Links
 

@@ -27,7 +27,7 @@ from ssd_draft.planning.sequence import PreparedBranch
 from ssd_draft.speculators.model.sequence import ModelSequence
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Draw, Part
-from ssd_engine.forward.result import ImmediateForward
+from ssd_engine.forward.result import ImmediateForward, Score
 from ssd_engine.sampling.guesses import drawn_guesses
 from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
 from ssd_engine.sampling.params import SamplingParams
@@ -85,7 +85,7 @@ class Leaning:
     def lean(self, logits: Tensor) -> Tensor:
         return 0.3 * logits + self.bias
 
-    def forward(self, parts: Sequence[Part]) -> Tensor | None:
+    def forward(self, parts: Sequence[Part], score: Score | None = None) -> Tensor | None:
         logits = self._runner.forward(parts)
         return None if logits is None else self.lean(logits)
 

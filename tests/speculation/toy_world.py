@@ -315,7 +315,9 @@ class Target:
 
     # The toy model
 
-    def forward(self, parts: Sequence[Any], launched: Callable[[], None]) -> list[int] | None:
+    def forward(
+        self, parts: Sequence[Any], launched: Callable[[], None], *_: Any
+    ) -> list[int] | None:
         launched()
         drawn: list[int] = []
         for part in parts:

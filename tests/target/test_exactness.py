@@ -230,6 +230,18 @@ class TestTensorParallel:
                 print(f"excused: seed {seed}, gap {gap:.2e}")
         assert excused <= EXCUSED_SHARE * total
 
+    def test_two_ranks_score_a_prompt_as_one_does(
+        self, parallel: TargetProcess, first: TargetProcess
+    ) -> None:
+        message = story(1, 2)
+        message.text *= 60  # more than one chunk
+        message.logprobs.prompt, message.logprobs.top_n = True, 2
+        one, two = run(first, message).prompt, run(parallel, message).prompt
+        assert (two.token_ids, two.text) == (one.token_ids, one.text)
+        values = [[each.chosen for each in prompt.logprobs] for prompt in (one, two)]
+        assert values[1] == pytest.approx(values[0], abs=1e-4)
+        assert len(values[0]) == len(one.token_ids) // 4 > 300
+
     def gap_at_difference(
         self, message: pb.GenerateRequest, one: list[int], two: list[int]
     ) -> float:

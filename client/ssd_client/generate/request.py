@@ -110,11 +110,16 @@ def build_request(prompt: Prompt, options: RequestOptions) -> target_pb2.Generat
 def resume_request(
     request: target_pb2.GenerateRequest, seed: int, token_ids: Iterable[int]
 ) -> target_pb2.GenerateRequest:
-    """The same request, to go on after `token_ids`, which were received under `seed`."""
-    resumed = target_pb2.GenerateRequest()
+    """The same request, to go on after `token_ids`, which were received under `seed`. What is said
+    of the prompt came before them, and is not asked for again."""
+    resumed, received = target_pb2.GenerateRequest(), pack_token_ids(token_ids)
     resumed.CopyFrom(request)
     resumed.sampling.seed = seed
-    resumed.generated_token_ids += pack_token_ids(token_ids)
+    resumed.generated_token_ids += received
+    if received:
+        resumed.return_prompt = False
+        if resumed.logprobs.prompt:
+            resumed.logprobs.prompt = False
     return resumed
 
 

@@ -148,6 +148,14 @@ def test_a_resume_keeps_what_the_request_itself_resumed():
     assert resumed.generated_token_ids == pack_token_ids([1, 2, 3])
 
 
+def test_a_resume_asks_for_the_prompt_again_only_if_nothing_came_after_it():
+    request = target_pb2.GenerateRequest(text="a", return_prompt=True)
+    request.logprobs.prompt = True
+    unchanged, resumed = (resume_request(request, 0, tokens) for tokens in ([], [5]))
+    assert (unchanged.return_prompt, unchanged.logprobs.prompt) == (True, True)
+    assert (resumed.return_prompt, resumed.logprobs.prompt) == (False, False)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:7410", "gpu-1.lan:1", "[::1]:65535"])
 def test_addresses(address):
     assert check_address(address) == address

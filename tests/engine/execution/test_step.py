@@ -21,7 +21,7 @@ from ssd_engine.execution.graphs import step_runs
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.step import Step
 from ssd_engine.forward.batch import Chunk, Draw, Drawing, KVCopy, Part, drawing_of
-from ssd_engine.forward.result import ForwardResult, ReportedLogprobs
+from ssd_engine.forward.result import ForwardResult
 from ssd_engine.forward.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kernels.sampling import drawing
 from ssd_engine.kernels.sampling.adjusting import Histories
@@ -29,6 +29,7 @@ from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.sampling.guesses import ranked_guesses
 from ssd_engine.sampling.history import History
 from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
 from tests.engine.execution.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner

@@ -106,7 +106,7 @@ def test_parts_travel_as_integers() -> None:
     rng = random.Random(5)
     parts = [
         Case(rng, 0, 7, 3).rows(2),
-        Chunk([1, 2, 3], 4, [5, 6], 2),
+        Chunk([1, 2, 3], 4, [5, 6], 2, num_scored=1),
         KVCopy([9, 8, 7], 30, [1, 2, 3]),
         Case(rng, 9, 1, 3).rows(0),
     ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk, Draw, Part
-from ssd_engine.forward.result import ForwardResult
+from ssd_engine.forward.result import ForwardResult, Score
 from ssd_engine.kvcache.swap import Swap
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, sample
@@ -47,9 +47,11 @@ class Deferred(DrawsNothing):
         self.steps: list[list[Part]] = []
         self.prefills: list[list[Part]] = []
 
-    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
+    def forward(
+        self, parts: Sequence[Part], launched: Callable[[], None], score: Score | None = None
+    ) -> Tensor | None:
         self.prefills.append(list(parts))
-        return self._runner.forward(parts, launched)
+        return self._runner.forward(parts, launched, score)
 
     def step(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], launched: Callable[[], None]
@@ -215,10 +217,12 @@ def test_rounds_that_are_launched_ahead_change_no_text(runner: ModelRunner, stag
 class InOrder(Chained):
     """What was launched first is computed first, prefills included."""
 
-    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None:
+    def forward(
+        self, parts: Sequence[Part], launched: Callable[[], None], score: Score | None = None
+    ) -> Tensor | None:
         if self.last is not None:
             self.last.compute()
-        return super().forward(parts, launched)
+        return super().forward(parts, launched, score)
 
     def swap(self, swap: Swap) -> None:
         if self.last is not None:

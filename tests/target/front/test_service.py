@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
-from ssd_engine.text.token_ids import pack_tokens
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from tests.process_tree import engine_held
 from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
 from tests.scale import FULL
@@ -140,6 +143,36 @@ def test_ignore_eos_goes_on_after_the_end_of_the_story(server: TargetProcess) ->
     longer = generate(server, message)
     assert longer.finish.reason == pb.FINISH_REASON_LENGTH
     assert longer.tokens[: len(plain.tokens)] == plain.tokens
+
+
+def test_prompt_logprobs_are_those_of_transformers(server: TargetProcess) -> None:
+    """Whatever is cached of the prompt; and they change nothing about the text."""
+    text = "Once upon a time there was a lamb who could sing. " * 30
+    message = request(text=text, temperature=0.0, max_tokens=5)
+    plain = generate(server, message)
+    message.logprobs.prompt, message.logprobs.top_n = True, 3
+    out = generate(server, message)
+    assert out.tokens == plain.tokens
+    assert out.finish.usage.cached_prompt_tokens == 0
+    prompt = unpack_tokens(out.prompt.token_ids)
+    assert len(prompt) == out.finish.usage.prompt_tokens > 256
+    assert out.prompt.text.endswith(text)
+    directory = resolve_model("stories-target")
+    oracle = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    assert out.prompt.logprobs[0] == pb.TokenLogprobs()
+    for line, token, values in zip(expected, prompt[1:], out.prompt.logprobs[1:], strict=False):
+        assert values.chosen == pytest.approx(line[token].item(), abs=1e-4)
+        best = line.topk(3).values.tolist()
+        assert [each.logprob for each in values.top] == pytest.approx(best, abs=1e-4)
+
+
+def test_a_request_that_has_ended_has_no_prompt_logprobs(server: TargetProcess) -> None:
+    message = request(max_tokens=2)
+    message.generated_token_ids, message.logprobs.prompt = pack_tokens([9, 9]), True
+    with pytest.raises(grpc.RpcError, match=r"logprobs\.prompt"):
+        generate(server, message)
 
 
 def test_logprobs_are_the_models_own_whatever_the_sampling(server: TargetProcess) -> None:

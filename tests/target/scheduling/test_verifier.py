@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.forward.batch import Chunk, Draw
-from ssd_engine.forward.result import ForwardResult, RejectionVerdict, ReportedLogprobs
+from ssd_engine.forward.result import ForwardResult, RejectionVerdict
 from ssd_engine.sampling.guesses import drawn_guesses, sample_row
 from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
 from ssd_engine.sampling.rejection import SampledSpeculation
+from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
 from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.text.completion import StopRules
@@ -414,7 +415,7 @@ class BrokenForOne:
     def __init__(self) -> None:
         self.first: dict[int, int] = {}  # block -> first token of the sequence that begins there
 
-    def forward(self, chunks: Rows[Chunk], launched: Callable[[], None]) -> Tensor | None:
+    def forward(self, chunks: Rows[Chunk], launched: Callable[[], None], *_: Any) -> Tensor | None:
         rows = []
         for chunk in chunks:
             if chunk.start == 0:

@@ -34,12 +34,12 @@ from ssd_engine.forward.result import (
     ForwardResult,
     PendingForward,
     RejectionVerdict,
-    ReportedLogprobs,
 )
 from ssd_engine.forward.step_inputs import StepRun, StepShape
 from ssd_engine.kernels.sampling.rejecting import Rejector
 from ssd_engine.process.progress import tracked
 from ssd_engine.sampling.rejection import SampledSpeculation
+from ssd_engine.sampling.reported import ReportedLogprobs
 
 log = logging.getLogger(__name__)
 

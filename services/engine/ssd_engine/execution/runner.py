@@ -24,9 +24,10 @@ from ssd_engine.forward.batch import (
     Rows,
     TreeRows,
     logit_rows,
+    scored_rows,
     slots_of,
 )
-from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingForward
+from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingForward, Score
 from ssd_engine.kernels.cpu.panels import PackedWeight
 from ssd_engine.kernels.kernel_cache import use_kernel_cache
 from ssd_engine.kvcache.cache import KVCache, KVCacheSpec
@@ -46,6 +47,8 @@ from ssd_engine.models.loader import load_weights
 from ssd_engine.models.rope import RopeTable
 from ssd_engine.models.tensor_parallel import TensorParallel, rank_device
 from ssd_engine.process.host_memory import available_memory
+from ssd_engine.sampling.params import MAX_TOP_LOGPROBS
+from ssd_engine.sampling.scoring import score_tokens
 
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.execution.graphs import GraphRunner
@@ -61,6 +64,7 @@ log = logging.getLogger(__name__)
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CPU_CACHE_SHARE = 0.25  # share of the available memory
 LOGIT_ROWS = 8  # rows of one product with the head, where row counts are fixed
+SCORED_ROWS = 16  # logits of so many are there at a time, however many are scored
 
 
 # (config, tp, dtype, device): the weights of one rank.
@@ -322,17 +326,21 @@ class ModelRunner:
         blocks = -(-self.options.max_forward_tokens // self.options.block_size) + 1
         self.kv.allocate(blocks + 1)
         self._set_dummy(blocks)
-        self.forward([Chunk([0] * rows, 0, list(range(blocks)), 1)])
+        scored = min(rows, SCORED_ROWS) if self.options.exact else 0
+        self.forward([Chunk([0] * rows, 0, list(range(blocks)), 1, scored)], score=_score_in_full)
         self.kv.allocate(0)
 
     @torch.inference_mode()
     def forward(
-        self, parts: Sequence[Part], launched: Callable[[], None] | None = None
+        self,
+        parts: Sequence[Part],
+        launched: Callable[[], None] | None = None,
+        score: Score | None = None,
     ) -> Tensor | None:
         """Logits [sum of num_logits, vocab] on rank 0, part after part; None elsewhere.
 
         ``launched`` is called as soon as the device has its work: on a CPU, which works when it
-        is asked to, before.
+        is asked to, before. ``score`` is called on rank 0.
         """
         if launched is not None and self.device.type == "cpu":
             launched()
@@ -340,7 +348,7 @@ class ModelRunner:
             self._clear_fresh_blocks([part for part in parts if not isinstance(part, TreeRows)])
         self._move([part for part in parts if isinstance(part, KVCopy)])
         rows = [part for part in parts if not isinstance(part, KVCopy)]
-        logits = self._compute(rows) if rows else None
+        logits = self._compute(rows, score) if rows else None
         if launched is not None and self.device.type != "cpu":
             launched()
         return logits
@@ -385,14 +393,23 @@ class ModelRunner:
         """
         return None if self.steps is None else self.steps.deepen(flight, slots, widths)
 
-    def _compute(self, parts: Sequence[Rows]) -> Tensor | None:
+    def _compute(self, parts: Sequence[Rows], score: Score | None) -> Tensor | None:
         hidden = self.prompt_layers(parts).forward()
+        self._score(hidden, scored_rows(parts), score)
         wanted = logit_rows(parts)
         if not wanted:
             return None
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[self._upload(wanted)]
         return self._logits(self.model.normalise(hidden))
+
+    def _score(self, hidden: Tensor, rows: list[int], score: Score | None) -> None:
+        """Other ranks than the first have no logits, but their share in these."""
+        for begin in range(0, len(rows), SCORED_ROWS):
+            some = self._upload(rows[begin : begin + SCORED_ROWS])
+            logits = self._logits(self.model.normalise(hidden[some]))
+            if logits is not None and score is not None:
+                score(logits)
 
     def prompt_layers(self, parts: Sequence[Rows]) -> PromptLayers:
         """The layers of a prefill, and of every forward where there are no steps."""
@@ -475,6 +492,11 @@ class ModelRunner:
         rows = self._upload([slot for part in parts for slot in slots_of(part, size)])
         for cache in self.kv.layers:
             cache.move(source_rows, rows)
+
+
+def _score_in_full(logits: Tensor) -> None:
+    """As much as a request may ask for."""
+    score_tokens(logits, [0] * len(logits), MAX_TOP_LOGPROBS)
 
 
 def _run(part: Rows) -> Run:

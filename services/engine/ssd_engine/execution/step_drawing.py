@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.forward.batch import Draw, Drawing, drawing_of
-from ssd_engine.forward.result import ForwardResult, ReportedLogprobs
+from ssd_engine.forward.result import ForwardResult
 from ssd_engine.forward.step_inputs import HistoryInputs, StepInputs, StepRun, StepShape
 from ssd_engine.kernels.elementwise import overlapping
 from ssd_engine.kernels.sampling.adjusting import Histories
@@ -23,6 +23,7 @@ from ssd_engine.kernels.sampling.guessing import Guesses
 from ssd_engine.kernels.sampling.rejecting import StepScores
 from ssd_engine.kernels.sampling.reporting import Reports
 from ssd_engine.sampling.rejection import FewWeights
+from ssd_engine.sampling.reported import ReportedLogprobs
 
 
 class StepDrawing:

@@ -92,6 +92,7 @@ class Chunk:
     start: int  # position of the first; all before it are in the cache
     blocks: Sequence[int]  # enough for start + len(tokens)
     num_logits: int  # how many of the last tokens need logits
+    num_scored: int = 0  # how many of the first tokens are told how likely what follows them is
 
     @property
     def end(self) -> int:
@@ -151,6 +152,7 @@ Rows = Chunk | TreeRows
 Part = Rows | KVCopy  # a sequence's share of a forward has one or more
 
 _CHUNK, _TREE, _MOVED = 0, 1, 2
+_NUMBERS_OF_PART = 6  # before its lists
 _PARTS_OF_TREE = 3  # parts of one sequence: what was moved, what is new, the branches
 
 
@@ -174,17 +176,29 @@ def logit_rows(parts: Sequence[Part]) -> list[int]:
     ]
 
 
+def scored_rows(parts: Sequence[Part]) -> list[int]:
+    """Rows of a forward whose tokens are scored."""
+    begins = accumulate((len(part.tokens) for part in parts), initial=0)
+    return [
+        row
+        for part, begin in zip(parts, begins, strict=False)
+        if isinstance(part, Chunk)
+        for row in range(begin, begin + part.num_scored)
+    ]
+
+
 def encode_parts(parts: Sequence[Part]) -> NDArray[np.int32]:
     flat: list[int] = [len(parts)]
     for part in parts:
         if isinstance(part, Chunk):
             flat += (_CHUNK, len(part.tokens), part.start, len(part.blocks), part.num_logits)
+            flat.append(part.num_scored)
             flat += (*part.tokens, *part.blocks)
         elif isinstance(part, KVCopy):
-            flat += (_MOVED, len(part.sources), part.start, len(part.blocks), 0)
+            flat += (_MOVED, len(part.sources), part.start, len(part.blocks), 0, 0)
             flat += (*part.sources, *part.blocks)
         else:
-            flat += (_TREE, len(part.tokens), part.context, len(part.blocks), len(part.scratch))
+            flat += (_TREE, len(part.tokens), part.context, len(part.blocks), len(part.scratch), 0)
             flat += (*part.tokens, *part.positions, *part.limits, *part.slots)
             flat += (*part.blocks, *part.scratch)
     return np.array(flat, dtype=np.int32)
@@ -206,9 +220,9 @@ def decode_parts(flat: NDArray[np.int32]) -> list[Part]:
 
 
 def _decode_part(reader: _Reader) -> Part:
-    kind, rows, start, num_blocks, last = reader.take(5)
+    kind, rows, start, num_blocks, last, scored = reader.take(_NUMBERS_OF_PART)
     if kind == _CHUNK:
-        return Chunk(reader.take(rows), start, reader.take(num_blocks), last)
+        return Chunk(reader.take(rows), start, reader.take(num_blocks), last, scored)
     if kind == _MOVED:
         return KVCopy(reader.take(rows), start, reader.take(num_blocks))
     tokens, positions, limits, slots = (reader.take(rows) for _ in range(4))
@@ -221,6 +235,6 @@ def max_encoded_size(
 ) -> int:
     """The most integers of an encoded forward; ``max_tail`` is 0 where there are no trees."""
     per_token = 4 if max_tail else 1
-    per_part = 5 + max_blocks_per_sequence + max_tail
+    per_part = _NUMBERS_OF_PART + max_blocks_per_sequence + max_tail
     parts = max_sequences * (_PARTS_OF_TREE if max_tail else 1)
     return 1 + max_tokens * per_token + parts * per_part

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.rejection import FewWeights, SampledSpeculation
+from ssd_engine.sampling.reported import ReportedLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class RejectionVerdict:
 
 # Rejection where the logits are: of rounds, each with its first row and what it verifies.
 Reject = Callable[[Sequence[tuple[int, SampledSpeculation]]], list[RejectionVerdict]]
+# Given logits [n, vocab] float32 of a forward's scored rows, a few at a time, in their order.
+Score = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class ForwardResult:
     sigma: FewWeights | None = None  # what it was drawn from
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # [rows], if drawn: not 0 where logits have NaN or infinity
-    reported: "ReportedLogprobs | None" = None  # where log probabilities are asked for
+    reported: ReportedLogprobs | None = None  # where log probabilities are asked for
     reject: Reject | None = None
     clock: Callable[[], float] = lambda: 0.0
 
@@ -58,25 +61,6 @@ class ForwardResult:
         if logits is None:
             raise RuntimeError("no logits were asked for")
         return logits
-
-
-class ReportedLogprobs:
-    """Log probabilities of rows, as a device reports them: that of the drawn token, then the n
-    likeliest tokens (-1: there are no more), then theirs."""
-
-    def __init__(self, lines: NDArray[np.int32]) -> None:
-        """``lines`` [rows, 1 + 2 * n] are unpacked at once, as a round waits for them."""
-        middle = 1 + lines.shape[1] // 2
-        values = lines.view(np.float32)
-        self._chosen: list[float] = values[:, 0].tolist()
-        self._tokens: list[list[int]] = lines[:, 1:middle].tolist()
-        self._values: list[list[float]] = values[:, middle:].tolist()
-
-    def logprobs(self, row: int, top_n: int) -> Logprobs:
-        tokens, values = self._tokens[row][:top_n], self._values[row]
-        if -1 in tokens:
-            tokens = tokens[: tokens.index(-1)]
-        return Logprobs(self._chosen[row], tuple(zip(tokens, values, strict=False)))
 
 
 class PendingForward(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Draw, Part, encode_parts
-from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.forward.result import ForwardResult, PendingForward, Score
 from ssd_engine.kvcache.swap import Swap
 from ssd_engine.models.tensor_parallel import RankGroup, SingleRank
 from ssd_engine.parallel.cluster.options import ClusterOptions
@@ -104,14 +104,18 @@ class RankedRunner:
         return self._runner.gap_seconds
 
     def forward(
-        self, parts: Sequence[Part], launched: Callable[[], None] = _nothing
+        self,
+        parts: Sequence[Part],
+        launched: Callable[[], None] = _nothing,
+        score: Score | None = None,
     ) -> Tensor | None:
         """Logits of the wanted rows, or None when none are wanted.
 
         ``launched`` is called as soon as the device has its work, which on a CPU is at once.
+        ``score`` gets the logits of scored rows.
         """
         with self._on_all_ranks(FORWARD, partial(encode_parts, parts)):
-            return self._runner.forward(parts, launched)
+            return self._runner.forward(parts, launched, score)
 
     def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> ForwardResult:
         """Draws from the logits of a forward, which the first rank has."""

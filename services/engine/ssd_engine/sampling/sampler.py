@@ -133,7 +133,7 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     ordered, order = _ranking(scaled, params.top_k)
     keep = torch.ones(ordered.shape[0], dtype=torch.bool, device=scaled.device)
     if params.top_p < 1.0:
-        mass = _masses(ordered, ordered[0])
+        mass = masses(ordered, ordered[0])
         reached = mass.cumsum(0)
         # A token stays when what is more likely than it does not yet reach top_p.
         keep &= (reached - mass).to(torch.float64) < params.top_p * reached[-1].to(torch.float64)
@@ -144,7 +144,7 @@ def kept_tokens(scaled: Tensor, params: SamplingParams) -> Tensor:
     return kept
 
 
-def _masses(values: Tensor, highest: Tensor) -> Tensor:
+def masses(values: Tensor, highest: Tensor) -> Tensor:
     """Masses in units of 2^-MASS_BITS of the likeliest token's: int64."""
     share = (values.to(torch.float64) - highest.to(torch.float64)).exp()
     return (share * 2.0**MASS_BITS + 0.5).floor().to(torch.int64)
@@ -181,7 +181,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], top_n: Sequence[int]) -> lis
     result = []
     for row, token, n in zip(logits.to(torch.float32), tokens, top_n, strict=True):
         highest = row.max()
-        log_total = (_masses(row, highest).sum().to(torch.float64) / 2.0**MASS_BITS).log()
+        log_total = (masses(row, highest).sum().to(torch.float64) / 2.0**MASS_BITS).log()
         best, ids = _ranking(row, n) if n else (row[:0], row[:0])
         values = torch.cat((row[token : token + 1], best)).to(torch.float64)
         values = (values - highest.to(torch.float64) - log_total).to(torch.float32)

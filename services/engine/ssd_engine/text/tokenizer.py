@@ -109,6 +109,7 @@ class Tokenizer:
                 min(beyond.values()),
             )
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
+        self.spelled_bytes = spelled_bytes(self._inner, self.token_bytes)
         self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._check_ids(directory, set(vocabulary.values()))
         self._check_bytes(directory)
@@ -401,6 +402,15 @@ def token_bytes(tokenizer: Backend, vocab_size: int) -> list[bytes]:
         else:
             table[index] = spell(token)
     return table
+
+
+def spelled_bytes(tokenizer: Backend, table: Sequence[bytes]) -> list[bytes]:
+    """The bytes of each token id, with special tokens spelled out."""
+    spelled = list(table)
+    for index, token in tokenizer.added_tokens().items():
+        if index < len(spelled):
+            spelled[index] = str(token.content).encode()
+    return spelled
 
 
 def _is_byte_level(tokenizer: Backend) -> bool:

@@ -1,10 +1,11 @@
 """The end of rounds: verify, commit, and say what was committed."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Rows
 
 from ssd_engine.forward.result import ForwardResult
 from ssd_target.records.engine_records import Delta
 from ssd_target.scheduling.scheduler import Scheduler
+from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
     NonFiniteLogits,
@@ -25,9 +26,9 @@ class RoundCommitter:
 
     def end_rounds(
         self,
-        works: Sequence[Work],
+        works: Rows[Work],
         scored: ForwardResult,
-        distributions: Sequence[DraftDistributions | None] = (),
+        distributions: Rows[DraftDistributions | None] = (),
     ) -> list[Delta]:
         """Nothing is said of a sequence that was cancelled, or set aside, meanwhile."""
         outcomes = self._verify(works, scored, distributions)
@@ -37,12 +38,17 @@ class RoundCommitter:
             if not work.is_over
         ]
 
+    def fail(self, sequence: Sequence) -> Delta:
+        """Ends a sequence of which the model says nothing that can be used."""
+        self._scheduler.cancel(sequence.id)
+        self._speculator.end(sequence.id)
+        cached = sequence.num_cached_tokens
+        return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
+
     def _end_round(self, work: Work, outcome: RoundOutcome | NonFiniteLogits) -> Delta:
         sequence, cached = work.sequence, work.sequence.num_cached_tokens
         if isinstance(outcome, NonFiniteLogits):
-            self._scheduler.cancel(sequence.id)
-            self._speculator.end(sequence.id)
-            return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
+            return self.fail(sequence)
         tokens = self._scheduler.advance(work, outcome.accepted, outcome.tokens)
         source = self._speculator.end_round(sequence, outcome, len(tokens))
         begun_at, sequence.begun_at = sequence.begun_at, None  # is said once

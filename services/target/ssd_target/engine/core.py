@@ -109,6 +109,7 @@ class EngineCore:
             record.owner,
             record.scope,
             record.speculation,
+            record.prompt_logprobs,
         )
 
     def _give_back(self) -> None:

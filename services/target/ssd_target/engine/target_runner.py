@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ssd_engine.forward.batch import Draw, Part
-from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.forward.result import ForwardResult, PendingForward, Score
 from ssd_engine.kvcache.swap import Swap
 
 
@@ -23,7 +23,9 @@ class TargetRunner(Protocol):
     @property
     def gap_seconds(self) -> float: ...
 
-    def forward(self, parts: Sequence[Part], launched: Callable[[], None]) -> Tensor | None: ...
+    def forward(
+        self, parts: Sequence[Part], launched: Callable[[], None], score: Score
+    ) -> Tensor | None: ...
 
     def draw(self, logits: Tensor | None, draws: Sequence[Draw | None]) -> ForwardResult: ...
 

@@ -48,4 +48,5 @@ def size_of(item: Delta | SSDError) -> int:
         + TOKEN_BYTES * len(item.tokens)
         + LOGPROBS_BYTES * len(logprobs)
         + LOGPROB_BYTES * tops
+        + len(item.prompt_scores)
     )

@@ -60,6 +60,7 @@ class ParsedRequest:
     completion: Completion  # after the generated tokens
     speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
     cache_salt: str = ""
+    prompt_logprobs: int | None = None  # as num_logprobs, of the tokens of the prompt
 
     def submit(
         self, sequence: int, speculation: SpeculationRequest, owner: str, shared: bool = False
@@ -75,6 +76,7 @@ class ParsedRequest:
             speculation,
             owner,
             f"{'' if shared else owner}\0{self.cache_salt}",
+            self.prompt_logprobs,
         )
 
 
@@ -115,6 +117,7 @@ def parse_request(
         completion=completion,
         speculation=message.speculation,
         cache_salt=message.cache_salt,
+        prompt_logprobs=_prompt_logprobs(message.logprobs, completion),
     )
 
 
@@ -283,10 +286,20 @@ def _stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
 def parse_logprobs(options: pb.LogprobOptions, synthetic: bool = False) -> int | None:
     if options.top_n > MAX_TOP_LOGPROBS:
         raise InputError("logprobs.top_n", f"at most {MAX_TOP_LOGPROBS}, got {options.top_n}")
-    if not options.chosen and not options.top_n:
-        return None
-    if synthetic:
+    is_asked = options.chosen or options.top_n > 0
+    if synthetic and (is_asked or options.prompt):
         raise InputError("logprobs", "are not there: this server makes acceptance up")
+    return options.top_n if is_asked else None
+
+
+def _prompt_logprobs(options: pb.LogprobOptions, completion: Completion) -> int | None:
+    if not options.prompt:
+        return None
+    if completion.finish is not None:
+        raise InputError(
+            "logprobs.prompt",
+            "generated_token_ids has ended the request, nothing is computed: leave it out",
+        )
     return options.top_n
 
 

@@ -8,7 +8,6 @@ import grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import SSDError
-from ssd_engine.sampling.params import Logprobs
 from ssd_engine.text.completion import Completion, FinishReason
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
@@ -29,6 +28,7 @@ from ssd_target.front.backlog import Backlog, size_of
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.parsing import Parser
+from ssd_target.front.prompt_event import PromptEvents, logprobs_message
 from ssd_target.front.request_watch import RequestWatch, Watches
 from ssd_target.front.requests import ParsedRequest, RequestLimits
 from ssd_target.front.speculation_requests import (
@@ -232,8 +232,17 @@ class TargetServicer:
                 serving.engine.submit(record, account)
             watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
             yield _started(request, serving)
+            prompt = PromptEvents(serving.tokenizer, request.prompt)
+            if request.prompt_logprobs is not None:
+                yield prompt.unscored()
             while completion.finish is None:
                 batch = await _next(deltas)
+                for scores in [delta.prompt_scores for delta in batch if delta.prompt_scores]:
+                    for response in prompt.scored(scores, request.prompt_logprobs or 0):
+                        yield response
+                batch = [delta for delta in batch if not delta.prompt_scores]
+                if not batch:
+                    continue
                 watch.deltas(batch)
                 cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
                 response = _tokens(batch, completion)
@@ -326,15 +335,10 @@ def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
         pieces = [completion.push(token) for token in delta.tokens]
         message.text += "".join(pieces)
         message.text_lengths.extend(len(piece.encode()) for piece in pieces)
-        message.logprobs.extend(map(_logprobs, delta.logprobs or ()))
+        message.logprobs.extend(map(logprobs_message, delta.logprobs or ()))
         message.origins.extend([delta.source] * delta.accepted)  # type: ignore[list-item]
         message.origins.extend([pb.TOKEN_ORIGIN_TARGET] * (len(delta.tokens) - delta.accepted))
     return pb.GenerateResponse(tokens=message)
-
-
-def _logprobs(value: Logprobs) -> pb.TokenLogprobs:
-    top = [pb.TokenLogprob(token_id=token, logprob=logprob) for token, logprob in value.top]
-    return pb.TokenLogprobs(chosen=value.chosen, top=top)
 
 
 def _finish(

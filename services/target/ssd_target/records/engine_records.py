@@ -30,6 +30,7 @@ class Submit(Record, frozen=True):
     speculation: SpeculationRequest
     owner: str = ""  # the identity whose request it is
     scope: str = ""  # what is cached of one is never found from another
+    prompt_logprobs: int | None = None  # as num_logprobs, of the tokens of the prompt
 
 
 class Cancel(Record, frozen=True):
@@ -92,6 +93,9 @@ class Delta(Record, frozen=True):
     accepted: int = 0  # so many, the first ones
     returned: bool = False  # it was not begun
     begun_at: float | None = None  # the first alone: when its prefill began, by the host's clock
+    # Before any tokens: lines of log probabilities, as ReportedLogprobs reads them, of tokens of
+    # the prompt, each time the next ones; the first token has none.
+    prompt_scores: bytes = b""
 
 
 class PlaneAbility(Record, frozen=True):

@@ -93,6 +93,7 @@ class Scheduler:
         sequence, committed = work.sequence, []
         if sequence.state is SequenceState.PREFILL:
             sequence.num_written = work.chunk.end
+            sequence.num_scored += work.chunk.num_scored
             self._end_prefill(sequence)
         elif sequence.state is SequenceState.REPLAY:
             sequence.num_written = work.chunk.end
@@ -152,7 +153,7 @@ class Scheduler:
             sequence = self._next_waiting()
             if sequence is self._blocked:
                 return
-            known = sequence.committed()[: self._replay.num_prefilled(sequence)]
+            known = self._cacheable(sequence)
             root, room = self._scopes.root_of(sequence.scope), self._room_for(sequence)
             spare = len(self._running)  # others want to grow, too
             lease = self.pool.open(known, room, root, self._replay.shared_unit, spare)
@@ -168,6 +169,12 @@ class Scheduler:
             sequence.move(SequenceEvent.ADMIT)
             self._end_prefill(sequence)
             self._run(sequence)
+
+    def _cacheable(self, sequence: Sequence) -> list[int]:
+        """Tokens whose KV may be taken from the prefix cache."""
+        if sequence.left_to_score:
+            return []
+        return sequence.committed()[: self._replay.num_prefilled(sequence)]
 
     def _next_waiting(self) -> Sequence:
         """The oldest of the identity of which fewest run; of equals the oldest."""

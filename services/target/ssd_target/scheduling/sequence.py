@@ -71,6 +71,7 @@ class Sequence:
         owner: str = "",
         scope: str = "",
         speculation: SpeculationRequest | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
         """``owner``: the identity whose request it is. ``scope``: within which its prefix may be
         shared."""
@@ -81,6 +82,8 @@ class Sequence:
         self.sampling = sampling
         self.max_committed = len(prompt) + rules.max_tokens
         self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
+        self.prompt_logprobs = prompt_logprobs  # the same of the tokens of its prompt
+        self.num_scored = 0  # tokens of the prompt, the first ones, after which these were told
         self.history = History.of(sampling, prompt, self.output)
         self.state = SequenceState.WAITING
         self.lease: BlockLease | None = None
@@ -110,6 +113,13 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.completion.finish is not None
+
+    @property
+    def left_to_score(self) -> int:
+        """Tokens of the prompt after which log probabilities are to be told. The prompt is computed
+        for it, whatever is cached."""
+        last = 0 if self.prompt_logprobs is None else len(self.prompt) - 1
+        return last - self.num_scored
 
     @property
     def ends_with_next(self) -> bool:

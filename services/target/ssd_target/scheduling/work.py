@@ -88,7 +88,15 @@ class WorkPlanner:
     def _prefill_piece(self, sequence: Sequence) -> Chunk:
         start, end = sequence.num_written, self._piece_end(sequence)
         tokens = sequence.committed()[start:end]
-        return Chunk(tokens, start, sequence.blocks, int(end == sequence.num_committed))
+        num_logits = int(end == sequence.num_committed)
+        return Chunk(tokens, start, sequence.blocks, num_logits, _num_scored(sequence, start, end))
+
+
+def _num_scored(sequence: Sequence, start: int, end: int) -> int:
+    """Of a piece that is computed again, which ends where it did before, all was told then."""
+    if start < sequence.num_scored:
+        return 0
+    return min(end - start, sequence.left_to_score)
 
 
 def extended(work: Work, speculation: Speculation) -> Work:

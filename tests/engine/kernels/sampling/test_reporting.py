@@ -8,10 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from ssd_engine.forward.result import ForwardResult, ReportedLogprobs
+from ssd_engine.forward.result import ForwardResult
 from ssd_engine.kernels.sampling import reporting
 from ssd_engine.kernels.sampling.reporting import Reports
 from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs
+from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import logprobs
 from tests.scale import full_only
 

@@ -1,0 +1,69 @@
+"""The prompt comes back as the model read it, in one event or several."""
+
+import numpy as np
+import pytest
+
+from ssd.v1 import target_pb2 as pb
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.text.token_ids import unpack_tokens
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_target.front.prompt_event import SCORED_TOKENS, PromptEvents
+
+TEXT = "<|user|>Zoë said: 東京 🙂<|story|>"
+NO_TOKEN = -1
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    directory = resolve_model("stories-target")
+    return Tokenizer(directory, load_model_config(directory))
+
+
+def merged(events: list[pb.GenerateResponse]) -> pb.GeneratePrompt:
+    whole = pb.GeneratePrompt()
+    for event in events:
+        assert len(event.prompt.text.encode()) == sum(event.prompt.text_lengths)
+        assert len(event.prompt.text_lengths) == len(event.prompt.token_ids) // 4
+        whole.token_ids += event.prompt.token_ids
+        whole.text += event.prompt.text
+        whole.text_lengths.extend(event.prompt.text_lengths)
+        whole.logprobs.extend(event.prompt.logprobs)
+    return whole
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 1000])
+def test_control_tokens_are_spelled_and_characters_stay_whole(
+    tokenizer: Tokenizer, count: int
+) -> None:
+    prompt = tokenizer.encode(TEXT)
+    events = PromptEvents(tokenizer, prompt)
+    whole = merged([events.event(count) for _ in range(0, len(prompt), count)])
+    assert unpack_tokens(whole.token_ids) == prompt
+    assert whole.text.endswith(TEXT)
+    assert not whole.logprobs
+
+
+def test_a_prompt_that_ends_within_a_character_ends_with_its_replacement(
+    tokenizer: Tokenizer,
+) -> None:
+    prompt = tokenizer.encode("🙂")[:-1]
+    assert PromptEvents(tokenizer, prompt).event(len(prompt)).prompt.text.endswith("\ufffd")
+
+
+def test_long_prompts_come_in_several_events(tokenizer: Tokenizer) -> None:
+    """The first token has no log probabilities, every other its own."""
+    prompt = tokenizer.encode("story " * 2 * SCORED_TOKENS)
+    count = len(prompt) - 1
+    lines = np.full((count, 5), NO_TOKEN, dtype=np.int32)
+    lines[:, 0] = (-np.arange(count, dtype=np.float32)).view(np.int32)
+    lines[:, 1], lines[:, 3] = prompt[1:], lines[:, 0]
+    events = PromptEvents(tokenizer, prompt)
+    told = [events.unscored(), *events.scored(lines.tobytes(), 2)]
+    assert len(told) > 3
+    whole = merged(told)
+    assert unpack_tokens(whole.token_ids) == prompt
+    assert whole.logprobs[0] == pb.TokenLogprobs()
+    for i, value in enumerate(whole.logprobs[1:]):
+        assert value.chosen == -i
+        assert [(each.token_id, each.logprob) for each in value.top] == [(prompt[i + 1], -i)]
