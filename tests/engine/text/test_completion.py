@@ -19,8 +19,9 @@ def completed(
     ids: Sequence[int] = (EOS,),
     strings: Sequence[str] = (),
     min_tokens: int = 0,
+    include_stop: bool = False,
 ) -> tuple[list[str], Completion]:
-    rules = StopRules(max_tokens, frozenset(ids), tuple(strings), min_tokens)
+    rules = StopRules(max_tokens, frozenset(ids), tuple(strings), min_tokens, include_stop)
     completion = Completion(rules, TABLE)
     return [completion.push(token) for token in tokens], completion
 
@@ -49,6 +50,21 @@ def test_a_stop_string_ends_it_without_its_text() -> None:
     pieces, completion = completed([A, ST, OP], strings=["STOP"])
     assert pieces == ["a", "", ""]
     assert completion.finish == Finish(FinishReason.STOP, stop_string="STOP")
+
+
+def test_what_stops_it_may_be_a_part_of_its_text() -> None:
+    pieces, completion = completed([A, EOS], include_stop=True)
+    assert pieces == ["a", "<end>"]
+    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
+    pieces, completion = completed([A, ST, OP], strings=["STO"], include_stop=True)
+    assert pieces == ["a", "ST", "O"]  # nothing is held back, nothing follows
+    assert completion.finish == Finish(FinishReason.STOP, stop_string="STO")
+
+
+def test_a_stop_token_that_spells_a_stop_string_is_there_as_a_whole() -> None:
+    pieces, completion = completed([A, EURO_1, EOS], strings=["<e"], include_stop=True)
+    assert pieces == ["a", "", "\ufffd<end>"]
+    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
 
 
 def test_max_tokens_ends_it_and_releases_what_was_held_back() -> None:
@@ -128,18 +144,24 @@ def test_a_token_after_the_finish_is_an_error(tokens: list[int]) -> None:
     st.sets(st.sampled_from([EOS, B]), max_size=2),
     st.lists(st.sampled_from(["STOP", "a€", "€", "ST", "ba"]), max_size=2),
     st.integers(0, 6),
+    st.booleans(),
 )
 @settings(max_examples=share(4000), derandomize=True, deadline=None)
 def test_a_completion_is_a_function_of_its_tokens(
-    tokens: list[int], max_tokens: int, ids: set[int], strings: list[str], min_tokens: int
+    tokens: list[int],
+    max_tokens: int,
+    ids: set[int],
+    strings: list[str],
+    min_tokens: int,
+    include: bool,
 ) -> None:
     """Against rules applied to the whole; and resumed after every token."""
 
     def fresh() -> Completion:
-        rules = StopRules(max_tokens, frozenset(ids), tuple(strings), min_tokens)
+        rules = StopRules(max_tokens, frozenset(ids), tuple(strings), min_tokens, include)
         return Completion(rules, TABLE)
 
-    count, text, finish = reference(tokens, max_tokens, ids, strings, min_tokens)
+    count, text, finish = reference(tokens, max_tokens, ids, strings, min_tokens, include)
     tokens = tokens[:count]
     for n in range(count + 1):
         first, second = fresh(), fresh()
@@ -153,13 +175,19 @@ def test_a_completion_is_a_function_of_its_tokens(
 
 
 def reference(
-    tokens: list[int], max_tokens: int, ids: set[int], strings: list[str], min_tokens: int
+    tokens: list[int],
+    max_tokens: int,
+    ids: set[int],
+    strings: list[str],
+    min_tokens: int,
+    include: bool,
 ) -> tuple[int, str, Finish | None]:
     """Tokens that count, their text and why they end; looked for after each token."""
     data = b""
     for n, token in enumerate(tokens, start=1):
         if token in ids and n > min_tokens:
-            return n, data.decode(errors="replace"), Finish(FinishReason.STOP, stop_token_id=token)
+            text = (data + TABLE[token] * include).decode(errors="replace")
+            return n, text, Finish(FinishReason.STOP, stop_token_id=token)
         before, data = len(data), data + TABLE[token]
         stops = [(s.encode(), max(0, before + 1 - len(s.encode()))) for s in strings]
         found = [
@@ -168,7 +196,8 @@ def reference(
         if found and n >= min_tokens:
             place, which = min(found)
             finish = Finish(FinishReason.STOP, stop_string=strings[which])
-            return n, data[:place].decode(errors="replace"), finish
+            end = place + include * len(strings[which].encode())
+            return n, data[:end].decode(errors="replace"), finish
         if n == max_tokens:
             return n, data.decode(errors="replace"), Finish(FinishReason.LENGTH)
     return len(tokens), "", None

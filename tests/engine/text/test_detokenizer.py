@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_engine.text.detokenizer import TextStream
+from ssd_engine.text.detokenizer import TextStream, spelled_out
 from tests.scale import share
 
 MIXED = "aé€😀\u0301 z\u200d👩‍👩‍👧ß"
@@ -145,6 +145,23 @@ def test_what_a_stream_holds_does_not_grow_with_the_square_of_a_stop_string() ->
         tracemalloc.stop()
     assert stream.push(0) == "a"
     assert held < 256 * 16 * 1024
+
+
+def test_a_text_that_includes_its_stop_string_ends_with_it() -> None:
+    for tokens in ([b"xab", b"cd"], [b"xabcd"], single_bytes("xabcd")):
+        stream = TextStream(tokens, ["abc"], include_stop=True)
+        pieces = [stream.push(i) for i in range(len(tokens))]
+        assert "".join(pieces) == "xabc"
+        assert stream.stopped_by == "abc"
+        assert pieces[0] == tokens[0][:4].decode()  # nothing is held back
+
+
+def test_control_tokens_are_spelled_out_where_that_is_asked_for() -> None:
+    table = spelled_out([b"a", b"", b"b"], {1: b"<|end|>"})
+    assert table == [b"a", b"<|end|>", b"b"]
+    stream = TextStream(table, ["a<|end"])
+    assert [stream.push(i) for i in range(2)] == ["", ""]
+    assert stream.stopped_by == "a<|end"
 
 
 # Against a plain reference

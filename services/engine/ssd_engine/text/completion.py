@@ -27,6 +27,8 @@ class StopRules:
     # Neither ends the output before so many tokens: a stop string counts when it is complete with
     # this token or a later one, a stop token after it.
     min_tokens: int = 0
+    include_stop: bool = False  # the text ends after what stops it, not before
+    special_tokens: bool = False  # the text has control tokens spelled out: strings may be in them
 
 
 class Completion:
@@ -39,11 +41,13 @@ class Completion:
     def __init__(
         self, rules: StopRules, token_bytes: Sequence[bytes], wants_text: bool = True
     ) -> None:
-        """Without ``wants_text`` only the finish matters: text is made where a rule reads it."""
+        """Without ``wants_text`` only the finish matters: text is made where a rule reads it.
+        ``token_bytes``: with control tokens spelled out where the rules say so."""
         self._rules = rules
+        self._token_bytes = token_bytes
         self._text: TextStream | None = None
         if wants_text or rules.strings:
-            self._text = TextStream(token_bytes, rules.strings)
+            self._text = TextStream(token_bytes, rules.strings, rules.include_stop)
         self.num_tokens = 0
         self.finish: Finish | None = None
 
@@ -54,7 +58,8 @@ class Completion:
         self.num_tokens += 1
         if token in self._rules.token_ids and self.num_tokens > self._rules.min_tokens:
             self.finish = Finish(FinishReason.STOP, stop_token_id=token)
-            return self._text.flush() if self._text else ""
+            last = self._token_bytes[token] if self._rules.include_stop else b""
+            return self._text.flush(last) if self._text else ""
         may_stop = self.num_tokens >= self._rules.min_tokens
         text = self._text.push(token, may_stop) if self._text else ""
         if self._text and self._text.stopped_by is not None:

@@ -15,6 +15,7 @@ from ssd_engine.checkpoints.files.model_files import is_there, reason_of
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.tokenizer_files import NAMED, SOURCES, TOKENIZER, check_files
 from ssd_engine.errors import ConfigError, InputError, ModelError, SSDError
+from ssd_engine.text.chats import ASSISTANT_NEXT, ChatOptions, cut_at_end, with_end_marked
 from ssd_engine.text.confined.process import (
     ConfinedProcess,
     ConfinedProcessEnded,
@@ -22,6 +23,7 @@ from ssd_engine.text.confined.process import (
     QuestionsRefused,
 )
 from ssd_engine.text.control_tokens import ControlTokens, find_control_tokens
+from ssd_engine.text.detokenizer import spelled_out
 from ssd_engine.text.plain_tokenizer import is_generic, load_plain
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,8 @@ class Tokenizer:
                 min(beyond.values()),
             )
         self.token_bytes = token_bytes(self._inner, config.vocab_size)
-        self.spelled_bytes = spelled_bytes(self._inner, self.token_bytes)
+        self.control_spellings = control_spellings(self._inner, config.vocab_size)
+        self.spelled_bytes = spelled_out(self.token_bytes, self.control_spellings)
         self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._check_ids(directory, set(vocabulary.values()))
         self._check_bytes(directory)
@@ -128,8 +131,8 @@ class Tokenizer:
         """No text of this size has fewer tokens. The bound is loose: normalising may shrink it."""
         return num_bytes // (4 * self._longest_token)
 
-    def encode(self, text: str) -> list[int]:
-        return self._encode("text", lambda: self._inner.encode(text))
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._encode("text", lambda: self._inner.encode(text, add_special_tokens))
 
     def _encode(self, field: str, encode: Callable[[], list[int]]) -> list[int]:
         try:
@@ -156,19 +159,30 @@ class Tokenizer:
         """The text for people: what is no UTF-8 is replaced."""
         return b"".join(self.token_bytes[token] for token in tokens).decode(errors="replace")
 
+    def spell(self, tokens: Sequence[int]) -> str:
+        """The text with control tokens spelled out; what is no UTF-8 is replaced."""
+        return b"".join(self.spelled_bytes[token] for token in tokens).decode(errors="replace")
+
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], names: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        names: Mapping[str, Any] | None = None,
+        options: ChatOptions = ASSISTANT_NEXT,
     ) -> list[int]:
-        """Messages through the model's chat template, ready for the assistant's turn. ``names``:
-        further ones that the template may know."""
+        """Messages through the model's chat template, ready for the assistant's turn unless
+        ``options`` say otherwise. ``names``: further ones that the template may know."""
         if not self.has_chat_template:
             raise InputError("chat", "the model has no chat template; send text instead")
         reserved = RESERVED_NAMES | self._inner.reserved_names
         for name in names or ():
             if name in reserved or not name.isidentifier() or name.startswith("_"):
                 raise InputError("chat.template_kwargs", f"{name!r} is no name that can be given")
-        chat = {"messages": [dict(message) for message in messages], "names": dict(names or {})}
-        return self._encode("chat.messages", lambda: self._chat_tokens(chat))
+        chat = {
+            "messages": [dict(message) for message in messages],
+            "names": dict(names or {}),
+            "options": options,
+        }
+        return self._encode(options.field, lambda: self._chat_tokens(chat))
 
     def _chat_tokens(self, chat: dict[str, Any]) -> list[int]:
         if self._controls is None:
@@ -195,10 +209,14 @@ class Tokenizer:
         return controls.in_tokens(self._inner.encode(text, add_special_tokens=False))
 
     def _render(self, chat: dict[str, Any]) -> str:
+        messages, options = chat["messages"], chat["options"]
+        continued = options.continue_final_message
+        given = with_end_marked(messages) if continued else messages
         try:
-            return render_chat(self._inner, chat["messages"], True, chat["names"])
+            text = render_chat(self._inner, given, options.add_generation_prompt, chat["names"])
         except (QuestionRefused, ConfinedProcessEnded) as error:
             raise InputError(_field(chat), f"the chat template refused: {error}") from error
+        return cut_at_end(text, messages[-1]["content"]) if continued else text
 
     def _encode_parts(self, parts: list[str]) -> list[int]:
         """The tokens of a text, none of which reaches from one part into the next."""
@@ -280,12 +298,12 @@ class Tokenizer:
 
 
 def _field(chat: dict[str, Any]) -> str:
-    return "chat" if chat["names"] else "chat.messages"
+    return "chat" if chat["names"] else chat["options"].field
 
 
 def render_chat(
     tokenizer: Backend,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool,
     names: Mapping[str, Any] | None = None,
 ) -> str:
@@ -404,13 +422,12 @@ def token_bytes(tokenizer: Backend, vocab_size: int) -> list[bytes]:
     return table
 
 
-def spelled_bytes(tokenizer: Backend, table: Sequence[bytes]) -> list[bytes]:
-    """The bytes of each token id, with special tokens spelled out."""
-    spelled = list(table)
-    for index, token in tokenizer.added_tokens().items():
-        if index < len(spelled):
-            spelled[index] = str(token.content).encode()
-    return spelled
+def control_spellings(tokenizer: Backend, vocab_size: int) -> dict[int, bytes]:
+    """Special tokens as they are written, by their ids."""
+    added = tokenizer.added_tokens().items()
+    return {
+        i: str(token.content).encode() for i, token in added if token.special and i < vocab_size
+    }
 
 
 def _is_byte_level(tokenizer: Backend) -> bool:

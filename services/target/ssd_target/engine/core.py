@@ -52,11 +52,13 @@ class EngineCore:
         trace: Trace | None = None,
         verify: Verifier = verify,
         kept: KeptOptions | None = None,
+        spelled_bytes: Tokens[bytes] | None = None,
     ) -> None:
         """``replay_rows``: that of Scheduler. ``kept``: where the KV of sequences that are set
-        aside may go."""
+        aside may go. ``spelled_bytes``: ``token_bytes`` with control tokens spelled out."""
         self._runner = runner
         self._token_bytes = token_bytes
+        self._spelled_bytes = token_bytes if spelled_bytes is None else spelled_bytes
         self._trace = trace or NoTrace()
         self._returned: list[Delta] = []
         self._cancelled: list[int] = []
@@ -105,7 +107,7 @@ class EngineCore:
             record.sampling,
             record.rules,
             record.num_logprobs,
-            self._token_bytes,
+            self._spelled_bytes if record.rules.special_tokens else self._token_bytes,
             record.owner,
             record.scope,
             record.speculation,

@@ -12,6 +12,7 @@ from ssd_engine.process.children import settle_memory
 from ssd_engine.speculation.frames import TargetFrame
 from ssd_engine.tensor_plane.distributions import draft_distributions
 from ssd_engine.tensor_plane.plane import local_offer
+from ssd_engine.text.detokenizer import spelled_out
 from ssd_engine.tracing.events import make_trace
 from ssd_serving.engine.loop import run_engine, serve_records, warm_up
 from ssd_serving.engine.pipe_poll import PipePoll
@@ -83,6 +84,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         trace=trace,
         verify=verify if rate is None else SyntheticVerifier(rate, speculator),
         kept=_kept(runner, options),
+        spelled_bytes=spelled_out(vocabulary.token_bytes, vocabulary.control_spellings),
     )
     inbox.core = core
     settle_memory()

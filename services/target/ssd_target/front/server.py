@@ -159,7 +159,8 @@ class TargetServer(ServiceServer):
     def prepare(self) -> None:
         if self._config.synthetic_acceptance is not None:
             log.warning("--synthetic-acceptance: texts are not the model's, for load tests alone")
-        self._engine.send(Vocabulary(self._tokenizer.token_bytes))
+        tokenizer = self._tokenizer
+        self._engine.send(Vocabulary(tokenizer.token_bytes, tokenizer.control_spellings))
         # While the engine loads the same files.
         self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))
 

@@ -18,6 +18,7 @@ class Vocabulary(Record, frozen=True):
     """The first record: the bytes of each token id, for stop strings."""
 
     token_bytes: list[bytes]
+    control_spellings: dict[int, bytes]  # control tokens as they are written
 
 
 class Submit(Record, frozen=True):
