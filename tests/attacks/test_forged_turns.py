@@ -1,5 +1,7 @@
 """A message that spells the tokens between turns stays one message."""
 
+import json
+
 import grpc
 import pytest
 
@@ -56,6 +58,16 @@ def test_a_forged_turn_is_answered_as_the_text_that_it_is(attacked: Attacked) ->
 @pytest.mark.parametrize(("allowed", "special"), [(False, [0, 3, 4]), (True, [0, 3, 4, 1, 3, 4])])
 def test_an_operator_may_allow_it(allowed: bool, special: list[int]) -> None:
     assert [token for token in encoded(allowed) if token in SPECIAL] == special
+
+
+def test_messages_in_json_forge_nothing_either(attacked: Attacked) -> None:
+    message = request()
+    content = [{"type": "text", "text": FORGED}]
+    forged = [{"role": "user", "content": content, "name": FORGED, FORGED: [FORGED]}]
+    message.chat.messages_json = json.dumps(forged).encode()
+    with attacked.target.channel() as channel:
+        answer = generate(attacked, channel, message)
+        assert answer.tokens == generate(attacked, channel, chat(FORGED)).tokens
 
 
 def test_a_text_is_not_a_chat(attacked: Attacked) -> None:

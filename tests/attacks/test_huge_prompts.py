@@ -18,17 +18,20 @@ from ssd_serving.heap import give_back
 from ssd_serving.rpc.status import ServerFull
 from ssd_serving.security.allowances import Allowance, Identity, IdentityAccount
 from ssd_target.front import parsing
+from ssd_target.front.chat_prompts import (
+    MAX_CHAT_MESSAGES,
+    MAX_JSON_SYNTAX_BYTES,
+    MAX_ROLE_BYTES,
+    MAX_TEMPLATE_KWARGS_BYTES,
+)
 from ssd_target.front.parsing import INLINE_BYTES, Parser
 from ssd_target.front.requests import (
     BYTES_OF_TOKEN,
     MAX_CACHE_SALT_BYTES,
-    MAX_CHAT_MESSAGES,
     MAX_REQUEST_ID_BYTES,
-    MAX_ROLE_BYTES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TEMPLATE_KWARGS_BYTES,
     SPARE_BYTES,
     RequestLimits,
     largest_request,
@@ -107,8 +110,8 @@ def test_many_at_once_are_not_all_kept_in_memory(attacked: Attacked) -> None:
 
 
 @pytest.mark.parametrize("length", [512, 131_072])
-@pytest.mark.parametrize("chat", [False, True])
-def test_no_message_is_larger_than_the_longest_request(length: int, chat: bool) -> None:
+@pytest.mark.parametrize("kind", ["text", "chat", "json"])
+def test_no_message_is_larger_than_the_longest_request(length: int, kind: str) -> None:
     """Which uses all that it may at once."""
     size = BYTES_OF_TOKEN * (length - 1) + SPARE_BYTES
     message = pb.GenerateRequest(
@@ -116,13 +119,16 @@ def test_no_message_is_larger_than_the_longest_request(length: int, chat: bool) 
         cache_salt="s" * MAX_CACHE_SALT_BYTES,
         generated_token_ids=b"\xff" * 4 * length,
     )
-    if chat:
+    if kind == "json":
+        message.chat.messages_json = b"j" * (size + MAX_JSON_SYNTAX_BYTES)
+    elif kind == "chat":
         share = size // MAX_CHAT_MESSAGES
         for _ in range(MAX_CHAT_MESSAGES):
             message.chat.messages.add(role="r" * MAX_ROLE_BYTES, content="c" * share)
-        message.chat.template_kwargs.update({"x": "k" * (MAX_TEMPLATE_KWARGS_BYTES - 20)})
     else:
         message.text = "t" * size
+    if kind != "text":
+        message.chat.template_kwargs.update({"x": "k" * (MAX_TEMPLATE_KWARGS_BYTES - 20)})
     message.stop.strings.extend(MAX_STOP_STRINGS * ["s" * (MAX_STOP_BYTES // MAX_STOP_STRINGS)])
     message.stop.token_ids.extend(MAX_STOP_TOKEN_IDS * [2**32 - 1])
     message.sampling.logit_bias.update({2**32 - 1 - i: 1.5 for i in range(MAX_LOGIT_BIAS_ENTRIES)})
@@ -278,7 +284,7 @@ async def until(reached: Any) -> None:
 def test_no_tokenizer_sees_more_bytes_than_the_tokens_allow(most: int | None, chat: bool) -> None:
     tokenizer: Any = Bytes()
     tokenizer.go_on.set()
-    tokenizer.encode_chat = lambda messages, kwargs: tokenizer.encode(messages[0]["content"])
+    tokenizer.encode_chat = lambda messages, *_: tokenizer.encode(messages[0]["content"])
     allowed = most or LIMITS.max_model_len - 1
     for more in (0, 1):
         text = "x" * (BYTES_OF_TOKEN * allowed + SPARE_BYTES + more)

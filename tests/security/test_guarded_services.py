@@ -167,6 +167,25 @@ class TestTokens:
         assert got is code
         assert words in details
 
+    def test_are_needed_for_every_method_of_a_target(self, services: Guarded) -> None:
+        expected = {None: Code.UNAUTHENTICATED, TOKENS["link"]: Code.PERMISSION_DENIED}
+        for token, code in expected.items():
+            with services.channel(services.target.address, token) as channel:
+                stub = target_pb2_grpc.TargetServiceStub(channel)
+                for method, message in (
+                    (stub.GetModelInfo, target_pb2.GetModelInfoRequest()),
+                    (stub.Tokenize, target_pb2.TokenizeRequest(text="Once")),
+                    (stub.Detokenize, target_pb2.DetokenizeRequest()),
+                ):
+                    assert refusal(lambda: method(message, timeout=SECONDS))[0] is code  # noqa: B023
+        with services.channel(services.target.address, TOKENS["small"]) as channel:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            assert stub.Tokenize(target_pb2.TokenizeRequest(text="Once")).token_ids
+            long = target_pb2.TokenizeRequest(text="Once " * 1000)
+            code, details = refusal(lambda: stub.Tokenize(long, timeout=SECONDS))
+            assert code is Code.INVALID_ARGUMENT
+            assert "8 tokens are allowed" in details
+
     def test_of_a_user_open_neither_the_draft_nor_the_trace(self, services: Guarded) -> None:
         with services.channel(services.draft.address, TOKENS["user"]) as channel:
             stub = speculation_pb2_grpc.SpeculationServiceStub(channel)

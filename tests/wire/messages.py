@@ -63,6 +63,9 @@ _BYTES = st.one_of(
     st.binary(max_size=16),
     st.lists(st.integers(0, 4095), max_size=6).map(lambda ids: struct.pack(f"<{len(ids)}I", *ids)),
     st.integers(0, MOST_BYTES).map(lambda size: b"\x07\0\0\0" * (size // 4) + b"\1" * (size % 4)),
+    st.sampled_from(
+        [b"[]", b'[{"role":"user","content":null}]', b"[" * MOST_BYTES, b'[{"role":[1]}]']
+    ),
 )
 _SCALARS: dict[int, tuple[int, st.SearchStrategy[bytes]]] = {
     **dict.fromkeys((Field.TYPE_DOUBLE,), (FIXED64, FLOATS.map(lambda x: struct.pack("<d", x)))),

@@ -95,9 +95,22 @@ def generations() -> list[target.GenerateRequest]:
             generated_token_ids=pack_tokens([7]),
             stop=stop,
             speculation=off,
-            logprobs=target.LogprobOptions(top_n=3),
+            logprobs=target.LogprobOptions(top_n=3, token_bytes=True),
+            return_prompt=True,
+        ),
+        target.GenerateRequest(
+            chat=json_chat(),
+            stop=target.StopOptions(max_tokens=3, strings=["a"], include_stop=True),
+            output=target.TextOptions(special_tokens=True),
         ),
     ]
+
+
+def json_chat() -> target.ChatPrompt:
+    messages = b'[{"role":"user","content":[{"type":"text","text":"hi"}]},{"role":"assistant"%s}]'
+    return target.ChatPrompt(
+        messages_json=messages % b',"content":"so"', continue_final_message=True
+    )
 
 
 def valid_requests(info: speculation.GetDraftInfoResponse) -> dict[str, list[bytes]]:
@@ -105,6 +118,9 @@ def valid_requests(info: speculation.GetDraftInfoResponse) -> dict[str, list[byt
     ask = reflection_pb2.ServerReflectionRequest
     messages = [
         *generations(),
+        target.TokenizeRequest(text="Once upon", add_special_tokens=False),
+        target.TokenizeRequest(chat=json_chat()),
+        target.DetokenizeRequest(token_ids=pack_tokens([5, 6])),
         trace.GetTraceRequest(first_event=1, max_events=10),
         *(health_pb2.HealthCheckRequest(service=name) for name in ("", "readiness", "liveness")),
         ask(file_containing_symbol="ssd.v1.TargetService"),

@@ -8,10 +8,12 @@ from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.text.token_ids import unpack_tokens
 from ssd_engine.text.tokenizer import Tokenizer
-from ssd_target.front.prompt_event import SCORED_TOKENS, PromptEvents
+from ssd_target.front.prompt_event import MAX_TOKENS, SCORED_TOKENS, PromptEvents
 
 TEXT = "<|user|>Zoë said: 東京 🙂<|story|>"
 NO_TOKEN = -1
+TABLE = [b"<|bos|>", b"a", b"\xe2\x82", b"\xac", b" b"]
+BOS, A, EURO_1, EURO_2, B = range(len(TABLE))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_control_tokens_are_spelled_and_characters_stay_whole(
     tokenizer: Tokenizer, count: int
 ) -> None:
     prompt = tokenizer.encode(TEXT)
-    events = PromptEvents(tokenizer, prompt)
+    events = PromptEvents(tokenizer.spelled_bytes, prompt)
     whole = merged([events.event(count) for _ in range(0, len(prompt), count)])
     assert unpack_tokens(whole.token_ids) == prompt
     assert whole.text.endswith(TEXT)
@@ -48,7 +50,11 @@ def test_a_prompt_that_ends_within_a_character_ends_with_its_replacement(
     tokenizer: Tokenizer,
 ) -> None:
     prompt = tokenizer.encode("🙂")[:-1]
-    assert PromptEvents(tokenizer, prompt).event(len(prompt)).prompt.text.endswith("\ufffd")
+    assert (
+        PromptEvents(tokenizer.spelled_bytes, prompt)
+        .event(len(prompt))
+        .prompt.text.endswith("\ufffd")
+    )
 
 
 def test_long_prompts_come_in_several_events(tokenizer: Tokenizer) -> None:
@@ -58,8 +64,8 @@ def test_long_prompts_come_in_several_events(tokenizer: Tokenizer) -> None:
     lines = np.full((count, 5), NO_TOKEN, dtype=np.int32)
     lines[:, 0] = (-np.arange(count, dtype=np.float32)).view(np.int32)
     lines[:, 1], lines[:, 3] = prompt[1:], lines[:, 0]
-    events = PromptEvents(tokenizer, prompt)
-    told = [events.unscored(), *events.scored(lines.tobytes(), 2)]
+    events = PromptEvents(tokenizer.spelled_bytes, prompt)
+    told = [events.first(), *events.scored(lines.tobytes(), 2)]
     assert len(told) > 3
     whole = merged(told)
     assert unpack_tokens(whole.token_ids) == prompt
@@ -67,3 +73,23 @@ def test_long_prompts_come_in_several_events(tokenizer: Tokenizer) -> None:
     for i, value in enumerate(whole.logprobs[1:]):
         assert value.chosen == -i
         assert [(each.token_id, each.logprob) for each in value.top] == [(prompt[i + 1], -i)]
+
+
+def test_each_token_has_its_text() -> None:
+    (event,) = PromptEvents(TABLE, [BOS, A, EURO_1, EURO_2, B]).unscored()
+    assert unpack_tokens(event.prompt.token_ids) == [BOS, A, EURO_1, EURO_2, B]
+    assert event.prompt.text == "<|bos|>a€ b"
+    assert list(event.prompt.text_lengths) == [7, 1, 0, 3, 2]
+    assert not event.prompt.logprobs
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, MAX_TOKENS + 2])
+def test_a_long_prompt_comes_in_pieces(more: int) -> None:
+    """A character may lie on both sides of a cut."""
+    prompt = [A] * (MAX_TOKENS - 1) + [EURO_1, EURO_2] + [B] * (MAX_TOKENS + 1)
+    prompt = prompt[: MAX_TOKENS + more]
+    events = list(PromptEvents(TABLE, prompt).unscored())
+    assert len(events) == -(-len(prompt) // MAX_TOKENS)
+    whole = merged(events)
+    assert unpack_tokens(whole.token_ids) == prompt
+    assert whole.text == b"".join(TABLE[token] for token in prompt).decode(errors="replace")

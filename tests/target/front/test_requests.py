@@ -30,8 +30,12 @@ def full_request() -> pb.GenerateRequest:
         sampling=pb.SamplingOptions(
             temperature=0.5, top_k=300, top_p=0.5, logit_bias={1: 2.5, 70_000: -1.0}, seed=2**64 - 1
         ),
-        stop=pb.StopOptions(max_tokens=2**32 - 1, strings=["😀", ""], token_ids=[1, 2**31]),
-        logprobs=pb.LogprobOptions(chosen=True, top_n=3),
+        stop=pb.StopOptions(
+            max_tokens=2**32 - 1, strings=["😀", ""], token_ids=[1, 2**31], include_stop=True
+        ),
+        logprobs=pb.LogprobOptions(chosen=True, top_n=3, token_bytes=True),
+        return_prompt=True,
+        output=pb.TextOptions(special_tokens=True),
     )
 
 
@@ -49,6 +53,8 @@ def marked(field: str) -> pb.GenerateRequest:
         content = MARK if field.endswith("content") else "hello"
         message.chat.messages.add(role="system", content="be brief")
         message.chat.messages.add(role=role, content=content)
+        message.chat.messages_json = b"\xff"
+        message.chat.add_generation_prompt = message.chat.continue_final_message = True
     return message
 
 

@@ -1,5 +1,7 @@
 """The target as a user meets it: one real process on loopback, the shipped model."""
 
+import json
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,6 +216,162 @@ def test_a_request_that_had_ended_before_finishes_at_once(server: TargetProcess)
     assert rest.tokens == []
     assert rest.finish.reason == whole.finish.reason
     assert rest.finish.usage.completion_tokens == 12
+
+
+class TestPrompts:
+    def test_messages_in_json_are_answered_as_those_in_fields(self, server: TargetProcess) -> None:
+        text = "Tell me a story about a shy lamb."
+        parts = [{"type": "text", "text": text}]
+        messages = json.dumps([{"role": "user", "content": parts, "name": "Zoë"}]).encode()
+        answers = []
+        for chat in (
+            pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=text)]),
+            pb.ChatPrompt(messages_json=messages),
+        ):
+            message = request(temperature=0.0, max_tokens=10)
+            message.chat.CopyFrom(chat)
+            answers.append(generate(server, message))
+        assert answers[0].tokens == answers[1].tokens
+
+    def test_a_message_is_continued(self, server: TargetProcess) -> None:
+        whole = request(temperature=0.0, max_tokens=20)
+        whole.chat.messages.add(role="user", content="A lamb.")
+        story = generate(server, whole).text
+        message = request(temperature=0.0, max_tokens=10)
+        message.chat.messages.add(role="user", content="A lamb.")
+        message.chat.messages.add(role="assistant", content=story[: story.rindex(" ")])
+        message.chat.continue_final_message = message.return_prompt = True
+        with server.channel() as channel:
+            _, event, *_ = _call(channel, message)
+        assert event.prompt.text == f"<|bos|><|user|>A lamb.<|story|>{story[: story.rindex(' ')]}"
+
+    def test_the_prompt_comes_back_as_it_was_read(self, server: TargetProcess) -> None:
+        message = request(max_tokens=2)
+        message.return_prompt = True
+        message.generated_token_ids = pack_tokens([300])  # also to those who resume, if they ask
+        with server.channel() as channel:
+            started, event, *rest = _call(channel, message)
+        assert started.started.prompt_tokens == 5
+        assert event.prompt.text == f"<|bos|>{STORY}"
+        assert sum(event.prompt.text_lengths) == len(event.prompt.text)
+        assert not event.prompt.logprobs
+        tokens = server.stub().Tokenize(pb.TokenizeRequest(text=STORY), timeout=HANG_SECONDS)
+        assert event.prompt.token_ids == tokens.token_ids
+        assert [each.WhichOneof("event") for each in rest] == ["tokens", "finish"]
+
+    def test_tokens_become_text_again(self, server: TargetProcess) -> None:
+        stub = server.stub()
+        chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Hi <|eos|>")])
+        made = stub.Tokenize(pb.TokenizeRequest(chat=chat), timeout=HANG_SECONDS)
+        back = stub.Detokenize(pb.DetokenizeRequest(token_ids=made.token_ids), timeout=HANG_SECONDS)
+        assert back.text == "<|bos|><|user|>Hi <|eos|><|story|>" == b"".join(made.tokens).decode()
+        assert made.max_model_len == 2048
+        long = stub.Tokenize(pb.TokenizeRequest(text=STORY * 1500), timeout=HANG_SECONDS)
+        assert len(long.tokens) > 4000  # it was read on a thread
+
+    @pytest.mark.parametrize(
+        ("message", "words"),
+        [
+            (pb.TokenizeRequest(), "prompt: is missing"),
+            (
+                pb.TokenizeRequest(chat=pb.ChatPrompt(messages_json=b"[1]")),
+                "messages_json[0]: must",
+            ),
+            (
+                pb.DetokenizeRequest(token_ids=pack_tokens([9999])),
+                "token_ids[0]: token 9999 is not",
+            ),
+        ],
+    )
+    def test_what_has_no_tokens_is_refused(
+        self, server: TargetProcess, message: pb.TokenizeRequest | pb.DetokenizeRequest, words: str
+    ) -> None:
+        stub = server.stub()
+        tokenizes = isinstance(message, pb.TokenizeRequest)
+        with pytest.raises(grpc.RpcError) as caught:
+            (stub.Tokenize if tokenizes else stub.Detokenize)(message, timeout=HANG_SECONDS)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert words in caught.value.details()
+
+    def test_sequences_are_numbered(self, server: TargetProcess) -> None:
+        with server.channel() as channel:
+            numbers = [next(_call(channel, request(max_tokens=1))).started.sequence for _ in "ab"]
+        assert 0 < numbers[0] < numbers[1]
+
+
+class TestWhatTheTextShows:
+    def story(self, **stop: object) -> pb.GenerateRequest:
+        message = request(temperature=0.0, max_tokens=600)
+        message.stop.MergeFrom(pb.StopOptions(**stop))  # type: ignore[arg-type]
+        return message
+
+    def test_control_tokens_are_spelled_out(self, server: TargetProcess) -> None:
+        plain = generate(server, self.story())
+        message = self.story(ignore_eos=True, max_tokens=len(plain.tokens) + 2)
+        silent = generate(server, message)
+        message.output.special_tokens = True
+        spelled = generate(server, message)
+        assert spelled.tokens == silent.tokens
+        assert spelled.text.startswith(f"{plain.text}<|eos|>")
+        assert re.sub(r"<\|\w+\|>", "", spelled.text) == silent.text
+
+    def test_stop_strings_are_found_where_they_are_shown(self, server: TargetProcess) -> None:
+        """By the engine, too: both end with the same token."""
+        plain = generate(server, self.story())
+        message = self.story(ignore_eos=True, max_tokens=len(plain.tokens) + 9, strings=["|eos|"])
+        assert generate(server, message).finish.reason == pb.FINISH_REASON_LENGTH
+        message.output.special_tokens = True
+        out = generate(server, message)
+        assert out.finish.stop_string == "|eos|"
+        assert (out.tokens, out.text) == (plain.tokens, f"{plain.text}<")
+        wait_until_idle(server)
+
+    @pytest.mark.parametrize("special", [False, True])
+    def test_the_stop_token_is_shown_where_it_has_a_text(
+        self, server: TargetProcess, special: bool
+    ) -> None:
+        message = self.story(include_stop=True)
+        message.output.special_tokens = special
+        plain, out = generate(server, self.story()), generate(server, message)
+        assert out.tokens == plain.tokens
+        assert out.text == plain.text + special * "<|eos|>"
+        word = plain.tokens[8]
+        message.stop.token_ids[:] = [word]
+        named, cut = generate(server, message), generate(server, self.story(token_ids=[word]))
+        assert named.finish.stop_token_id == word
+        assert len(cut.text) < len(named.text)
+        assert plain.text.startswith(named.text)
+
+    def test_a_stop_string_is_shown_also_when_it_is_resumed(self, server: TargetProcess) -> None:
+        plain = generate(server, self.story())
+        words = plain.text.split(" ")
+        stop = f"{words[8]} {words[9][:2]}"
+        message = self.story(strings=[stop], include_stop=True)
+        out = generate(server, message)
+        assert out.text == plain.text[: plain.text.index(stop) + len(stop)]
+        assert out.finish.stop_string == stop
+        for cut in range(1, len(out.tokens)):
+            message.generated_token_ids = pack_tokens(out.tokens[:cut])
+            rest = generate(server, message)
+            assert rest.tokens == out.tokens[cut:]
+            assert out.text.endswith(rest.text)
+            assert rest.finish.stop_string == stop
+
+    def test_log_probabilities_name_the_bytes_of_tokens(self, server: TargetProcess) -> None:
+        message = self.story(max_tokens=12)
+        message.logprobs.top_n = 4
+        bare = generate(server, message)
+        message.logprobs.token_bytes = True
+        out = generate(server, message)
+        assert b"".join(each.token for each in out.logprobs).decode() == out.text
+        for values, without in zip(out.logprobs, bare.logprobs, strict=True):
+            assert values.top[0].token == values.token
+            assert len({each.token for each in values.top}) == 4
+            assert not without.token
+            assert [each.token_id for each in without.top] == [e.token_id for e in values.top]
+        message.logprobs.ClearField("top_n")
+        with pytest.raises(grpc.RpcError, match=r"logprobs.token_bytes: needs chosen, top_n or"):
+            generate(server, message)
 
 
 class TestManyAtOnce:

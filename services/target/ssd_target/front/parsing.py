@@ -12,18 +12,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
+from ssd.v1 import target_pb2 as pb
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.heap import GIVE_BACK_SECONDS, LONG_BYTES, give_back
+from ssd_serving.rpc.messages import Kind, decode_message
 from ssd_serving.rpc.status import ServerFull
 from ssd_serving.security.allowances import IdentityAccount
-from ssd_target.front.requests import ParsedRequest, RequestLimits, parse_message, parse_request
+from ssd_target.front.requests import ParsedRequest, RequestLimits, parse_request
 
 INLINE_BYTES = 16_384  # requests above this are read on a thread, away from the event loop
 THREADS = 2
 MAX_HELD = 128 << 20  # bytes that wait, or are read
 MAX_HELD_OF_ONE = 32 << 20  # those of one identity
 RETRY_SECONDS = 1.0
+Result = TypeVar("Result")
 
 
 class Parser:
@@ -40,15 +46,27 @@ class Parser:
     ) -> ParsedRequest:
         most = account.allowance.prompt_tokens
 
-        def work() -> ParsedRequest:
-            return parse_request(parse_message(data), tokenizer, limits, most)
+        def work(message: pb.GenerateRequest) -> ParsedRequest:
+            return parse_request(message, tokenizer, limits, most)
 
+        return await self.read(pb.GenerateRequest, data, work, account)
+
+    async def read(
+        self,
+        kind: type[Kind],
+        data: bytes,
+        work: Callable[[Kind], Result],
+        account: IdentityAccount,
+    ) -> Result:
+        """``work`` on a message of this kind."""
         if len(data) <= INLINE_BYTES:
-            message = parse_message(data)
-            if message.WhichOneof("prompt") != "chat":  # another process renders those
-                return parse_request(message, tokenizer, limits, most)
+            message = decode_message(kind, data)
+            if not _has_chat(message):  # another process renders those
+                return work(message)
         reading = _Reading()
-        task = asyncio.ensure_future(self._in_turn(account, len(data), work, reading))
+        task = asyncio.ensure_future(
+            self._in_turn(account, len(data), lambda: work(decode_message(kind, data)), reading)
+        )
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -61,9 +79,9 @@ class Parser:
         self,
         account: IdentityAccount,
         size: int,
-        work: Callable[[], ParsedRequest],
+        work: Callable[[], Result],
         reading: "_Reading",
-    ) -> ParsedRequest:
+    ) -> Result:
         account.running += 1
         try:
             with self._holding(account.identity.name, size):
@@ -105,7 +123,11 @@ class _Reading:
     begun: bool = False
 
 
-def _forget(task: "asyncio.Task[ParsedRequest]") -> None:
+def _has_chat(message: Message) -> bool:
+    return any(field.name == "chat" for field, _ in message.ListFields())
+
+
+def _forget(task: "asyncio.Task[Any]") -> None:
     """Nobody waits for it any more, nor for what was wrong with it."""
     with suppress(asyncio.CancelledError):
         task.exception()

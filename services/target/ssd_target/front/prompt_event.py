@@ -9,15 +9,19 @@ from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.text.detokenizer import TextStream
 from ssd_engine.text.token_ids import pack_tokens
-from ssd_engine.text.tokenizer import Tokenizer
 
-SCORED_TOKENS = 256  # in one event, at most: with all that may be asked for it is quickly made
+MAX_TOKENS = 1024  # in one event: a slow reader takes it in time
+SCORED_TOKENS = 256  # with log probabilities: with all that may be asked for it is quickly made
 
 
 class PromptEvents:
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
-        self._text = TextStream(tokenizer.spelled_bytes)
+    def __init__(
+        self, spelled_bytes: Sequence[bytes], prompt: list[int], token_bytes: bool = False
+    ) -> None:
+        """``token_bytes``: log probabilities name the bytes of their tokens."""
+        self._text = TextStream(spelled_bytes)
         self._prompt = prompt
+        self._spellings = spelled_bytes if token_bytes else None
         self._told = 0  # tokens
 
     def event(
@@ -38,8 +42,13 @@ class PromptEvents:
             )
         )
 
-    def unscored(self) -> pb.GenerateResponse:
-        """The first token, which follows nothing."""
+    def unscored(self) -> Iterator[pb.GenerateResponse]:
+        """All tokens, without log probabilities."""
+        while self._told < len(self._prompt):
+            yield self.event(MAX_TOKENS)
+
+    def first(self) -> pb.GenerateResponse:
+        """The first token, which follows nothing and so has no log probability."""
         return self.event(1, [pb.TokenLogprobs()])
 
     def scored(self, scores: bytes, top_n: int) -> Iterator[pb.GenerateResponse]:
@@ -48,10 +57,23 @@ class PromptEvents:
         for begin in range(0, len(lines), SCORED_TOKENS):
             some = lines[begin : begin + SCORED_TOKENS]
             reported = ReportedLogprobs(some)
-            values = (reported.logprobs(row, top_n) for row in range(len(some)))
-            yield self.event(len(some), [logprobs_message(value) for value in values])
+            tokens = self._prompt[self._told : self._told + len(some)]
+            values = (
+                logprobs_message(token, reported.logprobs(row, top_n), self._spellings)
+                for row, token in enumerate(tokens)
+            )
+            yield self.event(len(some), list(values))
 
 
-def logprobs_message(value: Logprobs) -> pb.TokenLogprobs:
-    top = [pb.TokenLogprob(token_id=token, logprob=logprob) for token, logprob in value.top]
-    return pb.TokenLogprobs(chosen=value.chosen, top=top)
+def logprobs_message(
+    token: int, value: Logprobs, spellings: Sequence[bytes] | None
+) -> pb.TokenLogprobs:
+    """``spellings``: the bytes of tokens, where they are asked for."""
+    message = pb.TokenLogprobs(chosen=value.chosen)
+    for other, logprob in value.top:
+        message.top.add(token_id=other, logprob=logprob)
+    if spellings is not None:
+        message.token = spellings[token]
+        for each in message.top:
+            each.token = spellings[each.token_id]
+    return message

@@ -3,9 +3,6 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from google.protobuf import struct_pb2
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
@@ -20,6 +17,7 @@ from ssd_engine.text.completion import Completion, StopRules
 from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.rpc.messages import check_tokens, decode_message, parse_sampling
+from ssd_target.front.chat_prompts import JSON, MAX_JSON_SYNTAX_BYTES, parse_chat
 from ssd_target.records.engine_records import Submit
 from ssd_target.records.speculation_options import SpeculationRequest
 
@@ -30,10 +28,7 @@ MAX_CACHE_SALT_BYTES = 256
 MAX_STOP_STRINGS = 128
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_BYTES = 8192  # all stop strings together
-MAX_ROLE_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
-MAX_CHAT_MESSAGES = 4096
-MAX_TEMPLATE_KWARGS_BYTES = 16384
 MAX_OPTIONS_BYTES = 1 << 20  # everything but texts and tokens: roles, stops, biases, names
 
 
@@ -61,6 +56,8 @@ class ParsedRequest:
     speculation: pb.SpeculationOptions  # as they came: settled where links can be dialled
     cache_salt: str = ""
     prompt_logprobs: int | None = None  # as num_logprobs, of the tokens of the prompt
+    return_prompt: bool = False
+    token_bytes: bool = False  # log probabilities name the bytes of their tokens
 
     def submit(
         self, sequence: int, speculation: SpeculationRequest, owner: str, shared: bool = False
@@ -104,9 +101,10 @@ def parse_request(
     sampling = parse_sampling(message.sampling, limits.sampling.options())
     check_sampling(sampling, limits.vocab_size)
     prompt = parse_prompt(message, tokenizer, limits, most)
-    generated = _token_list("generated_token_ids", message.generated_token_ids, limits)
-    rules = parse_rules(message.stop, len(prompt), limits)
-    completion = _resume(generated, rules, tokenizer.token_bytes)
+    generated = parse_token_ids("generated_token_ids", message.generated_token_ids, limits)
+    rules = parse_rules(message.stop, len(prompt), limits, message.output.special_tokens)
+    table = tokenizer.spelled_bytes if rules.special_tokens else tokenizer.token_bytes
+    completion = _resume(generated, rules, table)
     return ParsedRequest(
         request_id=message.request_id or secrets.token_hex(8),
         prompt=prompt,
@@ -118,6 +116,8 @@ def parse_request(
         speculation=message.speculation,
         cache_salt=message.cache_salt,
         prompt_logprobs=_prompt_logprobs(message.logprobs, completion),
+        return_prompt=message.return_prompt,
+        token_bytes=message.logprobs.token_bytes,
     )
 
 
@@ -129,12 +129,12 @@ def parse_prompt(
 ) -> list[int]:
     kind = message.WhichOneof("prompt")
     if kind == "text":
-        _check_not_hopeless("text", len(message.text.encode()), tokenizer, limits, most)
+        check_not_hopeless("text", len(message.text.encode()), tokenizer, limits, most)
         prompt = tokenizer.encode(message.text) if message.text else []
     elif kind == "chat":
-        prompt = _chat_prompt(message.chat, tokenizer, limits, most)
+        prompt = encode_chat(message.chat, tokenizer, limits, most)
     elif kind == "token_ids":
-        prompt = _token_list("token_ids", message.token_ids, limits)
+        prompt = parse_token_ids("token_ids", message.token_ids, limits)
     else:
         raise InputError("prompt", "is missing: set text, chat or token_ids")
     if not prompt:
@@ -148,50 +148,18 @@ def parse_prompt(
     return prompt
 
 
-def _chat_prompt(
-    chat: pb.ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, most: int | None
+def encode_chat(
+    message: pb.ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, most: int | None
 ) -> list[int]:
-    messages = chat.messages
-    if not messages:
-        raise InputError("chat.messages", "is empty: at least one message is needed")
-    if len(messages) > MAX_CHAT_MESSAGES:
-        raise InputError("chat.messages", f"at most {MAX_CHAT_MESSAGES}, got {len(messages)}")
-    for i, message in enumerate(messages):
-        if not 1 <= len(message.role.encode()) <= MAX_ROLE_BYTES:
-            raise InputError(
-                f"chat.messages[{i}].role",
-                f"must have 1 to {MAX_ROLE_BYTES} bytes: system, user or assistant",
-            )
-    size = sum(len(message.content.encode()) for message in messages)
-    _check_not_hopeless("chat.messages", size, tokenizer, limits, most)
-    kwargs = _template_kwargs(chat.template_kwargs)
-    return tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in messages], kwargs)
+    size, bound = len(message.messages_json), _most_bytes(limits, most) + MAX_JSON_SYNTAX_BYTES
+    if size > bound:
+        raise InputError(JSON, f"{size} bytes, at most {bound} for the tokens that are allowed")
+    chat = parse_chat(message)
+    check_not_hopeless(chat.options.field, chat.num_text_bytes, tokenizer, limits, most)
+    return tokenizer.encode_chat(chat.messages, chat.names, chat.options)
 
 
-def _template_kwargs(given: struct_pb2.Struct) -> dict[str, Any]:
-    if given.ByteSize() > MAX_TEMPLATE_KWARGS_BYTES:
-        raise InputError("chat.template_kwargs", f"at most {MAX_TEMPLATE_KWARGS_BYTES} bytes")
-    return {name: _plain(value) for name, value in given.fields.items()}
-
-
-def _plain(value: struct_pb2.Value) -> Any:
-    """Whole numbers come as such: JSON tells them from others, the message does not."""
-    match value.WhichOneof("kind"):
-        case "struct_value":
-            return {name: _plain(each) for name, each in value.struct_value.fields.items()}
-        case "list_value":
-            return [_plain(each) for each in value.list_value.values]
-        case "number_value":
-            number = value.number_value
-            return int(number) if number.is_integer() else number
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return value.bool_value
-    return None
-
-
-def _check_not_hopeless(
+def check_not_hopeless(
     field: str, size: int, tokenizer: Tokenizer, limits: RequestLimits, most: int | None
 ) -> None:
     """Refuse without tokenising what cannot fit even in the longest tokens, or is far longer than
@@ -203,21 +171,31 @@ def _check_not_hopeless(
             f"{size} bytes are at least {least} tokens, beyond the context of "
             f"{limits.max_model_len}",
         )
-    allowed = min(limits.max_model_len - 1, limits.max_model_len if most is None else most)
-    if size > BYTES_OF_TOKEN * allowed + SPARE_BYTES:
+    if size > _most_bytes(limits, most):
         raise InputError(
             field,
-            f"{size} bytes, and {allowed} tokens are allowed: of text at most "
+            f"{size} bytes, and {_most_tokens(limits, most)} tokens are allowed: of text at most "
             f"{BYTES_OF_TOKEN} bytes for each of these; longer tokens can be sent as token_ids",
         )
 
 
-def _token_list(field: str, data: bytes, limits: RequestLimits) -> list[int]:
+def _most_tokens(limits: RequestLimits, most: int | None) -> int:
+    return min(limits.max_model_len - 1, limits.max_model_len if most is None else most)
+
+
+def _most_bytes(limits: RequestLimits, most: int | None) -> int:
+    return BYTES_OF_TOKEN * _most_tokens(limits, most) + SPARE_BYTES
+
+
+def parse_token_ids(field: str, data: bytes, limits: RequestLimits) -> list[int]:
     check_tokens(field, data, limits.max_model_len, limits.vocab_size)
     return unpack_tokens(data)
 
 
-def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: RequestLimits) -> StopRules:
+def parse_rules(
+    stop: pb.StopOptions, prompt_tokens: int, limits: RequestLimits, special_tokens: bool = False
+) -> StopRules:
+    """``special_tokens``: the text has control tokens spelled out."""
     room = min(limits.max_model_len, limits.kv_tokens) - prompt_tokens
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else room
     if not 1 <= max_tokens <= room:
@@ -239,8 +217,14 @@ def parse_rules(stop: pb.StopOptions, prompt_tokens: int, limits: RequestLimits)
     if not stop.ignore_eos:
         token_ids |= set(limits.eos_token_ids)
     _check_min_tokens(stop.min_tokens, max_tokens, token_ids, limits)
-    strings = _stop_strings(stop.strings)
-    return StopRules(max_tokens, frozenset(token_ids), strings, stop.min_tokens)
+    return StopRules(
+        max_tokens,
+        frozenset(token_ids),
+        _stop_strings(stop.strings),
+        stop.min_tokens,
+        include_stop=stop.include_stop,
+        special_tokens=special_tokens,
+    )
 
 
 def _check_min_tokens(
@@ -287,6 +271,8 @@ def parse_logprobs(options: pb.LogprobOptions, synthetic: bool = False) -> int |
     if options.top_n > MAX_TOP_LOGPROBS:
         raise InputError("logprobs.top_n", f"at most {MAX_TOP_LOGPROBS}, got {options.top_n}")
     is_asked = options.chosen or options.top_n > 0
+    if options.token_bytes and not (is_asked or options.prompt):
+        raise InputError("logprobs.token_bytes", "needs chosen, top_n or prompt beside it")
     if synthetic and (is_asked or options.prompt):
         raise InputError("logprobs", "are not there: this server makes acceptance up")
     return options.top_n if is_asked else None

@@ -1,8 +1,9 @@
 """TargetService: the gRPC edge. Translates, follows a sequence, never computes."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
@@ -12,6 +13,7 @@ from ssd_engine.text.completion import Completion, FinishReason
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
 from ssd_serving.observability.telemetry import Spans
+from ssd_serving.rpc.messages import Kind
 from ssd_serving.rpc.status import (
     HandedOver,
     NotServing,
@@ -37,6 +39,7 @@ from ssd_target.front.speculation_requests import (
     speculation_stats,
     unknown_values,
 )
+from ssd_target.front.tokenizing import detokenize, tokenize
 from ssd_target.links.links import Links
 from ssd_target.records.engine_records import Delta, TargetEngineStats
 from ssd_target.records.speculation_options import SpeculationRequest
@@ -51,6 +54,7 @@ REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -91,11 +95,11 @@ class TargetServicer:
 
     @property
     def num_active(self) -> int:
-        """Calls of Generate that have not ended."""
+        """Calls that have not ended, GetModelInfo aside."""
         return len(self._active)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Generate takes raw bytes: a message that does not parse deserves a clear status."""
+        """What has a prompt takes raw bytes: a long one is parsed away from the event loop."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -108,6 +112,12 @@ class TargetServicer:
                     request_deserializer=pb.GetModelInfoRequest.FromString,
                     response_serializer=pb.GetModelInfoResponse.SerializeToString,
                 ),
+                "Tokenize": grpc.unary_unary_rpc_method_handler(
+                    self.tokenize, response_serializer=pb.TokenizeResponse.SerializeToString
+                ),
+                "Detokenize": grpc.unary_unary_rpc_method_handler(
+                    self.detokenize, response_serializer=pb.DetokenizeResponse.SerializeToString
+                ),
             },
         )
 
@@ -116,6 +126,31 @@ class TargetServicer:
     ) -> pb.GetModelInfoResponse:
         try:
             return _with_endpoints(self._ready())
+        except SSDError as error:
+            await abort(context, error)
+
+    async def tokenize(self, data: bytes, context: grpc.aio.ServicerContext) -> pb.TokenizeResponse:
+        return await self._answer(pb.TokenizeRequest, data, tokenize, context)
+
+    async def detokenize(
+        self, data: bytes, context: grpc.aio.ServicerContext
+    ) -> pb.DetokenizeResponse:
+        return await self._answer(pb.DetokenizeRequest, data, detokenize, context)
+
+    async def _answer(
+        self,
+        kind: type[Kind],
+        data: bytes,
+        answer: Callable[[Kind, Tokenizer, RequestLimits, int | None], Answer],
+        context: grpc.aio.ServicerContext,
+    ) -> Answer:
+        """Admitted, counted and read as requests of Generate are, and answered with no engine."""
+        self._enter(context)
+        try:
+            serving = self._admit()
+            with self._accounts.request(self._access.identity(context)) as account:
+                about = (serving.tokenizer, serving.limits, account.allowance.prompt_tokens)
+                return await self._parser.read(kind, data, lambda m: answer(m, *about), account)
         except SSDError as error:
             await abort(context, error)
 
@@ -218,6 +253,7 @@ class TargetServicer:
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         completion, cached, stats = request.completion, 0, SpeculationStats()
+        spellings = serving.tokenizer.spelled_bytes if request.token_bytes else None
         sequence, deltas = serving.engine.open()
 
         def close(_: object = None) -> None:
@@ -231,10 +267,14 @@ class TargetServicer:
                 record = request.submit(sequence, speculation, account.identity.name, shared)
                 serving.engine.submit(record, account)
             watch.started(request, sequence, lambda: serving.tokenizer.text_of(request.prompt))
-            yield _started(request, serving)
-            prompt = PromptEvents(serving.tokenizer, request.prompt)
+            yield _started(request, sequence, serving)
+            spelled = serving.tokenizer.spelled_bytes
+            prompt = PromptEvents(spelled, request.prompt, request.token_bytes)
             if request.prompt_logprobs is not None:
-                yield prompt.unscored()
+                yield prompt.first()
+            elif request.return_prompt:
+                for event in prompt.unscored():
+                    yield event
             while completion.finish is None:
                 batch = await _next(deltas)
                 for scores in [delta.prompt_scores for delta in batch if delta.prompt_scores]:
@@ -245,7 +285,7 @@ class TargetServicer:
                     continue
                 watch.deltas(batch)
                 cached, stats = batch[-1].cached_tokens, batch[-1].speculation or stats
-                response = _tokens(batch, completion)
+                response = _tokens(batch, completion, spellings)
                 watch.text(response.tokens.text)
                 yield response
         finally:
@@ -316,7 +356,7 @@ def _load(stats: TargetEngineStats) -> pb.TargetLoad:
     )
 
 
-def _started(request: ParsedRequest, serving: TargetServing) -> pb.GenerateResponse:
+def _started(request: ParsedRequest, sequence: int, serving: TargetServing) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         started=pb.GenerateStarted(
             request_id=request.request_id,
@@ -324,18 +364,24 @@ def _started(request: ParsedRequest, serving: TargetServing) -> pb.GenerateRespo
             prompt_tokens=len(request.prompt),
             model_fingerprint=serving.info.fingerprint,
             model_digest=serving.info.digest,
+            sequence=sequence,
         )
     )
 
 
-def _tokens(batch: list[Delta], completion: Completion) -> pb.GenerateResponse:
+def _tokens(
+    batch: list[Delta], completion: Completion, spellings: Sequence[bytes] | None
+) -> pb.GenerateResponse:
+    """``spellings``: the bytes of tokens, where log probabilities name them."""
     message = pb.GenerateTokens()
     for delta in batch:
         message.token_ids.extend(delta.tokens)
         pieces = [completion.push(token) for token in delta.tokens]
         message.text += "".join(pieces)
         message.text_lengths.extend(len(piece.encode()) for piece in pieces)
-        message.logprobs.extend(map(logprobs_message, delta.logprobs or ()))
+        if delta.logprobs is not None:
+            pairs = zip(delta.tokens, delta.logprobs, strict=True)
+            message.logprobs.extend(logprobs_message(*pair, spellings) for pair in pairs)
         message.origins.extend([delta.source] * delta.accepted)  # type: ignore[list-item]
         message.origins.extend([pb.TOKEN_ORIGIN_TARGET] * (len(delta.tokens) - delta.accepted))
     return pb.GenerateResponse(tokens=message)
