@@ -46,7 +46,7 @@ $(VENV)/.serve: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
 	@touch $@
 
-$(VENV)/.dev: EXTRAS = serve,dev
+$(VENV)/.dev: EXTRAS = serve,gateway,dev
 $(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
 	@touch $@ $(VENV)/.serve

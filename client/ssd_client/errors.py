@@ -41,6 +41,8 @@ class ClientError(Exception):
     """Ends the command with one line on stderr."""
 
     exit_code = 1
+    status: grpc.StatusCode | None = None  # the server's, where one has answered
+    field = ""  # the field of the request that is at fault, as the server names it
 
 
 class BadInputError(ClientError):
@@ -86,6 +88,14 @@ class EndpointLeavingError(ClientError):
 
 def failure_of(error: grpc.RpcError, address: str, *, admitted: bool) -> ClientError:
     """Says what a failed call means. `admitted`: the endpoint had answered before it failed."""
+    failure = _classify(error, address, admitted)
+    found = _detail(error, error_details_pb2.BadRequest())
+    failure.status = error.code()
+    failure.field = found.field_violations[0].field if found and found.field_violations else ""
+    return failure
+
+
+def _classify(error: grpc.RpcError, address: str, admitted: bool) -> ClientError:
     code = error.code()
     message = _message(error)
     if code in _BAD_INPUT:

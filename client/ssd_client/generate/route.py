@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 
 from ssd.v1 import target_pb2
-from ssd_client.connection.endpoints import Endpoint, Endpoints
+from ssd_client.connection.endpoints import Endpoints
 from ssd_client.connection.failover import RetryPolicy, RetrySchedule
 from ssd_client.errors import (
     ClientError,
@@ -32,6 +32,15 @@ class Clock(Protocol):
     def monotonic(self) -> float: ...
 
     def sleep(self, seconds: float, /) -> None: ...
+
+
+class RoutedEndpoint(Protocol):
+    """What a route needs of an endpoint."""
+
+    address: str
+    generation: int  # counts its connections
+
+    def reconnect(self, generation: int) -> None: ...
 
 
 class RequestProgress:
@@ -70,6 +79,9 @@ class RequestProgress:
             self._started = started
 
 
+RoutedT = TypeVar("RoutedT", bound=RoutedEndpoint)
+
+
 class Deadline:
     """The time of a whole request, over all its attempts."""
 
@@ -97,12 +109,12 @@ class Deadline:
         return f"timeout {self._timeout_s:g} s"
 
 
-class Route:
+class Route(Generic[RoutedT]):
     """Chooses the endpoint that serves a request, and the next one when that has failed."""
 
     def __init__(
         self,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[RoutedT],
         request: target_pb2.GenerateRequest,
         timeout_s: float | None = None,
         policy: RetryPolicy | None = None,
@@ -113,8 +125,12 @@ class Route:
         self.progress, self.deadline = RequestProgress(request), Deadline(timeout_s, clock)
         self.index, _ = self._schedule.best()
 
+    def restart(self, policy: RetryPolicy) -> None:
+        """What was tried so far is forgotten: from now on, retries are those of ``policy``."""
+        self._schedule = RetrySchedule(len(self._endpoints), policy)
+
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> RoutedT:
         return self._endpoints[self.index]
 
     def failure_of(self, error: grpc.RpcError, admitted: bool, generation: int) -> ClientError:

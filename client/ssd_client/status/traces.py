@@ -48,12 +48,13 @@ class ClockOffset:
 class TraceReader:
     """The events of one service from now on; a ClientError where it keeps none."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, history: int = 0) -> None:
+        """``history``: so many of the events before now come, too, as far as they are kept."""
         self._endpoint = endpoint
         self.address = endpoint.address
         self._next = 0
         self.lost = 0
-        self._next = self._ask(_LATEST).next_event
+        self._next = max(0, self._ask(_LATEST).next_event - history)
         self.offset = estimate_offset(endpoint)
 
     def take(self) -> list[TraceEvent]:

@@ -386,13 +386,13 @@ def _printable(text: str) -> str:
 
 
 @contextmanager
-def serving_extra(program: str) -> Iterator[None]:
-    """Import what only the serving extra brings in here: without it, say what to install."""
+def serving_extra(program: str, extra: str = "serve") -> Iterator[None]:
+    """Import what only an extra brings in here: without it, say what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ssd"):
             raise
         raise ConfigError(
-            f'{program} needs the serving extra: pip install "ssd-serve[serve]"'
+            f'{program} needs the extra "{extra}": pip install "ssd-serve[{extra}]"'
         ) from None

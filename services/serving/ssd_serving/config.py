@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ssd_engine.checkpoints.model_config import ModelConfig, check_tensor_parallel
 from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config, parse_shape
@@ -107,7 +107,9 @@ def parse_address(option: str, value: str) -> tuple[str, int]:
 
 def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
     """Raises ConfigError for what is wrong without a look at the model."""
-    _check_listening(config)
+    check_listening(config)
+    if config.health_listen is not None:
+        parse_address("--health-listen", config.health_listen)
     if config.otlp_endpoint is not None:
         check_otlp_endpoint(config.otlp_endpoint)
     check_bounds(config, {**BOUNDS, **own_bounds})
@@ -120,26 +122,45 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
         raise ConfigError(
             f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization:g}"
         )
-    _check_port_file(config.port_file)
     if config.kernel_cache is not None and config.kernel_cache.is_file():
         raise ConfigError(f"--kernel-cache: {config.kernel_cache} is a file, not a directory")
 
 
-def _check_listening(config: ServiceConfig) -> None:
+class ListeningConfig(Protocol):
+    """The options of a port that callers connect to."""
+
+    @property
+    def listen(self) -> str: ...
+    @property
+    def metrics_listen(self) -> str | None: ...
+    @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def tls_ca(self) -> Path | None: ...
+    @property
+    def token_file(self) -> Path | None: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def port_file(self) -> Path | None: ...
+
+
+def check_listening(config: ListeningConfig) -> None:
     """Beyond this host nothing listens unguarded, unless the operator says so."""
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together: give both, or none")
     if config.tls_ca is not None and config.tls_cert is None:
         raise ConfigError("--tls-ca needs --tls-cert and --tls-key: it asks clients for theirs")
-    if config.health_listen is not None:
-        parse_address("--health-listen", config.health_listen)
     with_tls = config.tls_cert is not None
     _check_exposure(config, "--listen", config.listen, with_tls or config.token_file is not None)
     if config.metrics_listen is not None:
         _check_exposure(config, "--metrics-listen", config.metrics_listen, with_tls)
+    _check_port_file(config.port_file)
 
 
-def _check_exposure(config: ServiceConfig, flag: str, address: str, guarded: bool) -> None:
+def _check_exposure(config: ListeningConfig, flag: str, address: str, guarded: bool) -> None:
     host, _ = parse_address(flag, address)
     if guarded or config.insecure or is_loopback(host):
         return

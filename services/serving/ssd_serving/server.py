@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -33,6 +31,7 @@ from ssd_serving.engine.client import EngineProcess
 from ssd_serving.engine.records import Ready
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from ssd_serving.files.descriptors import keep_reserve
+from ssd_serving.files.port_file import remove_port, write_port
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.plan import ModelPlan
@@ -129,7 +128,7 @@ class ServiceServer(ABC):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        _remove_port(self._service_config.port_file)  # left by an earlier run
+        remove_port(self._service_config.port_file)  # left by an earlier run
         server = self._make_server()
         port = self._bind(server)
         health_server = self._make_health_server()
@@ -142,7 +141,7 @@ class ServiceServer(ABC):
                 await health_server.start()
             await self._set_health(READINESS, DOWN)
             await self._set_health(LIVENESS, UP)
-            _write_port(self._service_config.port_file, port)
+            write_port(self._service_config.port_file, port)
             log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
             if await self._load():
                 watching = asyncio.ensure_future(self._watch_engine())
@@ -152,7 +151,7 @@ class ServiceServer(ABC):
             if not self._stop.is_set():
                 self._engine_process.raise_if_gone()
         finally:
-            _remove_port(self._service_config.port_file)
+            remove_port(self._service_config.port_file)
             # Connections are told, too: who holds an idle one connects elsewhere.
             await server.stop(grace=END_SECONDS)
             if health_server is not None:
@@ -352,17 +351,3 @@ def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
     """The end is near, and its exit code is 0: one more signal does not change it."""
     loop.remove_signal_handler(number)
     signal.signal(number, signal.SIG_IGN)
-
-
-def _remove_port(path: Path | None) -> None:
-    if path is not None:
-        path.unlink(missing_ok=True)
-
-
-def _write_port(path: Path | None, port: int) -> None:
-    """Writes it whole or not at all: a reader never sees half a number."""
-    if path is None:
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{port}\n")
-    partial.replace(path)

@@ -1,14 +1,14 @@
 """What guards the ports of a service, made from its options."""
 
 from ssd_engine.process.secret_files import warn_of_readers
-from ssd_serving.config import ServiceConfig
+from ssd_serving.config import ListeningConfig
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.security.access import Access
 from ssd_serving.security.tls import TlsFiles
 from ssd_serving.security.tokens import load_tokens
 
 
-def check_security(config: ServiceConfig) -> None:
+def check_security(config: ListeningConfig) -> None:
     """Raise ConfigError for files that are not what they should be."""
     files = tls_files(config)
     if files is not None:
@@ -19,13 +19,13 @@ def check_security(config: ServiceConfig) -> None:
     warn_of_readers("--token-file", config.token_file)
 
 
-def tls_files(config: ServiceConfig) -> TlsFiles | None:
+def tls_files(config: ListeningConfig) -> TlsFiles | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
     return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
-def make_access(config: ServiceConfig, metrics: ServiceMetrics) -> Access:
+def make_access(config: ListeningConfig, metrics: ServiceMetrics) -> Access:
     return Access(
         config.token_file,
         on_refusal=lambda reason: metrics.auth_failures.labels(reason).inc(),

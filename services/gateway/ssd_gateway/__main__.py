@@ -1,0 +1,3 @@
+from ssd_gateway.cli import main
+
+main()

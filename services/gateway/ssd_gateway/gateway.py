@@ -1,0 +1,65 @@
+"""What every route needs, made once."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from ssd_gateway.config import GatewayConfig
+from ssd_gateway.http.body import read_json
+from ssd_gateway.http.errors import ApiError
+from ssd_gateway.http.keys import Keys
+from ssd_gateway.metrics import GatewayMetrics
+from ssd_gateway.openai.fields import Fields, read_fields
+from ssd_gateway.targets.pool import TargetPool
+from ssd_gateway.targets.routing import in_order
+from ssd_gateway.targets.target import Metadata, Target
+
+
+@dataclass
+class Gateway:
+    config: GatewayConfig
+    pool: TargetPool
+    keys: Keys
+    metrics: GatewayMetrics
+    draining: bool = False
+
+    async def read(self, request: Request, kind: type[Fields]) -> Fields:
+        """The fields of a request whose caller may ask for it."""
+        self.keys.check(request)
+        if self.draining:
+            raise ApiError(503, "the gateway is leaving; try again", "server_error", retry_after=1)
+        most = self.config.max_body_mib << 20
+        body = await read_json(request, most, self.config.read_timeout)
+        return read_fields(body, kind, self.config.allow_unknown_fields)
+
+    def targets_for(self, model: str | None, affinity: bytes = b"") -> list[Target]:
+        """Targets that serve the model, the best one first."""
+        known = list(self.pool)
+        serving = [target for target in known if target.serves(model)]
+        if known and not serving:
+            names = ", ".join(sorted({each.info.name for each in known if each.info}))
+            raise ApiError(
+                404,
+                f"model: {model!r} is not served here; {names} is",
+                param="model",
+                code="model_not_found",
+            )
+        if not serving:
+            raise ApiError(503, "no target is known", "server_error", retry_after=1)
+        return in_order(serving, affinity)
+
+    def metadata_for(self, request: Request) -> "MetadataFor":
+        return MetadataFor(self.keys, request)
+
+
+@dataclass(frozen=True)
+class MetadataFor:
+    """What calls on behalf of one caller show a target."""
+
+    keys: Keys
+    request: Request
+
+    def __call__(self, target: Target) -> Metadata:
+        traced = self.request.headers.get("traceparent")
+        context = () if traced is None else (("traceparent", traced),)
+        return (*self.keys.metadata_for(self.request, target), *context)

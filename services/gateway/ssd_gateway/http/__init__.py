@@ -1,0 +1,1 @@
+"""What all routes share: keys, limits, errors and server-sent events."""

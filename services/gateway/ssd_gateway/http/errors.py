@@ -1,0 +1,136 @@
+"""Errors in OpenAI's shape: a status, and a body that names the field and the fix."""
+
+import math
+from typing import Any
+
+import grpc
+import msgspec
+from starlette.responses import Response
+
+from ssd_client.errors import (
+    ClientError,
+    DeadlineError,
+    EndpointFullError,
+    EndpointLeavingError,
+    EndpointLostError,
+)
+from ssd_engine.errors import SSDError
+from ssd_serving.files.reloading import Outdated
+from ssd_serving.rpc.status import NotAllowed, ServerFull, Unauthenticated
+
+INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
+# What the targets' contract calls a field, and what OpenAI's API calls it.
+PARAMS = {
+    "stop.max_tokens": "max_tokens",
+    "stop.min_tokens": "min_tokens",
+    "stop.strings": "stop",
+    "stop.token_ids": "stop_token_ids",
+    "stop.ignore_eos": "ignore_eos",
+    "logprobs.top_n": "top_logprobs",
+    "logprobs": "logprobs",
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat": "messages",
+    "chat.messages": "messages",
+    "chat.template_kwargs": "chat_template_kwargs",
+    "request_id": "X-Request-Id",
+}
+
+
+class ApiError(Exception):
+    """Ends a request with a status and a body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.kind, self.retry_after = kind, retry_after
+
+    def body(self) -> dict[str, Any]:
+        about = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": about}
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.status == 500:
+            headers["x-should-retry"] = "false"
+        return headers
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body()), self.status, self.headers(), "application/json"
+        )
+
+
+def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
+    return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a failure on the way to a target, or in this process, means to the caller."""
+    match error:
+        case ApiError():
+            return error
+        case ServerFull():
+            return ApiError(
+                429, str(error), LIMIT, code="rate_limit_exceeded", retry_after=error.retry_seconds
+            )
+        case Unauthenticated():
+            return ApiError(401, str(error), code="invalid_api_key")
+        case NotAllowed():
+            return ApiError(403, str(error), code="insufficient_permissions")
+        case Outdated():
+            return ApiError(503, str(error), SERVER, retry_after=1.0)
+        case EndpointFullError():
+            return ApiError(
+                429,
+                str(error),
+                LIMIT,
+                code="rate_limit_exceeded",
+                retry_after=error.retry_delay_s or 1.0,
+            )
+        case EndpointLeavingError():
+            return ApiError(503, str(error), SERVER, retry_after=error.retry_delay_s)
+        case EndpointLostError():
+            return ApiError(503, str(error), SERVER, retry_after=1.0)
+        case DeadlineError():
+            return ApiError(504, str(error), SERVER, code="timeout")
+        case ClientError():
+            return _of_status(error)
+        case SSDError():
+            return ApiError(500, str(error), SERVER)
+    return ApiError(500, "the gateway failed; its log says why", SERVER)
+
+
+def _of_status(error: ClientError) -> ApiError:
+    message = str(error)
+    match error.status:
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            code = "context_length_exceeded" if "context of" in message else None
+            return ApiError(400, message, param=param_of(error.field), code=code)
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return ApiError(401, message, code="invalid_api_key")
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return ApiError(403, message, code="insufficient_permissions")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return ApiError(413, message, param="messages", code="request_too_large")
+    return ApiError(500, message, SERVER)
+
+
+def param_of(field: str) -> str | None:
+    """The name that the caller has used: chat.messages_json[2].role is messages[2].role."""
+    if field.startswith("chat.messages_json"):
+        return "messages" + field.removeprefix("chat.messages_json")
+    stem = field.partition("[")[0]
+    return PARAMS.get(stem) or stem.removeprefix("sampling.") or None

@@ -1,0 +1,56 @@
+"""Who calls: keys are the tokens of the other services, and are passed on to the targets."""
+
+from starlette.requests import Request
+
+from ssd_client.connection.security import is_loopback
+from ssd_gateway.http.errors import ApiError
+from ssd_gateway.targets.pool import TargetPool
+from ssd_gateway.targets.target import Metadata, Target
+from ssd_serving.security.access import Access
+
+GENERATE = "/ssd.v1.TargetService/Generate"
+OBSERVE = "/ssd.v1.TraceService/GetTrace"
+
+
+class Keys:
+    def __init__(self, access: Access, pool: TargetPool, guarded: bool) -> None:
+        """``guarded``: callers need a key, or the port is open to more than this host."""
+        self._access, self._pool, self._guarded = access, pool, guarded
+
+    def check(self, request: Request, method: str = GENERATE) -> None:
+        """Raises what a caller without the key for it gets."""
+        self._access.check(method, _metadata(request))
+        if not self._guarded:
+            _check_host(request)
+
+    def metadata_for(self, request: Request, target: Target) -> Metadata:
+        """What a call for this caller shows a target: the caller's key, else the gateway's own.
+        Keys travel in the clear to this host alone, unless the operator says otherwise."""
+        shown = _metadata(request)
+        security = self._pool.security
+        if not shown:
+            return security.metadata(target.address)
+        host = target.address.rpartition(":")[0]
+        if security.token is not None:
+            return security.metadata(target.address)
+        if security.tls or security.insecure or is_loopback(host):
+            return shown
+        return ()
+
+
+def _metadata(request: Request) -> Metadata:
+    shown = request.headers.get("authorization")
+    return () if shown is None else (("authorization", shown),)
+
+
+def _check_host(request: Request) -> None:
+    """A page of a stranger can make a browser call this host by another name."""
+    host = request.headers.get("host", "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if not is_loopback(name):
+        raise ApiError(
+            403,
+            f"Host {host!r} is not this host: keys (--token-file) or TLS are "
+            "needed to be called by other names",
+            code="unknown_host",
+        )

@@ -1,0 +1,58 @@
+"""Prometheus metrics of a gateway."""
+
+import time
+from typing import TYPE_CHECKING
+
+from prometheus_client import generate_latest
+
+from ssd_gateway.targets.pool import TargetPool
+from ssd_serving.observability.metrics import ServiceMetrics
+
+if TYPE_CHECKING:
+    from ssd_gateway.answers import Answer
+
+
+class GatewayMetrics(ServiceMetrics):
+    def __init__(self, pool: TargetPool) -> None:
+        super().__init__("gateway", lambda: None)
+        self._requests = self.counter(
+            "ssd_gateway_requests", "Generations that have ended, by status.", ["status"]
+        )
+        self._running = self.gauge("ssd_gateway_running", "Generations that run.")
+        self._tokens = self.counter("ssd_gateway_tokens", "Output tokens that were passed on.")
+        self._moves = self.counter(
+            "ssd_gateway_moves", "Streams that went on at another target, or there again."
+        )
+        self._first = self.histogram(
+            "ssd_gateway_first_token_seconds", "From a request to its first token."
+        )
+        self._whole = self.histogram(
+            "ssd_gateway_request_seconds", "From a request to its end, if it was served."
+        )
+        self.gauge("ssd_gateway_targets", "Targets that are known.").set_function(lambda: len(pool))
+        self.gauge("ssd_gateway_targets_ready", "Targets that take requests.").set_function(
+            lambda: sum(target.ready for target in pool)
+        )
+
+    def began(self) -> None:
+        self._running.inc()
+
+    def ended(self, answer: "Answer") -> None:
+        self._requests.labels("200").inc()
+        self._tokens.inc(sum(choice.num_tokens for choice in answer.choices))
+        self._whole.observe(time.monotonic() - answer.begun_at)
+        if answer.first_at is not None:
+            self._first.observe(answer.first_at - answer.begun_at)
+
+    def failed(self, status: int) -> None:
+        self._requests.labels(str(status)).inc()
+
+    def gone(self) -> None:
+        self._requests.labels("499").inc()
+
+    def left(self, num_moves: int) -> None:
+        self._running.dec()
+        self._moves.inc(num_moves)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

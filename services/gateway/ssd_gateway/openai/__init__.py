@@ -1,0 +1,1 @@
+"""OpenAI's requests and answers, and their translation to the targets' contract."""

@@ -1,0 +1,185 @@
+"""The fields of requests, as JSON gives them: their types, and what cannot be honoured."""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ssd_gateway.http.errors import ApiError, bad_request
+
+MAX_CHOICES = 128
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**64 - 1)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+
+# Fields that are known, and that nothing here can honour, with the values that ask for nothing.
+NOTHING: tuple[Any, ...] = (None, False, [], {})
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "audio": NOTHING,
+    "modalities": (None, ["text"]),
+    "prediction": NOTHING,
+    "store": NOTHING,
+    "verbosity": (None, "medium"),
+    "web_search_options": NOTHING,
+    "tools": NOTHING,
+    "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "functions": NOTHING,
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "suffix": (None, ""),
+    "priority": (None, 0),
+    "use_beam_search": NOTHING,
+    "length_penalty": (None, 1, 1.0),
+    "truncate_prompt_tokens": (None,),
+    "allowed_token_ids": NOTHING,
+    "bad_words": NOTHING,
+    "prompt_logprobs": (None,),
+    "logprob_token_ids": NOTHING,
+    "structured_outputs": NOTHING,
+    "guided_json": NOTHING,
+    "guided_regex": NOTHING,
+    "guided_choice": NOTHING,
+    "guided_grammar": NOTHING,
+    "regex": NOTHING,
+    "ebnf": NOTHING,
+    "json_schema": NOTHING,
+    "stop_regex": NOTHING,
+    "no_stop_trim": NOTHING,
+    "spaces_between_special_tokens": (None, True),
+    "lora_path": NOTHING,
+    "mm_processor_kwargs": NOTHING,
+    "documents": NOTHING,
+    "add_special_tokens": (None,),
+}
+# These change nothing that is generated: whoever asks may name them.
+INFORMATIVE = ("user", "metadata", "safety_identifier")
+
+
+Fields = TypeVar("Fields", bound=Struct)
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class SpeculationFields(Struct, forbid_unknown_fields=True):
+    mode: str | None = None
+    depth: Count | None = None
+    verification: str | None = None
+    endpoints: list[str] | None = None
+
+
+class GenerationFields(Struct, kw_only=True):
+    """What chats and completions have in common. None: the default."""
+
+    model: str | None = None
+    n: Choices | None = None
+    temperature: float | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Seed | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationFields | None = None
+    speculative: bool | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_token_origins: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Choices | None = None
+
+
+class TokenizeFields(Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(Struct, kw_only=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+def read_fields(body: bytes, kind: type[Fields], allow_unknown: bool) -> Fields:
+    """The request in ``body``; raises an ApiError that names what is wrong with it."""
+    try:
+        given = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_request(None, f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise bad_request(None, "the body must be a JSON object")
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    for name in [name for name in given if name not in known]:
+        _check_unknown(name, given.pop(name), allow_unknown)
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+
+
+def _check_unknown(name: str, value: Any, allow_unknown: bool) -> None:
+    if name in REFUSED:
+        if not any(value is neutral or value == neutral for neutral in REFUSED[name]):
+            raise bad_request(name, "is not supported here; leave it out", "unsupported_parameter")
+    elif not allow_unknown:
+        raise bad_request(
+            name,
+            "is not known; leave it out, or ask for --allow-unknown-fields",
+            "unknown_parameter",
+        )
+
+
+def _invalid(problem: str) -> ApiError:
+    """msgspec says: Expected `int`, got `str` - at `$.n`; or: missing required field `prompt`."""
+    what, _, place = problem.partition(" - at `$")
+    param = place.rstrip("`").removeprefix(".")
+    if what.startswith("Object missing required field"):
+        param = param or what.split("`")[1]
+        return bad_request(param, "is missing", "missing_required_parameter")
+    return bad_request(param or None, what[:1].lower() + what[1:], "invalid_type")

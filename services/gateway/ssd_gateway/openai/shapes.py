@@ -1,0 +1,93 @@
+"""What answers look like: chats and text completions, whole and in chunks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ssd.v1 import target_pb2 as pb
+from ssd_gateway.openai.choice import Choice, ChoiceDelta
+from ssd_gateway.openai.logprobs import chat_logprobs, completion_logprobs
+
+REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+
+class ChatShape:
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def chunk_choice(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
+        content: dict[str, Any] = {"role": "assistant"} if delta.first else {}
+        if delta.text or delta.first:
+            content["content"] = delta.text
+        return {"index": choice.index, "delta": content, **self._about(choice, delta)}
+
+    def whole_choice(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        return {"index": choice.index, "message": message, **self._about(choice, delta)}
+
+    def _about(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
+        wanted = choice.wanted
+        told = wanted.logprobs and delta.entries
+        logprobs = chat_logprobs(delta.entries, wanted.tokens_as_ids) if told else None
+        return {"logprobs": logprobs, **told_of(choice, delta)}
+
+
+class CompletionShape:
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def chunk_choice(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
+        wanted = choice.wanted
+        told = wanted.logprobs and delta.entries
+        return {
+            "index": choice.index,
+            "text": delta.text,
+            "logprobs": completion_logprobs(choice, delta.entries, wanted.tokens_as_ids)
+            if told
+            else None,
+            **told_of(choice, delta),
+        }
+
+    whole_choice = chunk_choice
+
+
+Shape = ChatShape | CompletionShape
+
+
+def told_of(choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
+    """What both shapes say: how the choice ended, if it has, and its tokens, where asked for."""
+    finish = choice.finish
+    about: dict[str, Any] = {
+        "finish_reason": None if finish is None else REASONS.get(finish.reason, "stop"),
+    }
+    if finish is not None:
+        stopped_by = finish.WhichOneof("stopped_by")
+        about["stop_reason"] = getattr(finish, stopped_by) if stopped_by else None
+    if delta.prompt_token_ids is not None:
+        about["prompt_token_ids"] = delta.prompt_token_ids
+    if choice.wanted.token_ids:
+        about["token_ids"] = delta.token_ids
+    if choice.wanted.origins:
+        about["token_origins"] = [
+            {"text": entry.text, "origin": entry.origin} for entry in delta.entries if entry.origin
+        ]
+    return about
+
+
+def usage_of(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
+    """Tokens of the answer so far. A prompt counts once, however many choices, ``per_prompt``, it
+    has."""
+    prompts = [each.started.prompt_tokens if each.started else 0 for each in choices[::per_prompt]]
+    prompt_tokens, output = sum(prompts), sum(_output_tokens(each) for each in choices)
+    cached = [
+        each.finish.usage.cached_prompt_tokens for each in choices[::per_prompt] if each.finish
+    ]
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output,
+        "total_tokens": prompt_tokens + output,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
+    }
+
+
+def _output_tokens(choice: Choice) -> int:
+    if choice.wanted.no_output:
+        return 0
+    return choice.num_tokens if choice.finish is None else choice.finish.usage.completion_tokens

@@ -1,0 +1,255 @@
+"""From OpenAI's fields to requests of the targets' contract. Pure: no input, no output."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from secrets import randbits
+from typing import Any
+
+import msgspec
+from google.protobuf import json_format, struct_pb2
+
+from ssd.v1 import target_pb2 as pb
+from ssd_client.generate.speculation import MODES, VERIFICATIONS
+from ssd_gateway.http.errors import bad_request
+from ssd_gateway.openai.fields import ChatRequest, CompletionRequest, GenerationFields
+
+COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is not said
+MAX_PROMPTS = 128
+MAX_ALL_CHOICES = 256
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the answer is to look, beyond its text."""
+
+    logprobs: bool = False
+    top_logprobs: int = 0
+    token_ids: bool = False
+    origins: bool = False
+    tokens_as_ids: bool = False
+    echo: bool = False
+    no_output: bool = False  # the prompt alone is echoed
+
+
+@dataclass(frozen=True)
+class TranslatedRequest:
+    requests: list[pb.GenerateRequest]  # one for each choice
+    wanted: Wanted
+    affinity: bytes  # requests of the same beginning go to the same target
+    echoes: list[str | None]  # what to echo for each choice; None: as the target says
+
+
+def seed_of_choice(seed: int, index: int) -> int:
+    """The first choice has the request's own seed: it is the text of n = 1."""
+    if index == 0:
+        return seed & MASK
+    digest = blake2b(struct.pack("<QQ", seed & MASK, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def translate_chat(fields: ChatRequest, request_id: str) -> TranslatedRequest:
+    base = _base(fields, request_id)
+    most = fields.max_completion_tokens
+    most = fields.max_tokens if most is None else most
+    if most is not None:
+        base.stop.max_tokens = _at_least_one("max_tokens", most)
+    base.chat.CopyFrom(chat_prompt(fields))
+    if fields.top_logprobs and not fields.logprobs:
+        raise bad_request("top_logprobs", "needs logprobs: true")
+    wanted = Wanted(
+        logprobs=bool(fields.logprobs),
+        top_logprobs=fields.top_logprobs or 0,
+        token_ids=bool(fields.return_token_ids),
+        origins=bool(fields.return_token_origins),
+        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+    )
+    _ask(base, wanted)
+    choices = _choices(base, fields)
+    return TranslatedRequest(choices, wanted, _affinity(fields, base), [None] * len(choices))
+
+
+def chat_prompt(fields: Any) -> pb.ChatPrompt:
+    """``fields``: a request with messages, and how the template is to render them."""
+    chat = pb.ChatPrompt(
+        messages_json=msgspec.json.encode(fields.messages),
+        continue_final_message=bool(fields.continue_final_message),
+    )
+    if fields.add_generation_prompt is not None:
+        chat.add_generation_prompt = fields.add_generation_prompt
+    kwargs = dict(fields.chat_template_kwargs or {})
+    if (effort := getattr(fields, "reasoning_effort", None)) is not None:
+        kwargs["reasoning_effort"] = effort
+    if kwargs:
+        chat.template_kwargs.CopyFrom(_struct(kwargs))
+    return chat
+
+
+def _struct(value: dict[str, Any]) -> struct_pb2.Struct:
+    try:
+        return json_format.ParseDict(value, struct_pb2.Struct())
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise bad_request("chat_template_kwargs", str(error)) from None
+
+
+def translate_completion(fields: CompletionRequest, request_id: str) -> TranslatedRequest:
+    prompts = _prompts(fields.prompt)
+    n, echo = fields.n or 1, bool(fields.echo)
+    if fields.best_of not in (None, 1, n):
+        raise bad_request("best_of", f"must be n, {n}: nothing is ranked here")
+    if len(prompts) * n > MAX_ALL_CHOICES:
+        raise bad_request(
+            "n", f"{len(prompts)} prompts of {n} choices are more than {MAX_ALL_CHOICES}"
+        )
+    most = COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
+    if not most and not echo:
+        raise bad_request("max_tokens", "must be at least 1, unless echo is true")
+    base = _base(fields, request_id)
+    base.stop.max_tokens = most or 1
+    wanted = Wanted(
+        logprobs=fields.logprobs is not None,
+        top_logprobs=fields.logprobs or 0,
+        token_ids=bool(fields.return_token_ids),
+        origins=bool(fields.return_token_origins),
+        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        echo=echo,
+        no_output=not most,
+    )
+    _ask(base, wanted)
+    requests, echoes = [], []
+    for prompt in prompts:
+        request = pb.GenerateRequest()
+        request.CopyFrom(base)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids = pack(prompt)
+        requests += _choices(request, fields)
+        echoes += [prompt if isinstance(prompt, str) else None] * n
+    return TranslatedRequest(requests, wanted, _affinity(fields, requests[0]), echoes)
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """A text, texts, token ids, or lists of token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(each) for each in prompt}
+    if len(kinds) != 1:
+        raise bad_request("prompt", "must be a text, texts, token ids or lists of token ids")
+    prompts = [prompt] if kinds == {int} else prompt
+    if len(prompts) > MAX_PROMPTS:
+        raise bad_request("prompt", f"at most {MAX_PROMPTS} prompts, got {len(prompts)}")
+    return prompts
+
+
+def _base(fields: GenerationFields, request_id: str) -> pb.GenerateRequest:
+    """Everything but the prompt, how long the output is, and what is told of it."""
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_request("stream_options", "needs stream: true")
+    request = pb.GenerateRequest(
+        request_id=fields.request_id or request_id, cache_salt=fields.cache_salt or ""
+    )
+    for name in SAMPLING:
+        if (value := getattr(fields, name)) is not None:
+            setattr(request.sampling, name, value)
+    if fields.top_k is not None:
+        request.sampling.top_k = max(0, fields.top_k)
+    for token, bias in (fields.logit_bias or {}).items():
+        request.sampling.logit_bias[_token("logit_bias", token)] = bias
+    stop = request.stop
+    stop.strings.extend([fields.stop] if isinstance(fields.stop, str) else fields.stop or [])
+    stop.token_ids.extend(fields.stop_token_ids or [])
+    stop.ignore_eos = bool(fields.ignore_eos)
+    stop.min_tokens = fields.min_tokens or 0
+    stop.include_stop = bool(fields.include_stop_str_in_output)
+    request.output.special_tokens = fields.skip_special_tokens is False
+    _speculation(request.speculation, fields)
+    return request
+
+
+def _speculation(options: pb.SpeculationOptions, fields: GenerationFields) -> None:
+    if fields.speculative is False:
+        options.mode = pb.SPECULATION_MODE_OFF
+    given = fields.speculation
+    if given is None:
+        return
+    if given.mode is not None and given.mode != "auto":
+        options.mode = _named("speculation.mode", given.mode, MODES)
+    if given.verification is not None:
+        options.verification = _named("speculation.verification", given.verification, VERIFICATIONS)
+    options.depth = given.depth or 0
+    options.endpoints.extend(given.endpoints or [])
+
+
+def _named(param: str, name: str, known: Any) -> Any:
+    if name not in known:
+        raise bad_request(param, f"must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def _ask(request: pb.GenerateRequest, wanted: Wanted) -> None:
+    """What the target has to say for the answer to look so."""
+    request.return_prompt = wanted.echo or wanted.token_ids
+    if wanted.logprobs:
+        options = request.logprobs
+        options.chosen, options.top_n = True, wanted.top_logprobs
+        options.token_bytes, options.prompt = True, wanted.echo
+
+
+def _choices(request: pb.GenerateRequest, fields: GenerationFields) -> list[pb.GenerateRequest]:
+    """The request once for each of its choices, each with a seed of its own."""
+    # 53 bits: the seed that is told survives JSON in every language.
+    seed = randbits(53) if fields.seed is None else fields.seed
+    choices = []
+    for index in range(fields.n or 1):
+        choice = pb.GenerateRequest()
+        choice.CopyFrom(request)
+        choice.sampling.seed = seed_of_choice(seed, index)
+        choices.append(choice)
+    return choices
+
+
+def _affinity(fields: GenerationFields, request: pb.GenerateRequest) -> bytes:
+    """What the beginning of a conversation is told by: a key of the caller's own, else its first
+    messages up to the first of the user, else the beginning of the prompt."""
+    own = fields.prompt_cache_key or fields.session_id
+    if own is not None:
+        return own.encode()
+    if isinstance(fields, ChatRequest):
+        first = next((i for i, m in enumerate(fields.messages) if m.get("role") == "user"), 0)
+        return msgspec.json.encode(fields.messages[: first + 1])
+    return request.text.encode() or request.token_ids
+
+
+def _at_least_one(param: str, value: int) -> int:
+    if value < 1:
+        raise bad_request(param, f"must be at least 1, got {value}")
+    return value
+
+
+def _token(param: str, text: str) -> int:
+    try:
+        token = int(text)
+    except ValueError:
+        token = -1
+    if not 0 <= token < 2**32:
+        raise bad_request(param, f"{text!r} is no token id")
+    return token
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def unpack(data: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(data) // 4}I", data))

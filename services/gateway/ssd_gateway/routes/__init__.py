@@ -1,0 +1,1 @@
+"""The routes: each file answers one part of the API."""

@@ -1,0 +1,100 @@
+"""GET /v1/models, POST /tokenize and /detokenize: what is served, and its tokenizer."""
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ssd.v1 import target_pb2 as pb
+from ssd_client.generate.speculation import mode_name
+from ssd_gateway.gateway import Gateway
+from ssd_gateway.http.errors import ApiError, bad_request
+from ssd_gateway.openai.fields import DetokenizeFields, TokenizeFields
+from ssd_gateway.openai.translation import chat_prompt, pack, unpack
+
+TOKENIZE_SECONDS = 30.0
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+class ModelRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        self._gateway.keys.check(request)
+        return json_response({"object": "list", "data": await self._models(request)})
+
+    async def model(self, request: Request) -> Response:
+        self._gateway.keys.check(request)
+        wanted = request.path_params["model"]
+        for each in await self._models(request):
+            if each["id"] == wanted:
+                return json_response(each)
+        raise ApiError(
+            404, f"model: {wanted!r} is not served here", param="model", code="model_not_found"
+        )
+
+    async def _models(self, request: Request) -> list[dict[str, Any]]:
+        await self._ask_unknown(request)
+        found = {each.info.name: self._entry(each.info) for each in self._gateway.pool if each.info}
+        return [found[name] for name in sorted(found)]
+
+    async def _ask_unknown(self, request: Request) -> None:
+        """Targets that tell only those who have a key are asked with the caller's."""
+        metadata_of = self._gateway.metadata_for(request)
+        for target in self._gateway.pool:
+            if target.info is None and target.ready:
+                about = pb.GetModelInfoRequest()
+                target.info = await target.ask(target.stub.GetModelInfo, about, metadata_of(target))
+
+    def _entry(self, info: pb.GetModelInfoResponse) -> dict[str, Any]:
+        return {
+            "id": info.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "ssd",
+            "root": info.name,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+            "has_chat_template": info.has_chat_template,
+            "speculation_modes": [mode_name(mode) for mode in info.speculation_modes],
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        fields = await self._gateway.read(request, TokenizeFields)
+        asked = pb.TokenizeRequest()
+        if (fields.prompt is None) == (fields.messages is None):
+            raise bad_request("prompt", "either prompt or messages is needed")
+        if fields.prompt is not None:
+            asked.text = fields.prompt
+        else:
+            asked.chat.CopyFrom(chat_prompt(fields))
+        if fields.add_special_tokens is not None:
+            asked.add_special_tokens = fields.add_special_tokens
+        answer = await self._ask(request, fields.model, "Tokenize", asked)
+        content = {
+            "count": len(answer.tokens),
+            "max_model_len": answer.max_model_len,
+            "tokens": unpack(answer.token_ids),
+        }
+        if fields.return_token_strs:
+            content["token_strs"] = [each.decode("utf-8", "replace") for each in answer.tokens]
+        return json_response(content)
+
+    async def detokenize(self, request: Request) -> Response:
+        fields = await self._gateway.read(request, DetokenizeFields)
+        asked = pb.DetokenizeRequest(token_ids=pack(fields.tokens))
+        answer = await self._ask(request, fields.model, "Detokenize", asked)
+        return json_response({"prompt": answer.text})
+
+    async def _ask(self, request: Request, model: str | None, method: str, asked: Any) -> Any:
+        target = self._gateway.targets_for(model)[0]
+        call = getattr(target.stub, method)
+        metadata = self._gateway.metadata_for(request)(target)
+        return await target.ask(call, asked, metadata, TOKENIZE_SECONDS)

@@ -1,0 +1,144 @@
+"""GET /ssd/fleet and /ssd/timeline: what targets and drafts do, for the page."""
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ssd.v1 import target_pb2 as pb
+from ssd_client.connection.endpoints import Endpoint, linked_drafts
+from ssd_client.errors import ClientError
+from ssd_client.generate.speculation import stats_of
+from ssd_client.status.traces import TraceEvent, TraceReader
+from ssd_gateway.gateway import Gateway
+from ssd_gateway.http.errors import ApiError, bad_request
+from ssd_gateway.http.keys import OBSERVE
+from ssd_gateway.routes.models import json_response
+from ssd_gateway.targets.target import Target
+
+HISTORY = 20_000  # events of a service that are looked through
+LONGEST = 120.0  # seconds of a timeline
+DETAILS = ("kind", "sequence", "round", "rows", "tokens", "accepted", "origin", "look_up")
+
+
+class ObservationRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def fleet(self, request: Request) -> Response:
+        self._gateway.keys.check(request)
+        return json_response({"targets": [_about(target) for target in self._gateway.pool]})
+
+    async def timeline(self, request: Request) -> Response:
+        self._gateway.keys.check(request, OBSERVE)
+        target = self._gateway.pool.find(request.query_params.get("target", ""))
+        if target is None:
+            raise ApiError(404, "target: is not one of this gateway's", param="target")
+        seconds = _number(request, "seconds", 30.0, LONGEST)
+        sequence = int(_number(request, "sequence", 0, 2**63))
+        content = await asyncio.to_thread(self._timeline, target, sequence, seconds)
+        return json_response(content)
+
+    def _timeline(self, target: Target, sequence: int, seconds: float) -> dict[str, Any]:
+        """Runs on a thread: it waits for several services."""
+        since, problems = time.monotonic() - seconds, []
+        addresses: dict[str, str | None] = {target.address: None}
+        addresses.update(linked_drafts(target.info) if target.info else {})
+        tracks = []
+        for address, server_name in addresses.items():
+            endpoint = Endpoint(address, server_name, self._gateway.pool.security)
+            try:
+                events = TraceReader(endpoint, HISTORY).take()
+            except ClientError as error:
+                problems.append(str(error))
+                continue
+            finally:
+                endpoint.close()
+            kept = [each for each in events if each.begin >= since and _concerns(each, sequence)]
+            tracks.append((address, kept))
+        zero = min((each.begin for _, events in tracks for each in events), default=0.0)
+        return {
+            "tracks": [_track(address, events, zero) for address, events in tracks if events],
+            "problem": "; ".join(problems),
+        }
+
+
+def _concerns(event: TraceEvent, sequence: int) -> bool:
+    """Forwards are of all sequences; other events, at a target, of one."""
+    return not sequence or event.service != "target" or event.sequence in (0, sequence)
+
+
+def _track(address: str, events: list[TraceEvent], zero: float) -> dict[str, Any]:
+    role = events[0].service
+    return {
+        "name": f"{role} {address}",
+        "role": role,
+        "events": [
+            {
+                "begin_ms": 1e3 * (event.begin - zero),
+                "duration_ms": 1e3 * event.seconds,
+                **{name: getattr(event, name) for name in DETAILS},
+            }
+            for event in sorted(events, key=lambda each: each.begin)
+        ],
+    }
+
+
+def _number(request: Request, name: str, default: float, most: float) -> float:
+    text = request.query_params.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise bad_request(name, f"must be a number from 0 to {most:g}, got {text!r}")
+    return value
+
+
+def _about(target: Target) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "address": target.address,
+        "ready": target.ready,
+        "problem": target.problem,
+        "in_flight": target.in_flight,
+    }
+    info = target.info
+    if info is None:
+        return {**content, "endpoints": []}
+    stats, load = stats_of(info.load.speculation), info.load
+    tokens_per_round = None
+    if stats.rounds:
+        tokens_per_round = (stats.accepted_tokens + stats.rounds) / stats.rounds
+    return {
+        **content,
+        "model": info.name,
+        "version": info.version,
+        "architecture": info.architecture,
+        "device": info.device,
+        "dtype": info.dtype,
+        "max_num_seqs": info.max_num_seqs,
+        "running": load.running,
+        "waiting": load.waiting,
+        "used_kv_blocks": load.used_kv_blocks,
+        "num_kv_blocks": info.num_kv_blocks,
+        "hit_rate": stats.hit_rate,
+        "acceptance": stats.acceptance,
+        "tokens_per_round": tokens_per_round,
+        "endpoints": [_endpoint(each) for each in info.speculation_endpoints],
+    }
+
+
+def _endpoint(each: pb.SpeculationEndpoint) -> dict[str, Any]:
+    names = (
+        "address",
+        "state",
+        "draft_name",
+        "payoff",
+        "acceptance",
+        "open_sequences",
+        "reason",
+        "source",
+    )
+    return {name: getattr(each, name) for name in names}

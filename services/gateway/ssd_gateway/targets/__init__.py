@@ -1,0 +1,1 @@
+"""Targets behind the gateway: who they are, which one serves a request, and its stream."""
