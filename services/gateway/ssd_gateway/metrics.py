@@ -29,6 +29,7 @@ class GatewayMetrics(ServiceMetrics):
         self._whole = self.histogram(
             "ssd_gateway_request_seconds", "From a request to its end, if it was served."
         )
+        self.ready.set_function(lambda: float(any(target.ready for target in pool)))
         self.gauge("ssd_gateway_targets", "Targets that are known.").set_function(lambda: len(pool))
         self.gauge("ssd_gateway_targets_ready", "Targets that take requests.").set_function(
             lambda: sum(target.ready for target in pool)

@@ -133,8 +133,8 @@ class GatewayServer:
             timeout_graceful_shutdown=max(1, int(config.drain_timeout)),
         )
         options.load()
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says is said here
         if self._tls is not None:
-            options.is_ssl  # noqa: B018
             options.ssl = server_context(self._tls)
         return _Server(options)
 
@@ -145,7 +145,7 @@ class GatewayServer:
             if self._gateway.draining:
                 server.force_exit = True
             self._gateway.draining = True
-            self._metrics.ready.set(0)
+            self._metrics.ready.set_function(lambda: 0.0)
             log.info("leaving: requests that run get %g s", self._config.drain_timeout)
             server.should_exit = True
 

@@ -11,7 +11,6 @@ MAX_CHOICES = 128
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**64 - 1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 
 # Fields that are known, and that nothing here can honour, with the values that ask for nothing.
@@ -88,7 +87,7 @@ class GenerationFields(Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: Seed | None = None
+    seed: int | None = None  # 64 bits, with a sign or without
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: str | list[str] | None = None

@@ -210,6 +210,8 @@ def _choices(request: pb.GenerateRequest, fields: GenerationFields) -> list[pb.G
     """The request once for each of its choices, each with a seed of its own."""
     # 53 bits: the seed that is told survives JSON in every language.
     seed = randbits(53) if fields.seed is None else fields.seed
+    if not -(2**63) <= seed < 2**64:
+        raise bad_request("seed", f"must have 64 bits at most, got {seed}")
     choices = []
     for index in range(fields.n or 1):
         choice = pb.GenerateRequest()
