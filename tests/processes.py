@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,19 @@ class DraftProcess(ServiceProcess):
         return speculation_rpc.SpeculationServiceStub(self.channel())
 
 
+class GatewayProcess(ServiceProcess):
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/ready", timeout=60) as answer:
+                return bool(answer.status == 200)
+        except urllib.error.URLError:
+            return False
+
+
 TracedPair = tuple[TargetProcess, DraftProcess]
 
 
@@ -123,6 +137,20 @@ def draft(
         yield process
 
 
+@contextmanager
+def gateway(
+    directory: Path, *flags: str, targets: Sequence[str], ready: bool = True
+) -> Iterator[GatewayProcess]:
+    """``ssd-gateway serve`` in front of targets; it looks at them often."""
+    command = ["ssd_gateway", "serve"]
+    named = [part for each in targets for part in ("--target", each)]
+    flags = (*named, "--refresh-seconds", "0.1", *flags)
+    with _service(GatewayProcess, command, flags, directory, False, False) as process:
+        if ready:
+            wait_until(process.is_ready, process.log)
+        yield process
+
+
 Process = TypeVar("Process", bound=ServiceProcess)
 
 
@@ -137,7 +165,8 @@ def _service(
 ) -> Iterator[Process]:
     directory.mkdir(parents=True, exist_ok=True)
     port_file, log_file = directory / "port", directory / "log"
-    command = [sys.executable, "-m", *command, "--check-integrity"]
+    checked = [] if kind is GatewayProcess else ["--check-integrity"]  # it has no engine
+    command = [sys.executable, "-m", *command, *checked]
     command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), *flags]
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=new_session)
