@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance bench-cpu-weights soak attack protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway soak attack protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-fairness   an honest target beside a flooding one"
 	@echo "make bench-acceptance never slower than plain decoding, however good the draft is"
 	@echo "make bench-cpu-weights  products on a CPU, beside the speed of its memory and F.linear"
+	@echo "make bench-gateway    what HTTP adds to gRPC: first tokens, chunks a second, memory"
 	@echo "make soak       ten minutes of mixed load while drafts are killed: what is left behind?"
 	@echo "make attack     hostile callers, frozen engines, rotten weights: what do others notice?"
 	@echo "make protos     generate the Python code of protos/"
@@ -92,7 +93,7 @@ report: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py
 
-bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness bench-acceptance bench-cpu-weights: $(VENV)/.dev
+bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway: $(VENV)/.dev
 	$(BIN)/python -m tools.$(subst -,_,$@)
 
 soak: $(VENV)/.dev
