@@ -1,0 +1,62 @@
+"""What waits is passed on as one chunk, and nothing of it is lost."""
+
+from ssd.v1 import target_pb2 as pb
+from ssd_gateway.openai.choice import Choice, pieces_of
+from ssd_gateway.openai.translation import Wanted, pack
+
+
+def tokens(*pieces: str) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        tokens=pb.GenerateTokens(
+            token_ids=range(len(pieces)),
+            text="".join(pieces),
+            text_lengths=[len(piece.encode()) for piece in pieces],
+            origins=[pb.TOKEN_ORIGIN_CACHE] * len(pieces),
+        )
+    )
+
+
+def started(prompt_tokens: int = 3) -> pb.GenerateResponse:
+    return pb.GenerateResponse(started=pb.GenerateStarted(prompt_tokens=prompt_tokens))
+
+
+def finish() -> pb.GenerateResponse:
+    return pb.GenerateResponse(finish=pb.GenerateFinish(reason=pb.FINISH_REASON_STOP))
+
+
+def test_messages_that_wait_become_one_delta() -> None:
+    choice = Choice(0, Wanted(token_ids=True, origins=True))
+    for response in (started(), tokens("a", "b"), tokens("ç"), tokens("d"), finish()):
+        choice.take(response)
+    delta = choice.pass_on()
+    assert delta.text == "abçd"
+    assert delta.token_ids == [0, 1, 0, 0]
+    assert [entry.text for entry in delta.entries] == ["a", "b", "ç", "d"]
+    assert {entry.origin for entry in delta.entries} == {"cache"}
+    assert choice.finish_told
+    assert not choice.has_news
+
+
+def test_an_end_that_comes_alone_is_news() -> None:
+    choice = Choice(0, Wanted())
+    choice.take(started())
+    choice.take(tokens("a"))
+    assert choice.pass_on().first
+    assert not choice.has_news
+    choice.take(finish())
+    assert choice.has_news
+    assert choice.pass_on().is_empty
+
+
+def test_a_start_before_any_token_begins_the_prompt_anew() -> None:
+    choice = Choice(0, Wanted(echo=True))
+    prompt = pb.GenerateResponse(
+        prompt=pb.GeneratePrompt(token_ids=pack([1]), text="Once", text_lengths=[4])
+    )
+    for response in (started(), prompt, started(), prompt, tokens(" more")):
+        choice.take(response)
+    assert choice.pass_on().text == "Once more"
+
+
+def test_pieces_are_cut_by_bytes() -> None:
+    assert pieces_of("aé🙂", [1, 2, 0, 4]) == ["a", "é", "", "🙂"]

@@ -1,0 +1,158 @@
+"""OpenAI's fields become a target's request: honoured, or refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ssd.v1 import target_pb2 as pb
+from ssd_gateway.http.errors import ApiError
+from ssd_gateway.openai.fields import REFUSED, ChatRequest, CompletionRequest, read_fields
+from ssd_gateway.openai.translation import (
+    TranslatedRequest,
+    seed_of_choice,
+    translate_chat,
+    translate_completion,
+    unpack,
+)
+
+MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+
+
+def chat(**content: Any) -> TranslatedRequest:
+    body = json.dumps({"messages": MESSAGES, **content}).encode()
+    return translate_chat(read_fields(body, ChatRequest, False), "id")
+
+
+def completion(**content: Any) -> TranslatedRequest:
+    body = json.dumps({"prompt": "Once", **content}).encode()
+    return translate_completion(read_fields(body, CompletionRequest, False), "id")
+
+
+def refused(ask: Any, **content: Any) -> str | None:
+    with pytest.raises(ApiError) as caught:
+        ask(**content)
+    assert caught.value.status == 400
+    return caught.value.param
+
+
+def test_every_sampling_field_reaches_the_target() -> None:
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+    }
+    (request,) = completion(**fields, logit_bias={"5": -2.5}, seed=3).requests
+    for name, value in fields.items():
+        assert getattr(request.sampling, name) == value
+    assert dict(request.sampling.logit_bias) == {5: -2.5}
+    assert request.sampling.seed == 3
+
+
+def test_what_is_not_said_is_left_to_the_target() -> None:
+    (request,) = chat().requests
+    request.sampling.ClearField("seed")
+    assert request.sampling == pb.SamplingOptions()
+    assert not request.stop.HasField("max_tokens")
+    assert request.speculation == pb.SpeculationOptions()
+
+
+def test_stops_reach_the_target() -> None:
+    (request,) = chat(
+        stop="end",
+        stop_token_ids=[4],
+        ignore_eos=True,
+        min_tokens=3,
+        include_stop_str_in_output=True,
+        max_tokens=9,
+        max_completion_tokens=8,
+        skip_special_tokens=False,
+    ).requests
+    stop = request.stop
+    assert (list(stop.strings), list(stop.token_ids)) == (["end"], [4])
+    assert (stop.ignore_eos, stop.min_tokens, stop.include_stop) == (True, 3, True)
+    assert stop.max_tokens == 8
+    assert request.output.special_tokens
+
+
+@pytest.mark.parametrize("k", [-1, 0])
+def test_top_k_below_one_keeps_all(k: int) -> None:
+    (request,) = completion(top_k=k).requests
+    assert request.sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({"speculation": {"mode": "ssd", "depth": 3}}, pb.SPECULATION_MODE_SSD),
+        ({"speculation": {"mode": "auto"}}, pb.SPECULATION_MODE_UNSPECIFIED),
+        ({"speculative": False}, pb.SPECULATION_MODE_OFF),
+        ({"speculative": True}, pb.SPECULATION_MODE_UNSPECIFIED),
+    ],
+)
+def test_modes_by_both_spellings(given: dict[str, Any], mode: int) -> None:
+    (request,) = completion(**given).requests
+    assert request.speculation.mode == mode
+
+
+def test_negative_seeds_are_two_s_complements() -> None:
+    assert completion(seed=-1).requests[0].sampling.seed == 2**64 - 1
+    assert completion(seed=2**64 - 1).requests[0].sampling.seed == 2**64 - 1
+
+
+def test_seeds_of_choices_differ_and_the_first_is_the_request_s() -> None:
+    seeds = [seed_of_choice(5, index) for index in range(64)]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 64
+    assert [each.sampling.seed for each in completion(seed=5, n=3).requests] == seeds[:3]
+
+
+def test_prompts_times_choices() -> None:
+    requests = completion(prompt=[[1, 2], [3]], n=2, seed=5).requests
+    assert [unpack(each.token_ids) for each in requests] == [[1, 2], [1, 2], [3], [3]]
+    assert refused(completion, prompt=["a"] * 100, n=3) == "n"
+    assert refused(completion, prompt=[]) == "prompt"
+    assert refused(completion, prompt=[1, "a"]) == "prompt"
+
+
+def test_an_echo_of_no_tokens_asks_for_one() -> None:
+    translated = completion(echo=True, max_tokens=0, logprobs=1)
+    assert translated.wanted.no_output
+    (request,) = translated.requests
+    assert request.stop.max_tokens == 1
+    assert request.logprobs.prompt
+    assert refused(completion, max_tokens=0) == "max_tokens"
+
+
+def test_turns_of_one_conversation_have_the_same_affinity() -> None:
+    later = [*MESSAGES, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "So?"}]
+    assert chat().affinity == chat(messages=later).affinity
+    other = [MESSAGES[0], {"role": "user", "content": "Bye"}]
+    assert chat().affinity != chat(messages=other).affinity
+    assert chat(prompt_cache_key="mine").affinity == b"mine"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_nothing_honours_is_refused_by_name(name: str) -> None:
+    assert refused(chat, **{name: "something"}) == name
+    for neutral in REFUSED[name]:
+        chat(**{name: neutral})
+
+
+def test_unknown_fields_are_refused_unless_the_operator_allows_them() -> None:
+    assert refused(chat, beam_width=4) == "beam_width"
+    body = json.dumps({"messages": MESSAGES, "beam_width": 4}).encode()
+    read_fields(body, ChatRequest, allow_unknown=True)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"messages": [', b"\xff\xfe", b'{"a":' * 5000]
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_fields(body, ChatRequest, False)
+    assert caught.value.status == 400
