@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_client.connection.endpoints import check_target
+from ssd_client.connection.endpoints import DNS, check_target
+from ssd_client.connection.security import is_loopback
 from ssd_engine.errors import ConfigError
 from ssd_serving.config import check_bounds, check_listening
 
@@ -52,6 +53,13 @@ class GatewayConfig:
     log_format: str = "text"
 
 
+def _may_be_told(config: GatewayConfig, named: str) -> bool:
+    """Whether a secret may be sent there."""
+    over_tls = config.target_tls or config.target_tls_ca or config.target_tls_cert
+    host = named.removeprefix(DNS).rpartition(":")[0]
+    return bool(over_tls) or config.insecure or is_loopback(host)
+
+
 def check_gateway(config: GatewayConfig) -> None:
     """Raises ConfigError for what is wrong with the options themselves."""
     if not config.target:
@@ -61,6 +69,11 @@ def check_gateway(config: GatewayConfig) -> None:
             check_target(named)
         except ValueError as error:
             raise ConfigError(f"--target: {error}") from None
+        if config.target_token_file is not None and not _may_be_told(config, named):
+            raise ConfigError(
+                f"--target-token-file: the token would travel in the clear to {named}; give "
+                "--target-tls-ca or --target-tls, or say --insecure"
+            )
     check_bounds(config, BOUNDS)
     check_listening(config)
     if (config.target_tls_cert is None) != (config.target_tls_key is None):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from ssd.v1 import target_pb2 as pb
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.body import read_json
 from ssd_gateway.http.errors import ApiError
@@ -31,6 +32,17 @@ class Gateway:
         most = self.config.max_body_mib << 20
         body = await read_json(request, most, self.config.read_timeout)
         return read_fields(body, kind, self.config.allow_unknown_fields)
+
+    async def learn(self, request: Request) -> None:
+        """Targets that tell what they serve only to those who have a key are asked with the
+        caller's."""
+        metadata_of = self.metadata_for(request)
+        for target in self.pool:
+            if target.info is None and target.ready:
+                about = pb.GetModelInfoRequest()
+                info = await target.ask(target.stub.GetModelInfo, about, metadata_of(target))
+                info.load.Clear()  # it will not be asked again: that is known for now alone
+                target.info = info
 
     def targets_for(self, model: str | None, affinity: bytes = b"") -> list[Target]:
         """Targets that serve the model, the best one first."""

@@ -103,7 +103,7 @@ def api_error(error: Exception) -> ApiError:
         case EndpointLeavingError():
             return ApiError(503, str(error), SERVER, retry_after=error.retry_delay_s)
         case EndpointLostError():
-            return ApiError(503, str(error), SERVER, retry_after=1.0)
+            return ApiError(503, f"{error.address}: {error.reason}", SERVER, retry_after=1.0)
         case DeadlineError():
             return ApiError(504, str(error), SERVER, code="timeout")
         case ClientError():

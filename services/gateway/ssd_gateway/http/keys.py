@@ -1,5 +1,7 @@
 """Who calls: keys are the tokens of the other services, and are passed on to the targets."""
 
+import logging
+
 from starlette.requests import Request
 
 from ssd_client.connection.security import is_loopback
@@ -7,6 +9,8 @@ from ssd_gateway.http.errors import ApiError
 from ssd_gateway.targets.pool import TargetPool
 from ssd_gateway.targets.target import Metadata, Target
 from ssd_serving.security.access import Access
+
+log = logging.getLogger(__name__)
 
 GENERATE = "/ssd.v1.TargetService/Generate"
 OBSERVE = "/ssd.v1.TraceService/GetTrace"
@@ -16,6 +20,7 @@ class Keys:
     def __init__(self, access: Access, pool: TargetPool, guarded: bool) -> None:
         """``guarded``: callers need a key, or the port is open to more than this host."""
         self._access, self._pool, self._guarded = access, pool, guarded
+        self._said: set[str] = set()  # targets that get no keys, and of which that was said
 
     def check(self, request: Request, method: str = GENERATE) -> None:
         """Raises what a caller without the key for it gets."""
@@ -35,6 +40,13 @@ class Keys:
             return security.metadata(target.address)
         if security.tls or security.insecure or is_loopback(host):
             return shown
+        if target.address not in self._said:
+            self._said.add(target.address)
+            log.warning(
+                "callers' keys are not passed on to %s, which is reached in the clear; give "
+                "--target-tls-ca or --insecure if it asks for them",
+                target.address,
+            )
         return ()
 
 

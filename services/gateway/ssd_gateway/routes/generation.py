@@ -28,12 +28,14 @@ class GenerationRoutes:
 
     async def chat(self, request: Request) -> AnswerResponse:
         fields = await self._gateway.read(request, ChatRequest)
+        await self._gateway.learn(request)
         request_id = _request_id(request, fields)
         translated = translate_chat(fields, request_id)
         return self._answer(request, fields, translated, ChatShape(), request_id)
 
     async def completion(self, request: Request) -> AnswerResponse:
         fields = await self._gateway.read(request, CompletionRequest)
+        await self._gateway.learn(request)
         request_id = _request_id(request, fields)
         translated = translate_completion(fields, request_id)
         return self._answer(request, fields, translated, CompletionShape(), request_id)

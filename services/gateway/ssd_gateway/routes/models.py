@@ -41,17 +41,9 @@ class ModelRoutes:
         )
 
     async def _models(self, request: Request) -> list[dict[str, Any]]:
-        await self._ask_unknown(request)
+        await self._gateway.learn(request)
         found = {each.info.name: self._entry(each.info) for each in self._gateway.pool if each.info}
         return [found[name] for name in sorted(found)]
-
-    async def _ask_unknown(self, request: Request) -> None:
-        """Targets that tell only those who have a key are asked with the caller's."""
-        metadata_of = self._gateway.metadata_for(request)
-        for target in self._gateway.pool:
-            if target.info is None and target.ready:
-                about = pb.GetModelInfoRequest()
-                target.info = await target.ask(target.stub.GetModelInfo, about, metadata_of(target))
 
     def _entry(self, info: pb.GetModelInfoResponse) -> dict[str, Any]:
         return {
@@ -94,6 +86,7 @@ class ModelRoutes:
         return json_response({"prompt": answer.text})
 
     async def _ask(self, request: Request, model: str | None, method: str, asked: Any) -> Any:
+        await self._gateway.learn(request)
         target = self._gateway.targets_for(model)[0]
         call = getattr(target.stub, method)
         metadata = self._gateway.metadata_for(request)(target)

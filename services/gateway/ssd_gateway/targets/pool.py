@@ -41,7 +41,10 @@ class TargetPool:
     async def run(self) -> None:
         """Refreshes targets until it is cancelled."""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("targets could not be looked at")
             await asyncio.sleep(self._refresh_seconds)
 
     async def refresh(self) -> None:

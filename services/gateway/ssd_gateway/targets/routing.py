@@ -14,13 +14,10 @@ def in_order(targets: Sequence[Target], key: bytes) -> list[Target]:
     """Targets in the order in which a request with this beginning should try them."""
     if len(targets) < 2:
         return list(targets)
+    able = [each for each in targets if each.ready] or targets
+    least = min(each.load / each.room for each in able)
     by_key = sorted(targets, key=lambda each: _score(each.address, key))
-    least = min(each.load / each.room for each in targets if each.ready or not _any_ready(targets))
     return sorted(by_key, key=lambda each: _rank(each, least))
-
-
-def _any_ready(targets: Sequence[Target]) -> bool:
-    return any(each.ready for each in targets)
 
 
 def _rank(target: Target, least: float) -> tuple[bool, float]:
