@@ -37,6 +37,11 @@ SERVICES = {
         "attacks/test_refusals.py",
         "attacks/test_revocation.py",
     ),
+    "fronted": (
+        "gateway/test_openai_sdk.py",
+        "gateway/test_gateway_lifecycle.py",
+        "gateway/http/test_hostile_http.py",
+    ),
     "watched": (
         "deploy/test_logs.py",
         "deploy/test_observability.py",
