@@ -66,9 +66,11 @@ print_tls() { print_secret "$1-tls" kubernetes.io/tls "tls.crt=$1.crt" "tls.key=
 make_authority
 mapfile -t target_names < <(names_of ssd-target && names_of ssd-target-headless)
 mapfile -t draft_names < <(names_of ssd-draft-headless)
+mapfile -t gateway_names < <(names_of ssd-gateway)
 make_certificate ssd-target serverAuth,clientAuth localhost "${target_names[@]}" \
     "*.ssd-target-headless.$namespace.svc.cluster.local"
 make_certificate ssd-draft serverAuth localhost "${draft_names[@]}"
+make_certificate ssd-gateway serverAuth localhost "${gateway_names[@]}"
 make_certificate ssd-client clientAuth ssd-client
 
 for each in client-token draft-token cluster-secret; do openssl rand -hex 32 >"$each"; done
@@ -77,6 +79,7 @@ token_entry ssd-target speculate "$(cat draft-token)" >draft-tokens
 
 print_tls ssd-target
 print_tls ssd-draft
+print_tls ssd-gateway
 print_tls ssd-client
 print_secret ssd-target-tokens Opaque tokens.toml=target-tokens
 print_secret ssd-draft-tokens Opaque tokens.toml=draft-tokens

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,18 +13,30 @@ import click
 from ssd_client.cli import cli as client_main
 from ssd_draft.cli import main as draft_main
 from ssd_draft.config import DraftConfig, plane_ports
+from ssd_gateway.cli import main as gateway_main
+from ssd_gateway.config import GatewayConfig
 from ssd_serving.config import parse_address
 from ssd_target.cli import main as target_main
 from ssd_target.config import TargetConfig
 from tests.deploy.manifests import Manifest
 
+Config = TargetConfig | DraftConfig | GatewayConfig
 PROGRAMS: Mapping[str, click.Group] = {
     "ssd-target": target_main,
     "ssd-draft": draft_main,
+    "ssd-gateway": gateway_main,
     "ssd-client": client_main,
 }
-PREFIXES = {"ssd-target": "SSD_TARGET_", "ssd-draft": "SSD_DRAFT_"}
-CONFIGS = {("ssd-target", "serve"): TargetConfig, ("ssd-draft", "serve"): DraftConfig}
+PREFIXES = {
+    "ssd-target": "SSD_TARGET_",
+    "ssd-draft": "SSD_DRAFT_",
+    "ssd-gateway": "SSD_GATEWAY_",
+}
+CONFIGS: Mapping[tuple[str, str], Callable[..., Config]] = {
+    ("ssd-target", "serve"): TargetConfig,
+    ("ssd-draft", "serve"): DraftConfig,
+    ("ssd-gateway", "serve"): GatewayConfig,
+}
 # Set for a container by what makes its pod.
 GIVEN = {"LWS_LEADER_ADDRESS": "ssd-target-nodes-0.ssd-target-nodes.ssd", "LWS_WORKER_INDEX": "1"}
 
@@ -118,7 +130,7 @@ def _parsed(command: click.Command, arguments: list[str]) -> tuple[dict[str, Any
             return context.params, unknown
 
 
-def config_of(line: CommandLine) -> TargetConfig | DraftConfig:
+def config_of(line: CommandLine) -> Config:
     """Raises ConfigError for what the program would refuse."""
     kind = CONFIGS[line.program, line.command]
     options = {key: value for key, value in line.options.items() if key != "check_config"}

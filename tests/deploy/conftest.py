@@ -8,6 +8,7 @@ import pytest
 
 from tests.deploy.collector import collecting
 from tests.deploy.watched import SCRAPE_SECONDS, Bereft, Pair, start_pair, wait_for_links
+from tests.processes import gateway
 from tests.scale import FULL
 from tests.waiting import wait_until
 
@@ -16,7 +17,7 @@ METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 @pytest.fixture(scope="session")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """JSON at debug level, metrics, and traces to a collector that is here."""
+    """JSON at debug level, metrics, and traces to a collector that is here; a gateway before it."""
     with ExitStack() as stack:
         collector = stack.enter_context(collecting())
         flags = (*METRICS, "--log-format", "json", "--log-level", "debug")
@@ -24,6 +25,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         ranks = ("--tp", "2") if FULL else ()
         pair = start_pair(stack, tmp_path_factory.mktemp("watched"), flags, *ranks)
         pair.collector = collector
+        folder = tmp_path_factory.mktemp("gateway")
+        pair.gateway = stack.enter_context(gateway(folder, targets=[pair.target.address]))
         yield pair
 
 

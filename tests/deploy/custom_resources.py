@@ -2,7 +2,8 @@
 
 Written from the reference of each API; a field that is not here is a mistake until somebody has
 looked it up: LeaderWorkerSet (lws.sigs.k8s.io), ServiceMonitor and PrometheusRule
-(prometheus-operator.dev), Issuer and Certificate (cert-manager.io).
+(prometheus-operator.dev), Issuer and Certificate (cert-manager.io), HTTPRoute and BackendTLSPolicy
+(gateway-api.sigs.k8s.io).
 """
 
 from typing import Any
@@ -137,10 +138,47 @@ CERTIFICATE = fields(
     issuerRef=ISSUER,
 )
 
+HTTP_ROUTE = fields(
+    "rules",
+    parentRefs=many(fields("name", name=TEXT, namespace=TEXT, sectionName=TEXT)),
+    hostnames=many(TEXT),
+    rules=many(
+        fields(
+            "",
+            matches=many(
+                fields(
+                    "",
+                    path=fields("", type=one_of("Exact", "PathPrefix"), value=TEXT),
+                    method=one_of("GET", "POST"),
+                )
+            ),
+            timeouts=fields("", request=DURATION, backendRequest=DURATION),
+            backendRefs=many(
+                fields("name", name=TEXT, port={"type": "integer", "minimum": 1}, weight=COUNT)
+            ),
+        )
+    ),
+)
+
+GROUP: Schema = {"type": "string"}  # empty: of Kubernetes itself
+
+BACKEND_TLS_POLICY = fields(
+    "targetRefs validation",
+    targetRefs=many(fields("group kind name", group=GROUP, kind=TEXT, name=TEXT, sectionName=TEXT)),
+    validation=fields(
+        "hostname",
+        caCertificateRefs=many(fields("group kind name", group=GROUP, kind=TEXT, name=TEXT)),
+        wellKnownCACertificates=one_of("System"),
+        hostname=TEXT,
+    ),
+)
+
 SPECS: dict[tuple[str, str], Schema] = {
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): LEADER_WORKER_SET,
     ("monitoring.coreos.com/v1", "ServiceMonitor"): SERVICE_MONITOR,
     ("monitoring.coreos.com/v1", "PrometheusRule"): PROMETHEUS_RULE,
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): HTTP_ROUTE,
+    ("gateway.networking.k8s.io/v1", "BackendTLSPolicy"): BACKEND_TLS_POLICY,
     ("cert-manager.io/v1", "Issuer"): ISSUER_OF_CERTIFICATES,
     ("cert-manager.io/v1", "Certificate"): CERTIFICATE,
 }

@@ -4,6 +4,7 @@
 SECRETS: dict[str, frozenset[str]] = {
     "ssd-target-tls": frozenset({"tls.crt", "tls.key", "ca.crt"}),
     "ssd-draft-tls": frozenset({"tls.crt", "tls.key", "ca.crt"}),
+    "ssd-gateway-tls": frozenset({"tls.crt", "tls.key", "ca.crt"}),
     "ssd-client-tls": frozenset({"tls.crt", "tls.key", "ca.crt"}),
     "ssd-target-tokens": frozenset({"tokens.toml"}),
     "ssd-draft-tokens": frozenset({"tokens.toml"}),

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from ssd_draft.config import DraftConfig
 from ssd_draft.config import check_config as check_draft
+from ssd_gateway.config import GatewayConfig, check_gateway
 from ssd_target.config import TargetConfig
 from ssd_target.config import check_config as check_target
 from tests.deploy.checks.references import secret_files
@@ -21,12 +22,16 @@ from tests.deploy.command_lines import (
     is_ours,
     read,
 )
-from tests.deploy.manifests import OVERLAYS, Manifest, Pod, manifests, of_kind, pods
+from tests.deploy.manifests import OVERLAYS, Manifest, Pod, manifests, named, pods
 from tests.deploy.trial_secrets import write_secrets
 from tests.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKS: dict[type, Callable[[Any], None]] = {TargetConfig: check_target, DraftConfig: check_draft}
+CHECKS: dict[type, Callable[[Any], None]] = {
+    TargetConfig: check_target,
+    DraftConfig: check_draft,
+    GatewayConfig: check_gateway,
+}
 
 
 def lines(overlay: str) -> list[CommandLine]:
@@ -65,7 +70,7 @@ def test_the_cpu_overlay_passes_check_config(tmp_path: Path) -> None:
     for pod in pods(manifests("cpu")):
         for container in pod.spec["containers"]:
             said = check_config(placed(pod, container, secret_folder))
-            assert said.startswith("ok: stories-")
+            assert said.startswith(("ok: stories-", "ok: dns:///ssd-target-headless:7410"))
 
 
 @needs_tool("openssl")
@@ -104,7 +109,7 @@ def check_config(container: Manifest) -> str:
 
 
 def test_drafts_are_scaled_by_a_metric_that_they_have() -> None:
-    (scaler,) = of_kind(manifests("gpu"), "HorizontalPodAutoscaler")
+    scaler = named(manifests("gpu"), "HorizontalPodAutoscaler", "ssd-draft")
     (metric,) = scaler["spec"]["metrics"]
     sources = (ROOT / "services").rglob("*.py")
     said = {name for file in sources for name in re.findall(r'"(ssd_\w+)"', file.read_text())}

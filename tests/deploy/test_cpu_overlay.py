@@ -1,5 +1,6 @@
 """What the overlay smoke-test says, run here: its commands, its files, its probes, its end."""
 
+import json
 import os
 import re
 import signal
@@ -7,11 +8,13 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -29,7 +32,7 @@ pytestmark = needs_tool("openssl")
 PORTS = [str(port) for port in range(20_000 + os.getpid() % 10_000, 32_000)]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 # A cluster's names; the certificates know this one, too.
-NAMES = re.compile(r"(dns:///)?(ssd-draft-headless|ssd-target):")
+NAMES = re.compile(r"(dns:///)?(ssd-draft-headless|ssd-target(-headless)?):")
 
 
 class Host:
@@ -72,6 +75,13 @@ class Host:
         return self._ports[number]
 
 
+def probed_port(container: Manifest) -> int:
+    probe = container["startupProbe"]
+    named = {port["name"]: port["containerPort"] for port in container["ports"]}
+    number: int = probe["grpc"]["port"] if "grpc" in probe else named[probe["httpGet"]["port"]]
+    return number
+
+
 def is_free(port: str) -> bool:
     with closing(socket.socket()) as probe:
         try:
@@ -88,7 +98,10 @@ class Running:
     health: str  # address
 
     def probe(self, kind: str) -> bool:
-        """As a kubelet asks: in plain text, for the service that the manifest names."""
+        """As a kubelet asks: in plain text, for the service that the manifest names; or over HTTPS,
+        whatever the certificate says."""
+        if "httpGet" in self.container[kind]:
+            return self._asks(self.container[kind]["httpGet"]["path"])
         request = health_pb2.HealthCheckRequest(service=self.container[kind]["grpc"]["service"])
         with grpc.insecure_channel(self.health) as channel:
             try:
@@ -96,6 +109,15 @@ class Running:
             except grpc.RpcError:
                 return False
         return bool(answer.status == SERVING)
+
+    def _asks(self, path: str) -> bool:
+        anyone = ssl._create_unverified_context()
+        try:
+            url = f"https://{self.health}{path}"
+            with urllib.request.urlopen(url, timeout=5, context=anyone) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
 
     def wait_for(self, kind: str) -> None:
         wait_until(lambda: self.probe(kind) or self.process.poll() is not None, kind)
@@ -107,6 +129,7 @@ class Cluster:
     services: Mapping[str, Running]
     smoke_test: list[str]
     metrics: str  # URL, of the target
+    gateway: str  # URL
     authority: Path  # that Prometheus trusts
 
     def scrape(self) -> str:
@@ -114,6 +137,18 @@ class Cluster:
         with urllib.request.urlopen(self.metrics, timeout=10, context=trusting) as answer:
             text: str = answer.read().decode()
         return text
+
+    def complete(self, token: str | None = "") -> Any:
+        """A completion by way of the gateway, with the smoke test's own token unless another is
+        given; None: with none."""
+        key = (self.authority.parents[1] / "ssd-client-access" / "token").read_text().strip()
+        shown = {} if token is None else {"Authorization": f"Bearer {token or key}"}
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 8, "seed": 1}).encode()
+        headers = {"Content-Type": "application/json", **shown}
+        request = urllib.request.Request(self.gateway + "/v1/completions", body, headers)
+        trusting = ssl.create_default_context(cafile=self.authority)
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS, context=trusting) as answer:
+            return json.load(answer)
 
     def wait_for_link(self) -> None:
         up = re.compile(r'^ssd_links?(_state)?\{.*state="up".*\} 1', re.MULTILINE)
@@ -134,18 +169,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             process = subprocess.Popen(command, env=host.variables(container), text=True)
             stack.callback(process.wait)
             stack.callback(process.kill)
-            health = f"127.0.0.1:{host.port(container['startupProbe']['grpc']['port'])}"
+            health = f"127.0.0.1:{host.port(probed_port(container))}"
             running[container["name"]] = Running(container, process, health)
         for each in running.values():
             each.wait_for("startupProbe")
         metrics = f"https://localhost:{host.port(7411)}/metrics"
-        yield Cluster(running, smoke_test, metrics, host.secrets / "ssd-client-tls" / "ca.crt")
+        gateway = f"https://localhost:{host.port(7440)}"
+        authority = host.secrets / "ssd-client-tls" / "ca.crt"
+        yield Cluster(running, smoke_test, metrics, gateway, authority)
 
 
 @pytest.mark.full
 def test_the_smoke_test_passes_and_pods_end_as_they_should(cluster: Cluster) -> None:
     for each in cluster.services.values():
-        assert each.probe("readinessProbe")
+        each.wait_for("readinessProbe")  # a gateway's, once it has looked at its targets
         assert each.probe("livenessProbe")
     cluster.wait_for_link()
     done = subprocess.run(cluster.smoke_test, capture_output=True, text=True, timeout=HANG_SECONDS)
@@ -154,6 +191,10 @@ def test_the_smoke_test_passes_and_pods_end_as_they_should(cluster: Cluster) -> 
     assert "32 tokens" in done.stderr
     without = [each for each in cluster.smoke_test if not each.startswith("--token-file")]
     assert subprocess.run(without, capture_output=True, timeout=HANG_SECONDS).returncode != 0
+    assert cluster.complete()["usage"]["completion_tokens"] == 8
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        cluster.complete(token=None)
     for each in cluster.services.values():
         each.process.send_signal(signal.SIGTERM)
-    assert [each.process.wait(timeout=HANG_SECONDS) for each in cluster.services.values()] == [0, 0]
+    ended = [each.process.wait(timeout=HANG_SECONDS) for each in cluster.services.values()]
+    assert ended == [0, 0, 0]

@@ -75,7 +75,7 @@ def test_ports_are_those_that_processes_listen_on() -> None:
 def test_commands_name_what_is_there() -> None:
     commands = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
     targets = [c[c.index("--target") + 1] for c in commands if c[:2] == ["docker", "build"]]
-    assert targets == ["cpu", "client"]
+    assert targets == ["cpu", "gateway", "client"]
     assert set(targets) <= stages().keys()
     (applied,) = [c[-1] for c in commands if c[:3] == ["kubectl", "apply", "-k"]]
     assert Path(applied).name in OVERLAYS
@@ -89,7 +89,7 @@ def test_examples_are_yaml_with_names_that_exist() -> None:
     overlay, adapter = (parse(block)[0] for block in blocks("yaml"))
     for path in (*overlay["resources"], *overlay["components"]):
         assert (ROOT / path.removeprefix("ssd/")).exists()
-    (scaler,) = of_kind(manifests("gpu"), "HorizontalPodAutoscaler")
+    scaler = named(manifests("gpu"), "HorizontalPodAutoscaler", "ssd-draft")
     metric = scaler["spec"]["metrics"][0]["pods"]["metric"]["name"]
     assert adapter["rules"]["custom"][0]["name"]["as"] == metric
 
@@ -101,7 +101,9 @@ def test_times_and_numbers_are_those_of_the_manifests() -> None:
         for pod in pods(objects)
         for c in pod.spec["containers"]
     }
-    assert f"(target {drains['ssd-target']:g} s, draft {drains['ssd-draft']:g} s)" in TEXT
-    (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
-    spec = scaler["spec"]
-    assert f"between {spec['minReplicas']} and {spec['maxReplicas']}" in TEXT
+    both = f"target and gateway {drains['ssd-target']:g} s, draft {drains['ssd-draft']:g} s"
+    assert f"({both})" in TEXT
+    assert drains["ssd-gateway"] == drains["ssd-target"]
+    for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
+        spec = scaler["spec"]
+        assert f"between {spec['minReplicas']} and {spec['maxReplicas']}" in TEXT

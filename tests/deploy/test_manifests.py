@@ -83,6 +83,8 @@ def test_validation_knows_its_fields() -> None:
         "ServiceMonitor/ssd-draft",
         "PrometheusRule/ssd",
         "Certificate/ssd-draft",
+        "HTTPRoute/ssd-gateway",
+        "BackendTLSPolicy/ssd-gateway",
     ):
         spoiled = copy.deepcopy(by_name[title])
         spoiled["spec"]["replica"] = 2

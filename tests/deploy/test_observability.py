@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -39,11 +40,13 @@ LABELS |= {
     "bound": 4,
     "field": 4,
     "method": 10,
+    "status": 16,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0
 
 Series = dict[str, dict[tuple[tuple[str, str], ...], float]]
+Exported = tuple[Series, Series, Series]
 
 
 def parsed(exposition: str) -> Series:
@@ -70,16 +73,24 @@ def one(series: Series, name: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def exported(watched: Pair) -> tuple[Series, Series]:
-    """Of the target and of its draft, after some requests."""
+def exported(watched: Pair) -> Exported:
+    """Of the target, of its draft and of the gateway, after some requests."""
     for number in range(3):
         watched.generate(request_id=f"request-{number}")
+    watched.complete()
     wait_until_idle(watched.target)
-    return parsed(watched.target.exposition()), parsed(watched.draft.exposition())
+    return all_series(watched)
 
 
-def test_the_names_of_the_field_are_there_and_count(exported: tuple[Series, Series]) -> None:
-    target, _ = exported
+def all_series(pair: Pair) -> Exported:
+    assert pair.gateway is not None
+    with urllib.request.urlopen(f"{pair.gateway.url}/metrics", timeout=60) as answer:
+        gateway = answer.read().decode()
+    return parsed(pair.target.exposition()), parsed(pair.draft.exposition()), parsed(gateway)
+
+
+def test_the_names_of_the_field_are_there_and_count(exported: Exported) -> None:
+    target, _, _ = exported
     stem = "ssd_spec_decode_"
     assert (
         0
@@ -96,19 +107,30 @@ def test_the_names_of_the_field_are_there_and_count(exported: tuple[Series, Seri
     assert sum(positions.values()) == accepted
 
 
-def test_every_label_is_shown_from_the_start(exported: tuple[Series, Series]) -> None:
-    target, draft = exported
+def test_every_label_is_shown_from_the_start(exported: Exported) -> None:
+    target, draft, gateway = exported
     assert by_label(target, "ssd_cache_lookups_total").keys() == {each.value for each in LookUp}
     assert by_label(target, "ssd_fallback_rounds_total").keys() == set(FALLBACKS)
     assert by_label(target, "ssd_link_state").keys() == {each.value for each in DraftLinkState}
     assert by_label(target, "ssd_link_state")["up"] == 1
     assert by_label(target, "ssd_ready") == {"target": 1}
     assert by_label(draft, "ssd_ready") == {"draft": 1}
+    assert by_label(gateway, "ssd_ready") == {"gateway": 1}
     assert one(target, "ssd_sequences_active") == one(draft, "ssd_sequences_active") == 0
 
 
-def test_waits_and_builds_are_histograms(exported: tuple[Series, Series]) -> None:
-    target, draft = exported
+def test_a_gateway_counts_what_it_passes_on(exported: Exported) -> None:
+    _, _, gateway = exported
+    assert by_label(gateway, "ssd_gateway_requests_total")["200"] == 1
+    assert one(gateway, "ssd_gateway_tokens_total") == 8
+    assert one(gateway, "ssd_gateway_targets") == one(gateway, "ssd_gateway_targets_ready") == 1
+    assert one(gateway, "ssd_gateway_running") == one(gateway, "ssd_gateway_moves_total") == 0
+    for name in ("ssd_gateway_first_token_seconds", "ssd_gateway_request_seconds"):
+        assert one(gateway, f"{name}_count") == 1
+
+
+def test_waits_and_builds_are_histograms(exported: Exported) -> None:
+    target, draft, _ = exported
     rounds = sum(by_label(target, "ssd_rounds_total").values())
     waits = by_label(target, "ssd_round_wait_seconds_bucket")
     assert one(target, "ssd_round_wait_seconds_count") == waits["+Inf"] == rounds
@@ -120,9 +142,7 @@ def test_waits_and_builds_are_histograms(exported: tuple[Series, Series]) -> Non
     assert one(draft, "ssd_draft_build_seconds_sum") > 0
 
 
-def test_series_are_few_and_do_not_grow_with_requests(
-    watched: Pair, exported: tuple[Series, Series]
-) -> None:
+def test_series_are_few_and_do_not_grow_with_requests(watched: Pair, exported: Exported) -> None:
     def names(series: Series) -> set[Any]:
         return {(name, labels) for name, found in series.items() for labels in found}
 
@@ -136,7 +156,8 @@ def test_series_are_few_and_do_not_grow_with_requests(
         assert all(len(found) <= LABELS[label] for label, found in values.items())
     watched.generate("Another prompt", request_id="another-id", max_tokens=9)
     wait_until_idle(watched.target)
-    later = parsed(watched.target.exposition()), parsed(watched.draft.exposition())
+    watched.complete(9)
+    later = all_series(watched)
     assert list(map(names, later)) == list(map(names, exported))
 
 
@@ -195,13 +216,11 @@ EMPTY_YET = {"reason"}  # of failures that have not happened
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_what_an_alert_asks_for_exists(
-    rule: dict[str, Any], exported: tuple[Series, Series]
-) -> None:
+def test_what_an_alert_asks_for_exists(rule: dict[str, Any], exported: Exported) -> None:
     check_exists(rule["expr"], exported)
 
 
-def test_what_the_dashboard_asks_for_exists(exported: tuple[Series, Series]) -> None:
+def test_what_the_dashboard_asks_for_exists(exported: Exported) -> None:
     queries = list(dashboard_queries())
     assert len(queries) > 40
     for query in queries:
@@ -214,7 +233,7 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
-    assert len(rows) == 6
+    assert len(rows) == 7
     for panel in panels:
         if panel["type"] != "row":
             assert panel["datasource"]["uid"] == "${datasource}"
@@ -226,7 +245,7 @@ def stem(name: str) -> str:
     return name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
 
 
-def test_the_dashboard_shows_all_that_is_exported(exported: tuple[Series, Series]) -> None:
+def test_the_dashboard_shows_all_that_is_exported(exported: Exported) -> None:
     shown = {selector.name for query in dashboard_queries() for selector in selectors(query)}
     stems = set(map(stem, shown)) | NOT_SHOWN
     for series in exported:
@@ -241,7 +260,7 @@ NOT_SHOWN = {
 }
 
 
-def test_the_page_tells_of_all_of_it(exported: tuple[Series, Series]) -> None:
+def test_the_page_tells_of_all_of_it(exported: Exported) -> None:
     page = PAGE.read_text()
     said = set(re.findall(r"`(ssd_\w+)", page))
     assert said == {stem(name) for series in exported for name in series}

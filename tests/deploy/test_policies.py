@@ -25,6 +25,11 @@ def draft(objects: Manifests) -> Manifest:
     return spec
 
 
+def gateway(objects: Manifests) -> Manifest:
+    spec: Manifest = named(objects, "Deployment", "ssd-gateway")["spec"]["template"]["spec"]
+    return spec
+
+
 def first(spec: Manifest) -> Manifest:
     container: Manifest = spec["containers"][0]
     return container
@@ -111,6 +116,15 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("health probes", "gpu",
      lambda o: first(target(o))["args"].remove("--health-listen=0.0.0.0:7412"),
      "no plain health port"),
+    ("health probes", "gpu",
+     lambda o: first(gateway(o))["readinessProbe"]["httpGet"].update(path="/health"),
+     "readinessProbe does not ask /ready over HTTPS"),
+    ("health probes", "gpu",
+     lambda o: first(gateway(o))["livenessProbe"]["httpGet"].update(scheme="HTTP"),
+     "livenessProbe does not ask /health over HTTPS"),
+    ("health probes", "gpu",
+     lambda o: first(gateway(o))["args"].append("--tls-ca=/etc/ssd/tls/ca.crt"),
+     "no certificate to show"),
     ("time to load", "gpu",
      lambda o: first(target(o))["startupProbe"].update(failureThreshold=3), "30 s to load"),
     ("time to drain", "gpu",
@@ -120,6 +134,8 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("time to drain", "gpu", lambda o: first(draft(o)).pop("lifecycle"), "no preStop"),
     ("time to drain", "multi-node",
      lambda o: worker(o).update(terminationGracePeriodSeconds=90), "90 s of grace, 160 to drain"),
+    ("time to drain", "gpu",
+     lambda o: gateway(o).update(terminationGracePeriodSeconds=30), "30 s of grace, 160 to drain"),
     ("disruption budgets", "gpu",
      lambda o: drop(o, "PodDisruptionBudget", "ssd-draft"), "0 disruption budgets"),
     ("disruption budgets", "gpu", lambda o: budget(o).update(maxUnavailable=0), "can be drained"),
@@ -148,6 +164,10 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("ports of services", "gpu",
      lambda o: named(o, "Service", "ssd-draft-headless")["spec"]["ports"][0].update(port=80),
      "headless, so that 80 is not 7420"),
+    ("routes from outside", "http-route",
+     lambda o: drop(o, "Service", "ssd-gateway"), "there is no ssd-gateway:443"),
+    ("routes from outside", "http-route",
+     lambda o: drop(o, "BackendTLSPolicy", "ssd-gateway"), "nothing says whom to expect"),
     ("secrets and claims", "gpu",
      lambda o: target(o)["volumes"].append({"name": "x", "secret": {
          "secretName": "forgotten", "optional": False, "defaultMode": 0o440}}),
@@ -170,12 +190,18 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("files named by flags", "gpu",
      lambda o: first(draft(o))["args"].remove("--tls-ca=/etc/ssd/tls/ca.crt"),
      "is not secured by --tls-ca"),
+    ("files named by flags", "gpu",
+     lambda o: first(gateway(o))["args"].remove("--target-tls-ca=/etc/ssd/tls/ca.crt"),
+     "is not secured by --target-tls-ca"),
     ("files named by flags", "smoke-test",
      lambda o: named(o, "Job", "ssd-smoke-test")["spec"]["template"]["spec"]["containers"][0][
          "args"].remove("--token-file=/etc/ssd/token/token"), "is not secured by --token-file"),
     ("names in certificates", "cert-manager",
      lambda o: named(o, "Certificate", "ssd-draft")["spec"].update(dnsNames=["localhost"]),
      "is dialled as ssd-draft-headless"),
+    ("names in certificates", "cert-manager",
+     lambda o: named(o, "Certificate", "ssd-gateway")["spec"].update(dnsNames=["localhost"]),
+     "is dialled as ssd-gateway.ssd.svc"),
     ("certificates of scrapers", "service-monitor",
      lambda o: named(o, "ServiceMonitor", "ssd-draft")["spec"]["endpoints"][0]["tlsConfig"].pop(
          "keySecret"), "shows no certificate, and Deployment/ssd-draft asks"),
@@ -217,6 +243,11 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("who dials whom", "gpu",
      lambda o: named(o, "Service", "ssd-draft-headless")["spec"].pop("clusterIP"),
      "one address, not for all"),
+    ("who dials whom", "gpu",
+     lambda o: policy(o, "ssd-target")["ingress"][0]["from"].pop(0),
+     "no policy lets Deployment/ssd-gateway in at 7410"),
+    ("who dials whom", "gpu",
+     lambda o: policy(o, "ssd-gateway")["egress"].pop(0), "lets it dial 7410 of"),
     ("who dials whom", "one-gpu",
      lambda o: target(o)["containers"].pop(), "nobody in the pod listens on 7420"),
     ("who dials whom", "multi-node",

@@ -33,7 +33,7 @@ def test_they_are_all_that_an_operator_has_to_provide() -> None:
 @pytest.mark.parametrize(
     ("name", "purpose"),
     [("ssd-target", "sslserver"), ("ssd-target", "sslclient"), ("ssd-draft", "sslserver"),
-     ("ssd-client", "sslclient")],
+     ("ssd-gateway", "sslserver"), ("ssd-client", "sslclient")],
 )  # fmt: skip
 def test_certificates_are_good_for_what_they_are_used_for(
     name: str, purpose: str, secret_folder: Path
@@ -44,7 +44,7 @@ def test_certificates_are_good_for_what_they_are_used_for(
 
 
 def test_keys_belong_to_certificates(secret_folder: Path) -> None:
-    for name in ("ssd-target-tls", "ssd-draft-tls", "ssd-client-tls"):
+    for name in ("ssd-target-tls", "ssd-draft-tls", "ssd-gateway-tls", "ssd-client-tls"):
         public = openssl("x509", "-in", secret_folder / name / "tls.crt", "-noout", "-pubkey")
         assert openssl("pkey", "-in", secret_folder / name / "tls.key", "-pubout") == public
 

@@ -1,7 +1,9 @@
 """Pairs of real services that are looked at closely."""
 
+import json
 import subprocess
 import sys
+import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.deploy.collector import Collector
 from tests.processes import (
     PATIENT,
     DraftProcess,
+    GatewayProcess,
     Output,
     TargetProcess,
     collect,
@@ -29,10 +32,21 @@ PROMPT = "Once upon a time there was a quizzical zebrafinch called Brumblewick"
 class Pair:
     target: TargetProcess
     draft: DraftProcess
+    gateway: GatewayProcess | None = None
     collector: Collector | None = None
 
     def logs(self) -> list[str]:
         return [self.target.log(), self.draft.log()]
+
+    def complete(self, max_tokens: int = 8) -> None:
+        """A request by way of the gateway."""
+        assert self.gateway is not None
+        body = json.dumps({"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0})
+        headers = {"Content-Type": "application/json"}
+        url = f"{self.gateway.url}/v1/completions"
+        request = urllib.request.Request(url, body.encode(), headers)
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
+            assert json.load(answer)["choices"][0]["text"]
 
     def generate(self, prompt: str = PROMPT, request_id: str = "", max_tokens: int = 64) -> Output:
         stop = pb.StopOptions(max_tokens=max_tokens, ignore_eos=True)

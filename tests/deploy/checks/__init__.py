@@ -23,6 +23,7 @@ CHECKS: Mapping[str, Check] = {
     "drafts near targets": lifecycle.near_targets,
     "selectors": references.selectors,
     "ports of services": references.service_ports,
+    "routes from outside": references.routes,
     "secrets and claims": references.volumes,
     "files named by flags": references.files,
     "names in certificates": references.certificates,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tests.deploy.command_lines import config_of, is_ours, listening, read
 from tests.deploy.manifests import Manifest, Manifests, Pod, name, of_kind, pods, selects
 
-LOAD_SECONDS = {"ssd-target": 1800, "ssd-draft": 600}
+LOAD_SECONDS = {"ssd-target": 1800, "ssd-draft": 600, "ssd-gateway": 60}
 NODE = "kubernetes.io/hostname"
 
 
@@ -17,9 +17,12 @@ def _staying(objects: Manifests) -> Iterator[tuple[Pod, Manifest]]:
 
 
 def probes(objects: Manifests) -> Iterator[str]:
-    """Native gRPC probes, of the right service, on the plain health port."""
+    """Native gRPC probes, of the right service, on the plain health port; a gateway's are HTTP."""
     for pod, container in _staying(objects):
         line = read(container)
+        if line.program == "ssd-gateway":
+            yield from _http_probes(pod, container)
+            continue
         health = [each for each in listening(line) if each.what == "health-listen"]
         if len(health) != 1:
             yield f"{pod.title} {container['name']}: has no plain health port for probes"
@@ -32,6 +35,23 @@ def probes(objects: Manifests) -> Iterator[str]:
             expected = {"port": health[0].ports[0], "service": service}
             if container.get(kind, {}).get("grpc") != expected:
                 yield f"{pod.title} {container['name']}: {kind} does not ask {expected}"
+
+
+def _http_probes(pod: Pod, container: Manifest) -> Iterator[str]:
+    """On the port that it serves on, as it serves it; where callers must show certificates, the
+    kubelet has none."""
+    line = read(container)
+    if "--tls-ca" in line.raw:
+        yield f"{pod.title} {container['name']}: the kubelet has no certificate to show"
+    names = {port["name"]: port["containerPort"] for port in container["ports"]}
+    (served,) = [each.ports[0] for each in listening(line) if each.what == "listen"]
+    scheme = "HTTPS" if "--tls-cert" in line.raw else "HTTP"
+    wanted = {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}
+    for kind, path in wanted.items():
+        asked = container.get(kind, {}).get("httpGet", {})
+        port = names.get(asked.get("port"), asked.get("port"))
+        if (asked.get("path"), asked.get("scheme", "HTTP"), port) != (path, scheme, served):
+            yield f"{pod.title} {container['name']}: {kind} does not ask {path} over {scheme}"
 
 
 def time_to_load(objects: Manifests) -> Iterator[str]:

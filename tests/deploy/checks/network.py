@@ -146,6 +146,9 @@ def dialled(objects: Manifests) -> Iterator[str]:
             elif line.serves and line.program == "ssd-target":
                 for address in line.options["draft"]:
                     yield from _reaches(objects, pod, address)
+            elif line.serves and line.program == "ssd-gateway":
+                for address in line.options["target"]:
+                    yield from _reaches(objects, pod, address)
             elif line.command == "join":
                 yield from _joins(objects, pod)
 

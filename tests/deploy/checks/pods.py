@@ -9,7 +9,7 @@ from tests.deploy.manifests import Manifest, Manifests, Pod, pods
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-IMAGES = {"ssd-cpu", "ssd-cuda", "ssd-client"}
+IMAGES = {"ssd-cpu", "ssd-cuda", "ssd-gateway", "ssd-client"}
 GPU = "nvidia.com/gpu"
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "m": 1e-3, "": 1}
 
@@ -88,11 +88,14 @@ def temporary_volumes(objects: Manifests) -> Iterator[str]:
 
 
 def writable_places(objects: Manifests) -> Iterator[str]:
-    """What a service writes to: /tmp, /dev/shm for its ranks, and the kernel cache."""
+    """What a service writes to: /tmp; with an engine, /dev/shm for its ranks, and the kernel
+    cache."""
     for pod, container, mounts in _mounts(objects):
         if not (is_ours(container) and container["command"][0] != "ssd-client"):
             continue
-        wanted = {"/tmp", "/dev/shm", read(container).text("--kernel-cache") or "/var/cache/ssd"}
+        wanted = {"/tmp"}
+        if container["command"][0] != "ssd-gateway":
+            wanted |= {"/dev/shm", read(container).text("--kernel-cache") or "/var/cache/ssd"}
         for place in sorted(wanted - mounts.keys()):
             yield f"{pod.title} {container['name']}: cannot write to {place}"
         shared = _volume(pod, mounts.get("/dev/shm", {}).get("name", "")).get("emptyDir", {})
@@ -121,6 +124,8 @@ def ranks(objects: Manifests) -> Iterator[str]:
             if not is_ours(container) or not read(container).serves:
                 continue
             line = read(container)
+            if "tp" not in line.options:  # it has no model
+                continue
             gpus = int(container["resources"].get("limits", {}).get(GPU, "0"))
             nodes = int(line.text("--nodes") or 1)
             if gpus and line.options["tp"] != gpus * nodes:

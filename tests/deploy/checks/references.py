@@ -14,6 +14,8 @@ FILE_FLAGS = (
     "--token-file",
     "--draft-tls-ca",
     "--draft-token-file",
+    "--target-tls-ca",
+    "--target-token-file",
     "--cluster-secret-file",
 )
 
@@ -65,6 +67,28 @@ def scrapers(objects: Manifests) -> Iterator[str]:
             for endpoint in monitor["spec"]["endpoints"]:
                 if asks and not {"cert", "keySecret"} <= endpoint["tlsConfig"].keys():
                     yield f"{name(monitor)}: shows no certificate, and {pod.title} asks for one"
+
+
+def routes(objects: Manifests) -> Iterator[str]:
+    """What a route leads to is there; where that speaks TLS, a policy says whom to expect."""
+    for route in of_kind(objects, "HTTPRoute"):
+        for reference in (each for rule in route["spec"]["rules"] for each in rule["backendRefs"]):
+            yield from _backend(objects, name(route), reference)
+
+
+def _backend(objects: Manifests, title: str, reference: Manifest) -> Iterator[str]:
+    found = [s for s in of_kind(objects, "Service") if s["metadata"]["name"] == reference["name"]]
+    ports = [p for s in found for p in s["spec"]["ports"] if p["port"] == reference["port"]]
+    if not ports:
+        yield f"{title}: there is no {reference['name']}:{reference['port']}"
+    trusted = {
+        (each["name"], each.get("sectionName"))
+        for policy in of_kind(objects, "BackendTLSPolicy")
+        for each in policy["spec"]["targetRefs"]
+    }
+    for port in ports:
+        if port.get("appProtocol") == "https" and (reference["name"], port["name"]) not in trusted:
+            yield f"{title}: {reference['name']} speaks TLS, and nothing says whom to expect"
 
 
 def service_ports(objects: Manifests) -> Iterator[str]:
@@ -151,6 +175,7 @@ def _wanted_flags(program: str, command: str) -> set[str]:
     return {
         ("ssd-target", "serve"): server | {"--draft-tls-ca", "--draft-token-file"},
         ("ssd-draft", "serve"): server | {"--tls-ca"},
+        ("ssd-gateway", "serve"): server | {"--target-tls-ca"},
         ("ssd-target", "join"): {"--cluster-secret-file"},
     }.get((program, command), {"--tls-ca", "--token-file"})
 
@@ -197,10 +222,17 @@ def dialled_names(objects: Manifests) -> Iterator[tuple[str, str]]:
                     yield "ssd-draft-tls", host_of(address)
             if line.program == "ssd-client":
                 yield "ssd-target-tls", host_of(line.raw["--target"])
+            if line.program == "ssd-gateway":
+                for address in line.options["target"]:
+                    yield "ssd-target-tls", host_of(address)
+                yield "ssd-gateway-tls", f"ssd-gateway.{NAMESPACE}.svc"
     for monitor in of_kind(objects, "ServiceMonitor"):
         service = monitor["metadata"]["name"]
         for endpoint in monitor["spec"]["endpoints"]:
             yield f"{service}-tls", endpoint["tlsConfig"]["serverName"]
+    for policy in of_kind(objects, "BackendTLSPolicy"):
+        for reference in policy["spec"]["targetRefs"]:
+            yield f"{reference['name']}-tls", policy["spec"]["validation"]["hostname"]
     yield "ssd-target-tls", f"ssd-target.{NAMESPACE}.svc"
 
 
