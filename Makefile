@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
+.PHONY: help demo serve test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
 	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway soak attack protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
+	@echo "make serve      OpenAI's API and a page on this host: target, draft and gateway, until Ctrl-C"
 	@echo "make test       lint, types and tests (long checks: a tenth)"
 	@echo "make test-full  the same with every check in full"
 	@echo "make test-under-load  make test, while as many processes as there are cores burn them"
@@ -47,16 +48,25 @@ $(VENV)/.serve: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
 	@touch $@
 
+$(VENV)/.gateway: EXTRAS = serve,gateway
+$(VENV)/.gateway: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
+	$(install)
+	@touch $@ $(VENV)/.serve
+
 $(VENV)/.dev: EXTRAS = serve,gateway,dev
 $(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
-	@touch $@ $(VENV)/.serve
+	@touch $@ $(VENV)/.serve $(VENV)/.gateway
 
 # The shipped pair, grown until speculation pays on two cores.
 demo: $(VENV)/.serve
 	$(BIN)/ssd-client race --local --local-device cpu --temperature 0.6 --seed 5 \
 		--local-expand-to hidden=1536,ff=6144,layers=8 --local-draft-expand-to hidden=768,ff=3072 \
 		"Tell me a story about a shy lamb who learns to sing."
+
+# The shipped pair and a gateway; the shell becomes the command, so that Ctrl-C reaches one process.
+serve: $(VENV)/.gateway
+	@exec $(BIN)/ssd-client serve
 
 lint: style
 	$(BIN)/mypy

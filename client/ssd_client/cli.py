@@ -49,6 +49,7 @@ _LATER = {
     "models": "ssd_client.status.command",
     "race": "ssd_client.race.command",
     "report": "ssd_client.bench.report.report_command",
+    "serve": "ssd_client.serve",
     "status": "ssd_client.status.command",
 }
 

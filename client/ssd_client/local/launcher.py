@@ -175,7 +175,8 @@ class LocalTarget:
         self._on_phase = on_phase
 
     def __enter__(self) -> LocalTarget:
-        check_installed("ssd_target", *(["ssd_draft"] if self._plan.draft else []))
+        drafts = ["ssd_draft"] if self._plan.draft else []
+        check_installed(["ssd_target", *drafts, "torch"], NEEDS_SERVE)
         begun = time.monotonic()
         self._on_phase("starting")
         with contextlib.ExitStack() as stack:
@@ -199,6 +200,10 @@ class LocalTarget:
             if isinstance(error, EndpointLostError) and self._target.has_died():
                 raise ClientError(self._target.last_words()) from error
 
+    def check_running(self) -> None:
+        """Raises ClientError once the target is gone; it goes on without its draft."""
+        self._target.check_running()
+
     def _start(self, stack: contextlib.ExitStack) -> list[LocalService]:
         """The services, listening but not ready, the target last: it is told where its draft is."""
         plan, services = self._plan, []
@@ -207,8 +212,7 @@ class LocalTarget:
         if plan.draft:
             draft = LocalService(
                 "ssd_draft",
-                plan.draft,
-                plan.draft_flags,
+                [plan.draft, *plan.draft_flags],
                 name=f"draft {plan.draft}",
                 environment={**shared, **share_variables(plan.draft_share)},
                 cores=self._draft_cores,
@@ -218,7 +222,11 @@ class LocalTarget:
             address = plan.through(draft.address)
             flags += ["--draft", address, "--trust-draft", address]
         target = LocalService(
-            "ssd_target", plan.model, flags, environment=shared, cores=self._cores
+            "ssd_target",
+            [plan.model, *flags],
+            name=plan.model,
+            environment=shared,
+            cores=self._cores,
         )
         services.append(stack.enter_context(target))
         for each in services:
@@ -226,8 +234,7 @@ class LocalTarget:
         return services
 
 
-def check_installed(*services: str) -> None:
-    """Raises ClientError unless this interpreter can import what they need; imports nothing."""
-    for module in (*services, "torch"):
-        if importlib.util.find_spec(module) is None:
-            raise ClientError(NEEDS_SERVE)
+def check_installed(modules: Sequence[str], needs: str) -> None:
+    """Raises ClientError unless this interpreter can import all of them; imports nothing."""
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        raise ClientError(needs)

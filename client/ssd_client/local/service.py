@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class LocalService:
-    """Context manager around `python -m MODULE serve MODEL`: in it, the service has an `address`.
+    """Context manager around `python -m MODULE serve …`: in it, the service has an `address`.
 
     It listens then, but may still load: see `wait_until_ready`. Enter it from a thread that lives
     as long as the block: on Linux the service is stopped with the thread that started it.
@@ -42,17 +42,19 @@ class LocalService:
     def __init__(
         self,
         module: str,
-        model: str,
-        flags: Sequence[str] = (),
+        arguments: Sequence[str],
         *,
-        name: str = "",
+        name: str,  # in messages
+        listen: str = "127.0.0.1:0",
+        needs: str = NEEDS_SERVE,  # what to say where a module is missing
         environment: Mapping[str, str] | None = None,  # on top of ours
         cores: Collection[int] | None = None,  # None: any
     ) -> None:
-        self.name = name or model  # in messages
+        self.name = name
         self.address = ""
-        self._module = module
-        self._arguments = ["serve", model, *flags]
+        self._module, self._needs = module, needs
+        self._arguments = ["serve", *arguments]
+        self._listen = listen
         self._environment = environment or {}
         self._cores = cores
 
@@ -64,7 +66,8 @@ class LocalService:
             self._begun = time.monotonic()
             self._process = self._start(folder / "port")
             stack.callback(_stop, self._process)
-            self.address = f"127.0.0.1:{self._wait_for_port(folder / 'port')}"
+            host = self._listen.rpartition(":")[0]
+            self.address = f"{host}:{self._wait_for_port(folder / 'port')}"
             self._stack = stack.pop_all()
         return self
 
@@ -94,15 +97,20 @@ class LocalService:
             self._process.wait(1.0)
         return self._process.returncode is not None
 
+    def check_running(self) -> None:
+        """Raises ClientError, with the last lines of its log, once the process is gone."""
+        if self.has_died():
+            raise ClientError(self.last_words())
+
     def last_words(self) -> str:
         """Why a process that is gone ended."""
         log = self._log.read_text(errors="replace")
         if "ModuleNotFoundError" in log:
-            return f"{NEEDS_SERVE} ({log.strip().splitlines()[-1]})"
+            return f"{self._needs} ({log.strip().splitlines()[-1]})"
         return f"{self.name} ended with {_status(self._process.returncode)}{self._log_tail()}"
 
     def _start(self, port_file: Path) -> subprocess.Popen[bytes]:
-        listening = ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
+        listening = ["--listen", self._listen, "--port-file", str(port_file)]
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", self._module, *self._arguments, *listening],

@@ -18,12 +18,11 @@ from ssd_client.local.launcher import (
     plan_local,
 )
 from ssd_client.terminal import params
-from ssd_client.terminal.options import LOCAL, local_options, options
+from ssd_client.terminal.options import LOCAL, local_options, local_service_options, options
 from ssd_client.terminal.serving import pick
 
-pair_options = options(
+_grown_options = options(
     LOCAL,
-    local_options,
     click.option(
         "--local-expand-to", type=params.UTF8, help="Grow the target of --local to this shape."
     ),
@@ -41,6 +40,8 @@ pair_options = options(
         help="More options of the draft of --local.",
     ),
 )
+pair_options = options(LOCAL, local_options, _grown_options)
+pair_service_options = options(LOCAL, local_service_options, _grown_options)
 
 
 def plan_pair(flags: Mapping[str, Any], modes: Collection[str], named: bool) -> LocalPlan:

@@ -184,11 +184,8 @@ serving_options = options(
     ),
 )
 
-local_options = options(
+local_service_options = options(
     LOCAL,
-    click.option(
-        "--local", is_flag=True, help="Start a target and a draft here, stop them afterwards."
-    ),
     click.option(
         "--local-model",
         type=params.UTF8,
@@ -225,4 +222,12 @@ local_options = options(
         "--depth are what fits the sizes of the two models, and a draft for which there is no room "
         f"drafts inside the target.  [default: by size, {DRAFT_SHARE} where that is not known]",
     ),
+)
+
+local_options = options(
+    LOCAL,
+    click.option(
+        "--local", is_flag=True, help="Start a target and a draft here, stop them afterwards."
+    ),
+    local_service_options,
 )

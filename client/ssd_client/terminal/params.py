@@ -112,6 +112,13 @@ def _check_utf8(text: str) -> str:
     return text
 
 
+def _check_listen(text: str) -> str:
+    """An address to listen on: port 0 takes a free one."""
+    host, _, port = text.rpartition(":")
+    check_address(f"{host}:1" if port == "0" else text)
+    return text
+
+
 def _parse_logit_bias(text: str) -> tuple[int, float]:
     token_id, separator, bias = text.partition("=")
     if not separator:
@@ -138,6 +145,7 @@ SECONDS = Parsed(_parse_seconds, "seconds")
 UTF8 = Parsed(_check_utf8, "text")
 UTF8_LINES = _ParsedLines(_check_utf8, "text")
 ADDRESS = Parsed(check_address, "host:port")
+LISTEN = Parsed(_check_listen, "host:port")
 TARGET = Parsed(check_target, "host:port")  # an address, or a name for all addresses behind it
 TOKEN_IDS = Parsed(_parse_token_ids, "ids")
 LOGIT_BIAS = Parsed(_parse_logit_bias, "token=value")

@@ -42,15 +42,16 @@ def serving(
         if plan is not None:
             if security != PLAIN:
                 raise BadInputError("--local needs neither TLS nor a token: leave them out")
-            addresses = (_start_local(stack, notes, plan),)
+            addresses = (start_local(stack, notes, plan).address,)
         yield stack.enter_context(connect(addresses, security))
 
 
-def _start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -> str:
+def start_local(stack: contextlib.ExitStack, notes: Console, plan: LocalPlan) -> LocalTarget:
+    """A target that runs until the stack is left; the user is told how far it is."""
     if plan.note:
         render.note(notes, plan.note)
     title = f"{plan.model} with {plan.draft}" if plan.draft else plan.model
     with render.startup_status(notes, title) as on_phase:
         target = stack.enter_context(LocalTarget(plan, on_phase=on_phase))
     render.note(notes, f"{title} ready after {target.startup_s:.1f} s")
-    return target.address
+    return target
