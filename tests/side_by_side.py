@@ -22,6 +22,7 @@ SERVICES = {
         "wire/test_version_skew.py",
     ),
     "shown": (
+        "client/openai/test_gateway_client.py",
         "client/test_commands_on_services.py",
         "repository/test_readme.py",
         "speculation/test_traces.py",

@@ -18,7 +18,7 @@ from ssd_client.errors import BadInputError, ClientError, EndpointLostError
 from ssd_client.generate.api import Client, Stream
 from ssd_client.generate.request import build_request
 from ssd_client.generate.request_options import RequestOptions
-from ssd_client.local.launcher import LocalFlags, plan_local
+from ssd_client.local.launcher import LocalFlags, LocalPlan, plan_local
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
     SectionedCommand,
@@ -30,13 +30,17 @@ from ssd_client.terminal.options import (
     serving_options,
     speculation_options,
     stop_options,
+    url_option,
 )
 from ssd_client.terminal.prompt import PromptFlags, read_prompt
 from ssd_client.terminal.security_options import security_options
-from ssd_client.terminal.serving import check_local, pick, serving
+from ssd_client.terminal.serving import check_local, check_url_alone, pick, serving
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ssd_client.generate.telemetry import RootSpan
+    from ssd_client.openai.gateway_client import GatewayClient
 
 INTERRUPTED = 130
 
@@ -135,6 +139,7 @@ def cli(context: click.Context) -> None:
 @speculation_options
 @output_options
 @serving_options
+@url_option
 @security_options
 @click.option(
     "--otlp-endpoint",
@@ -157,13 +162,11 @@ def generate(**flags: Any) -> None:
     notes = Console(stderr=True)
     output = _output(notes, flags)
     with (
-        serving(notes, flags["target"], plan, flags["security"]) as endpoints,
+        _client(notes, plan, flags) as client,
         _traced(flags) as span,
+        client.send(request, span.metadata if span else ()) as events,
     ):
-        policy = RetryPolicy(retries=flags["retries"])
-        client = Client.over(endpoints, flags["timeout"], policy)
-        with client.send(request, span.metadata if span else ()) as events:
-            _show(events, span, output)
+        _show(events, span, output)
 
 
 @cli.command()
@@ -180,6 +183,21 @@ def info(target: str, timeout: float, as_json: bool, security: Security) -> None
         render.write_json(rows)
     else:
         render.show_model_info(rows)
+
+
+@contextlib.contextmanager
+def _client(
+    notes: Console, plan: LocalPlan | None, flags: dict[str, Any]
+) -> Iterator[Client | GatewayClient]:
+    """Who sends the request: to targets, or to a gateway."""
+    if flags["url"] is not None:
+        from ssd_client.openai.gateway_client import GatewayClient
+
+        yield GatewayClient(flags["url"], flags["security"], flags["timeout"])
+        return
+    with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
+        policy = RetryPolicy(retries=flags["retries"])
+        yield Client.over(endpoints, flags["timeout"], policy)
 
 
 def _traced(flags: dict[str, Any]) -> contextlib.AbstractContextManager[RootSpan | None]:
@@ -206,6 +224,7 @@ def _show(events: Stream, span: RootSpan | None, output: render.Output) -> None:
 
 def _check_generate(flags: dict[str, Any]) -> None:
     check_local(flags)
+    check_url_alone(flags)
     if (flags["logprobs"] or flags["top_logprobs"]) and not flags["as_json"]:
         raise BadInputError("log probabilities are part of the JSON output: add --json")
     if flags["otlp_endpoint"] is not None:

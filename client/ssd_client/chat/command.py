@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from ssd_client.bench.measure.openai import OpenAIServer, check_baseline
 from ssd_client.chat.lines import history_file, lines
 from ssd_client.chat.screen import ChatScreen, OriginScreen, PlainScreen
 from ssd_client.chat.session import Quit, Session
-from ssd_client.connection.endpoints import Endpoint
 from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.api import Client
 from ssd_client.generate.events import Moved, Tokens
 from ssd_client.generate.request import build_request
 from ssd_client.generate.request_options import RequestOptions
-from ssd_client.local.launcher import LocalFlags, plan_local
+from ssd_client.local.launcher import LocalFlags, LocalPlan, plan_local
+from ssd_client.openai.gateway_client import GatewayClient
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
     SectionedCommand,
@@ -29,9 +30,10 @@ from ssd_client.terminal.options import (
     local_options,
     sampling_options,
     speculation_options,
+    url_option,
 )
 from ssd_client.terminal.security_options import security_options
-from ssd_client.terminal.serving import check_local, pick, serving
+from ssd_client.terminal.serving import check_local, check_url_alone, pick, serving
 
 # A target that is started anew is waited for: the conversation is all here.
 PATIENCE = RetryPolicy(retries=12)
@@ -64,6 +66,7 @@ _HINT = "/help for commands, Ctrl-C stops a reply, /quit or Ctrl-D ends"
     "chat_history]",
 )
 @click.option("--no-history", is_flag=True, help="Keep no lines.")
+@url_option
 @security_options
 @local_options
 def chat(**flags: Any) -> None:
@@ -72,19 +75,34 @@ def chat(**flags: Any) -> None:
     Exit codes: 0 ended, 1 failed, 2 bad input.
     """
     check_local(flags)
+    check_url_alone(flags)
     plan = plan_local(pick(LocalFlags, flags)) if flags["local"] else None
     notes = Console(stderr=True)
     session = Session(pick(RequestOptions, flags), flags["system"])
     screen = _screen(flags["show_origin"], notes)
-    with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
-        info = endpoints[0].model_info(10.0)
-        if not info.has_chat_template:
-            raise BadInputError(f"{info.name} has no chat template: use ssd-client generate")
-        render.note(notes, f"{info.name} · {_HINT}")
+    with _client(notes, plan, flags) as (client, model, has_chat_template):
+        if not has_chat_template:
+            raise BadInputError(f"{model} has no chat template: use ssd-client generate")
+        render.note(notes, f"{model} · {_HINT}")
         baseline = OpenAIServer(flags["baseline"]) if flags["baseline"] else None
         history = None if flags["no_history"] else flags["history"] or history_file()
         with lines(history) as read:
-            Chat(session, endpoints, screen, notes, flags["metrics"], baseline).run(read)
+            Chat(session, client, screen, notes, flags["metrics"], baseline).run(read)
+
+
+@contextlib.contextmanager
+def _client(
+    notes: Console, plan: LocalPlan | None, flags: Mapping[str, Any]
+) -> Iterator[tuple[Client | GatewayClient, str, bool]]:
+    """Who sends what is said; the model's name, and whether it has a chat template."""
+    if flags["url"] is not None:
+        gateway = GatewayClient(flags["url"], flags["security"])
+        model = gateway.model()
+        yield gateway, model["id"], model["has_chat_template"]
+        return
+    with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
+        info = endpoints[0].model_info(10.0)
+        yield Client.over(endpoints, policy=PATIENCE), info.name, info.has_chat_template
 
 
 def _screen(show_origin: bool, notes: Console) -> ChatScreen:
@@ -99,14 +117,14 @@ class Chat:
     def __init__(
         self,
         session: Session,
-        endpoints: Sequence[Endpoint],
+        client: Client | GatewayClient,
         screen: ChatScreen,
         notes: Console,
         metrics: bool,
         baseline: OpenAIServer | None,
     ) -> None:
         self._session, self._screen = session, screen
-        self._client = Client.over(endpoints, policy=PATIENCE)
+        self._client = client
         self._notes, self._metrics, self._baseline = notes, metrics, baseline
 
     def run(self, read: Callable[[], str]) -> None:

@@ -184,6 +184,15 @@ serving_options = options(
     ),
 )
 
+url_option = options(
+    "Server",
+    click.option(
+        "--url",
+        type=params.URL,
+        help="A gateway, http://HOST:PORT, in place of targets.",
+    ),
+)
+
 local_service_options = options(
     LOCAL,
     click.option(

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ssd_client.connection.endpoints import check_address, check_target
+from ssd_client.openai.url import check_url
 
 
 class Parsed(click.ParamType):
@@ -145,6 +146,7 @@ SECONDS = Parsed(_parse_seconds, "seconds")
 UTF8 = Parsed(_check_utf8, "text")
 UTF8_LINES = _ParsedLines(_check_utf8, "text")
 ADDRESS = Parsed(check_address, "host:port")
+URL = Parsed(check_url, "url")
 LISTEN = Parsed(_check_listen, "host:port")
 TARGET = Parsed(check_target, "host:port")  # an address, or a name for all addresses behind it
 TOKEN_IDS = Parsed(_parse_token_ids, "ids")

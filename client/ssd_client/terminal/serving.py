@@ -26,6 +26,15 @@ def check_local(flags: Mapping[str, Any]) -> None:
             raise BadInputError(f"--{name.replace('_', '-')} needs --local")
 
 
+def check_url_alone(flags: Mapping[str, Any]) -> None:
+    """--url contradicts other ways to a target; who goes on where is the gateway's business."""
+    if flags["url"] is None:
+        return
+    for name in ("target", "local", "retries"):
+        if flags.get(name) not in (None, False, ()):
+            raise BadInputError(f"--{name}: not with --url, leave one of them out")
+
+
 def pick(kind: type[_Flags], flags: Mapping[str, Any]) -> _Flags:
     """A dataclass or a typed dictionary, from the flags that have its names; others keep their
     defaults."""

@@ -7,12 +7,13 @@ import http.client
 import json
 import os
 import time
-import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
 from ssd_client.bench.measure.requests import MeasuredRequest
 from ssd_client.errors import BadInputError, ClientError
+from ssd_client.openai.server import HttpRefusal, HttpServer
+from ssd_client.openai.url import check_url
 
 PREFIX = "openai:"
 _TIMEOUT_S = 600.0
@@ -20,11 +21,9 @@ _TIMEOUT_S = 600.0
 
 def check_baseline(text: str) -> str:
     """`openai:URL`, the URL up to and with /v1."""
-    url = urllib.parse.urlsplit(text.removeprefix(PREFIX))
-    known = text.startswith(PREFIX) and url.scheme in ("http", "https") and bool(url.hostname)
     with contextlib.suppress(ValueError):
-        if known and url.port != 0:  # raises where it is no number
-            return text
+        if text.startswith(PREFIX):
+            return PREFIX + check_url(text.removeprefix(PREFIX))
     raise ValueError(f"{text!r} is not openai:http://HOST:PORT/v1")
 
 
@@ -32,7 +31,8 @@ class OpenAIServer:
     """The part of OpenAI's protocol that is needed here."""
 
     def __init__(self, name: str) -> None:
-        self._url = urllib.parse.urlsplit(name.removeprefix(PREFIX).rstrip("/"))
+        self._url = name.removeprefix(PREFIX)
+        self._server = HttpServer(self._url, _headers(), _TIMEOUT_S)
         self.model = self._first_model()
 
     def measure(self, number: int, content: dict[str, Any]) -> MeasuredRequest:
@@ -45,7 +45,7 @@ class OpenAIServer:
                 heard.take(chunk)
             heard.check()
         except (OSError, http.client.HTTPException, ValueError, ClientError) as failure:
-            error = f"{self._url.netloc}: {failure}"
+            error = f"{self._server.address}: {failure}"
         return MeasuredRequest(
             number,
             begin,
@@ -64,45 +64,18 @@ class OpenAIServer:
             **content,
         }
         path = "/chat/completions" if "messages" in content else "/completions"
-        connection = self._connect()
-        try:
-            connection.request(
-                "POST",
-                self._url.path + path,
-                json.dumps(whole),
-                _headers(),
-            )
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                said = response.read(500).decode("utf-8", "replace")
-                raise ClientError(f"HTTP {response.status}: {said}")
-            for line in response:
-                data = line.strip().removeprefix(b"data:").strip()
-                if line.startswith(b"data:") and data != b"[DONE]":
-                    yield json.loads(data)
-        finally:
-            connection.close()
+        return (chunk for chunk in self._server.chunks(path, whole) if chunk is not None)
 
     def _first_model(self) -> str:
-        connection = self._connect()
         try:
-            connection.request("GET", self._url.path + "/models", headers=_headers())
-            content = json.loads(connection.getresponse().read())
-            return str(content["data"][0]["id"])
+            return str(self._server.get("/models")["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
-            raise ClientError(f"--baseline {self._url.geturl()}: {error}") from error
-        except (ValueError, KeyError, IndexError, TypeError):
+            raise ClientError(f"--baseline {self._url}: {error}") from error
+        except (HttpRefusal, ValueError, KeyError, IndexError, TypeError):
             raise BadInputError(
-                f"--baseline {self._url.geturl()}: no list of models there, is this OpenAI's "
+                f"--baseline {self._url}: no list of models there, is this OpenAI's "
                 "protocol, and does the URL end in /v1?"
             ) from None
-        finally:
-            connection.close()
-
-    def _connect(self) -> http.client.HTTPConnection:
-        secure = self._url.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(self._url.hostname or "", self._url.port, timeout=_TIMEOUT_S)
 
 
 class _Heard:
@@ -145,5 +118,4 @@ class _Heard:
 def _headers() -> dict[str, str]:
     """Headers with the key that users of this protocol keep in their environment."""
     key = os.environ.get("OPENAI_API_KEY")
-    bearer = {"Authorization": f"Bearer {key}"} if key else {}
-    return {"Content-Type": "application/json", **bearer}
+    return {"Authorization": f"Bearer {key}"} if key else {}

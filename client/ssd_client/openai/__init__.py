@@ -1,0 +1,1 @@
+"""Targets by way of a gateway: requests and streams of OpenAI's HTTP protocol."""
