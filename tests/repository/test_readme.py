@@ -1,9 +1,11 @@
 """Every command in README.md and docs/benchmarks.md is run here, or by the test named here."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +15,9 @@ from ssd_client.cli import cli as client_cli
 from ssd_draft.cli import main as draft_cli
 from ssd_target.cli import main as target_cli
 from ssd_target.cli import serve
-from tests.processes import TargetProcess, TracedPair
+from tests.processes import GatewayProcess, TargetProcess, TracedPair
+from tests.processes import gateway as start_gateway
+from tests.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -50,6 +54,7 @@ def target_of(name: str) -> str:
 
 ELSEWHERE = {
     "make test": "the command that runs this very test, called by .ci/run",
+    "make serve": "tests/client/test_serve.py runs what it calls",
     'pip install ".[serve]"': "test_packaging.py installs the package; make test this extra",
 }
 
@@ -99,7 +104,7 @@ def test_every_command_is_known() -> None:
     benches = ("make bench", *(f"make {target_of(name)}" for name in BENCHES))
     for command in commands():
         known = command in ELSEWHERE or command in ("make demo", "make report", *benches)
-        assert known or command.startswith(("ssd-client ", *SERVERS)), command
+        assert known or command.startswith(("ssd-client ", "curl ", *SERVERS)), command
     named = re.findall(r"\b(make bench[\w-]*)", README + FIGURES)
     assert set(named) == set(benches)
 
@@ -122,7 +127,46 @@ def test_the_demo_tells_one_story_in_every_mode(monkeypatch: pytest.MonkeyPatch)
     assert "all 4 texts are equal, token for token" in result.stdout
 
 
-@pytest.mark.parametrize("command", [c for c in CLIENT_COMMANDS if "--local" not in c])
+@pytest.fixture(scope="module")
+def gateway(
+    servers: list[TargetProcess], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """Stands where the README says http://127.0.0.1:8000."""
+    folder = tmp_path_factory.mktemp("gateway")
+    with start_gateway(folder, targets=[servers[0].address]) as process:
+        yield process
+
+
+def test_one_command_serves_the_pair_and_a_gateway() -> None:
+    planned = run("make", "--dry-run", "serve", f"VENV={BIN.parent}").stdout
+    assert planned.rstrip().endswith(f"{BIN}/ssd-client serve")
+
+
+@needs_tool("curl")
+def test_curl_and_the_client_get_one_text(gateway: GatewayProcess) -> None:
+    (curl,) = [c for c in commands() if c.startswith("curl ")]
+    (client,) = [c for c in CLIENT_COMMANDS if "--url" in c]
+    texts = []
+    for command in (curl, client):
+        words = shlex.split(command.replace("http://127.0.0.1:8000", gateway.url))
+        program = str(BIN / words[0]) if command is client else words[0]
+        done = run(program, *words[1:])
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout.removesuffix("\n"))
+    assert json.loads(texts[0])["choices"][0]["text"] == texts[1]
+
+
+def test_the_sdk_works_as_printed(
+    gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(program.replace("http://127.0.0.1:8000", gateway.url), {})
+    assert len(capsys.readouterr().out) > 100
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in CLIENT_COMMANDS if "--local" not in c and "--url" not in c]
+)
 def test_a_client_command_works_as_printed(command: str, servers: list[TargetProcess]) -> None:
     words = shlex.split(command)
     if "--target" not in words:
@@ -208,6 +252,7 @@ def test_the_metrics_that_are_named_exist() -> None:
     shared = (ROOT / "services/serving/ssd_serving/observability/metrics.py").read_text()
     target = shared + (ROOT / "services/target/ssd_target/front/metrics.py").read_text()
     draft = (ROOT / "services/draft/ssd_draft/front/metrics.py").read_text()
+    target += (ROOT / "services/gateway/ssd_gateway/metrics.py").read_text()
     names = re.findall(r"`(ssd_\w+)`", README + OPERATORS)
     assert len(names) > 5
     for name in names:
