@@ -116,7 +116,10 @@ function fillLegend(node) {
     const icon = makeSvg("svg", { width: 14, height: 14, "aria-hidden": "true" }, mark(result, 7, 7));
     return make("span", { class: "key" }, icon, result);
   });
-  node.replaceChildren(...bars, ...marks);
+  const tick = makeSvg("line", { class: "instant", x1: 7, x2: 7, y1: 2, y2: 12 });
+  const icon = makeSvg("svg", { width: 14, height: 14, "aria-hidden": "true" }, tick);
+  const message = make("span", { class: "key", title: INSTANTS.join(", ") }, icon, "message");
+  node.replaceChildren(...bars, message, ...marks);
 }
 
 function mark(result, x, y) {
@@ -165,6 +168,7 @@ function axis(length, scale, height) {
   for (let ms = 0; ms <= length; ms += step) {
     const x = 12 + ms * scale;
     lines.push(makeSvg("line", { class: "grid", x1: x, x2: x, y1: 18, y2: height }));
+    if (x + 50 > length * scale + 24) continue; // its number would be cut
     lines.push(makeSvg("text", { class: "tick", x: x + 3, y: 13 }, `${Number(ms.toPrecision(6))} ms`));
   }
   return lines;
