@@ -19,6 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 from ssd_engine.errors import InputError
+from ssd_engine.sampling.guesses import ranked_guesses
 from ssd_engine.sampling.params import SamplingParams, check_sampling
 from ssd_engine.sampling.sampler import (
     SampleRow,
@@ -315,6 +316,19 @@ def test_a_ban_leaves_the_distribution_of_the_other_tokens(given: dict[str, Any]
     p = target_distribution(logits, [row([0], [2], banned=banned, banned_until=99, **given)])
     assert torch.equal(p[:, list(banned)], torch.zeros(1, 3, dtype=p.dtype))
     assert torch.allclose(p[:, left], fewer)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafts_first_guess_is_what_bans_leave(temperature: float) -> None:
+    """Were the target the same as the draft: before the position and at it."""
+    logits = random_logits(1, 50)
+    likeliest = tuple(logits[0].topk(20).indices.tolist())
+    bans = dict(temperature=temperature, banned=likeliest, banned_until=9)
+    for length in (8, 9):
+        one = row([0] * length, [], **bans)
+        (guesses,) = ranked_guesses(logits, [one], 5)
+        assert guesses[:1] == sample(logits, [one])
+        assert (guesses[0] in likeliest) == (length == 9)
 
 
 def test_repetition_is_penalised_before_presence_and_frequency() -> None:

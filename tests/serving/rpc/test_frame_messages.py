@@ -59,6 +59,8 @@ def sound() -> pb.TargetFrames:
         depth=8,
         verify_micros=12_000,
         trace_context="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        banned_token_ids=pack_tokens([9, 998]),
+        banned_until=30,
     )
     launch = pb.Launch(
         speculation=[8], source=pb.SPECULATION_SOURCE_CACHE, depth=3, verify_micros=7
@@ -87,7 +89,14 @@ def test_every_field_arrives() -> None:
             output=pack_tokens([4]),
             speculation=[5, 6],
             max_tokens=40,
-            sampling=SamplingParams(seed=SEED, temperature=0.5, top_k=9, logit_bias=((7, 2.5),)),
+            sampling=SamplingParams(
+                seed=SEED,
+                temperature=0.5,
+                top_k=9,
+                logit_bias=((7, 2.5),),
+                banned=(9, 998),
+                banned_until=30,
+            ),
             verification=Verification.REJECTION,
             down_weight=0.5,
             depth=8,
@@ -136,6 +145,14 @@ WRONG: dict[str, tuple[str, Change]] = {
     "many biases": (
         "[0].open.sampling.logit_bias",
         lambda f: f[0].open.sampling.logit_bias.update(dict.fromkeys(range(2000), 1.0)),
+    ),
+    "banned": (
+        "[0].open.banned_token_ids[1]",
+        lambda f: setattr(f[0].open, "banned_token_ids", pack_tokens([5, 1000])),
+    ),
+    "all banned": (
+        "[0].open.banned_token_ids",
+        lambda f: setattr(f[0].open, "banned_token_ids", pack_tokens(list(range(1000)))),
     ),
     "verification": ("[0].open.verification", lambda f: f[0].open.ClearField("verification")),
     "down_weight": ("[0].open.down_weight", lambda f: setattr(f[0].open, "down_weight", 1.01)),
@@ -212,6 +229,8 @@ opens = st.builds(
     down_weight=floats,
     depth=numbers,
     verify_micros=numbers,
+    banned_token_ids=packed,
+    banned_until=numbers,
 )
 launches = st.builds(
     pb.Launch,

@@ -4,7 +4,7 @@ The fields of a frame have the names that they have in its message.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec.structs import asdict
@@ -12,7 +12,12 @@ from msgspec.structs import asdict
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.errors import InputError
-from ssd_engine.sampling.params import OPTION_NAMES, SamplingParams, check_sampling
+from ssd_engine.sampling.params import (
+    MAX_BANNED_TOKENS,
+    OPTION_NAMES,
+    SamplingParams,
+    check_sampling,
+)
 from ssd_engine.speculation.frames import (
     Branch,
     Branches,
@@ -29,6 +34,7 @@ from ssd_engine.speculation.frames import (
     TargetFrame,
     Verification,
 )
+from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from ssd_serving.rpc.messages import (
     check_tokens,
     is_newer,
@@ -110,6 +116,8 @@ def _add(messages: Any, frame: TargetFrame | DraftFrame) -> None:
     sequence, number = body.pop("sequence"), body.pop("round")
     if isinstance(frame, Open):
         body["sampling"] = _options(frame.sampling)
+        body["banned_token_ids"] = pack_tokens(list(frame.sampling.banned))
+        body["banned_until"] = frame.sampling.banned_until
     elif isinstance(frame, Branches):
         body["branches"] = map(asdict, frame.branches)
     elif isinstance(frame, Plane):
@@ -190,7 +198,7 @@ def _open(at: str, frame: pb.TargetFrame, limits: FrameLimits) -> Open:
         output=body.output,
         speculation=_speculation(f"{at}.speculation", body.speculation, limits),
         max_tokens=body.max_tokens,
-        sampling=_sampling(at, body.sampling, limits),
+        sampling=_with_bans(at, body, _sampling(at, body.sampling, limits), limits),
         verification=_verification(f"{at}.verification", body.verification),
         down_weight=body.down_weight,
         depth=body.depth,
@@ -261,6 +269,20 @@ def _sampling(at: str, options: target_pb2.SamplingOptions, limits: FrameLimits)
     except InputError as error:
         raise InputError(f"{at}.{error.field}", error.problem) from None
     return params
+
+
+def _with_bans(
+    at: str, body: pb.Open, params: SamplingParams, limits: FrameLimits
+) -> SamplingParams:
+    """Some token is left; nothing is drafted beyond the context."""
+    field, banned = f"{at}.banned_token_ids", body.banned_token_ids
+    most = min(MAX_BANNED_TOKENS, limits.vocab_size - 1)
+    if len(banned) > 4 * most:
+        raise InputError(field, f"at most {most} tokens, got {len(banned) // 4}")
+    if not check_tokens(field, banned, most, limits.vocab_size):
+        return params
+    until = min(body.banned_until, limits.max_context)
+    return replace(params, banned=tuple(unpack_tokens(banned)), banned_until=until)
 
 
 def _verification(field: str, value: int) -> Verification:

@@ -143,4 +143,5 @@ def _size(frame: TargetFrame) -> int:
     """Bytes, about."""
     if not isinstance(frame, Open):
         return 64
-    return 256 + len(frame.prompt) + len(frame.output) + 16 * len(frame.sampling.logit_bias)
+    options = 16 * len(frame.sampling.logit_bias) + 4 * len(frame.sampling.banned)
+    return 256 + len(frame.prompt) + len(frame.output) + options
