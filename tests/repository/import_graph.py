@@ -12,6 +12,7 @@ SOURCES = {
     "ssd_target": ROOT / "services/target",
     "ssd_draft": ROOT / "services/draft",
     "ssd_client": ROOT / "client",
+    "ssd_gateway": ROOT / "services/gateway",
 }
 Graph = dict[str, set[str]]
 

@@ -62,6 +62,8 @@ def test_services_and_client_do_not_import_each_other() -> None:
     for module, others in GRAPH.items():
         if top(module) in SERVICES:
             assert {top(other) for other in others} <= {top(module), "ssd_engine", "ssd_serving"}
+        if top(module) == "ssd_gateway":
+            assert not {top(other) for other in others} & SERVICES
         if top(module) == "ssd_client":
             assert {top(other) for other in others} <= {"ssd_client"}
 
