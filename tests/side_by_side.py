@@ -42,6 +42,12 @@ SERVICES = {
         "gateway/test_openai_sdk.py",
         "gateway/test_gateway_lifecycle.py",
         "gateway/http/test_hostile_http.py",
+        "gateway/page/test_page_chat.py",
+        "gateway/page/test_page_look.py",
+        "gateway/page/test_page_observation.py",
+        "gateway/page/test_page_origins.py",
+        "gateway/page/test_page_race.py",
+        "gateway/page/test_page_safety.py",
     ),
     "watched": (
         "deploy/test_logs.py",

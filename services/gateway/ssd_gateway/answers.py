@@ -61,6 +61,15 @@ class Answer:
             self.news.set()
 
     @property
+    def seconds(self) -> float:
+        """Since it was asked for."""
+        return time.monotonic() - self.begun_at
+
+    @property
+    def first_seconds(self) -> float | None:
+        return None if self.first_at is None else self.first_at - self.begun_at
+
+    @property
     def is_admitted(self) -> bool:
         """Whether targets have taken all choices on."""
         return all(each.started is not None for each in self.choices)
@@ -109,6 +118,7 @@ class AnswerResponse:
         """``stream``: None for one piece."""
         self._answer, self._shape, self._stream = answer, shape, stream
         self._write_timeout, self._metrics = write_timeout, metrics
+        self._sent = False  # the whole answer
         self._headers = [(b"x-request-id", request_id.encode())]
         self._about = {
             "id": f"{shape.prefix}-{token_hex(12)}",
@@ -122,10 +132,10 @@ class AnswerResponse:
         leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                answering.result()
-            else:
+            if not answering.done() and not self._sent:  # who has all of it may go
                 self._metrics.gone()
+                answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
         finally:
             leaving.cancel()
             answering.cancel()
@@ -142,7 +152,7 @@ class AnswerResponse:
                 await self._send_whole(send)
             else:
                 await self._send_events(events, self._stream)
-            self._metrics.ended(answer)
+            self._count()
         except ReaderGone as error:
             self._metrics.gone()
             log.info("a stream was cut: %s", error)
@@ -161,6 +171,7 @@ class AnswerResponse:
         receive: Receive,
         send: Send,
     ) -> None:
+        self._sent = True
         self._metrics.failed(problem.status)
         if problem.status == 500:
             log.error("a request failed: %s", error, exc_info=not isinstance(error, ApiError))
@@ -192,6 +203,7 @@ class AnswerResponse:
             *self._headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._sent = True
         await send({"type": "http.response.body", "body": body})
 
     # As events
@@ -207,6 +219,7 @@ class AnswerResponse:
             if not await answer.wait(PING_SECONDS):
                 await events.write(PING)
         last = event(self._last_chunk()) if options.include_usage else b""
+        self._sent = True
         await events.end(last + DONE)
 
     def _chunk(self, choice: Choice, options: StreamOptions) -> bytes:
@@ -234,9 +247,13 @@ class AnswerResponse:
         }
 
     def _speculation(self) -> dict[str, Any]:
-        answer, now = self._answer, time.monotonic()
-        first = None if answer.first_at is None else answer.first_at - answer.begun_at
-        return metrics_of(answer.choices, first, now - answer.begun_at)
+        answer = self._answer
+        return metrics_of(answer.choices, answer.first_seconds, answer.seconds)
+
+    def _count(self) -> None:
+        answer = self._answer
+        tokens = sum(choice.num_tokens for choice in answer.choices)
+        self._metrics.ended(tokens, answer.seconds, answer.first_seconds)
 
 
 def _fingerprint(choices: Sequence[Choice]) -> str | None:

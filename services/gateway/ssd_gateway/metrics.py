@@ -1,15 +1,9 @@
 """Prometheus metrics of a gateway."""
 
-import time
-from typing import TYPE_CHECKING
-
 from prometheus_client import generate_latest
 
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.observability.metrics import ServiceMetrics
-
-if TYPE_CHECKING:
-    from ssd_gateway.answers import Answer
 
 
 class GatewayMetrics(ServiceMetrics):
@@ -38,12 +32,13 @@ class GatewayMetrics(ServiceMetrics):
     def began(self) -> None:
         self._running.inc()
 
-    def ended(self, answer: "Answer") -> None:
+    def ended(self, tokens: int, seconds: float, first_seconds: float | None) -> None:
+        """An answer was served. ``first_seconds``: until its first token was there."""
         self._requests.labels("200").inc()
-        self._tokens.inc(sum(choice.num_tokens for choice in answer.choices))
-        self._whole.observe(time.monotonic() - answer.begun_at)
-        if answer.first_at is not None:
-            self._first.observe(answer.first_at - answer.begun_at)
+        self._tokens.inc(tokens)
+        self._whole.observe(seconds)
+        if first_seconds is not None:
+            self._first.observe(first_seconds)
 
     def failed(self, status: int) -> None:
         self._requests.labels(str(status)).inc()

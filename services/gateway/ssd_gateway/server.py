@@ -160,7 +160,8 @@ class GatewayServer:
             port = self._metrics.listen(host, port, self._tls)
         except OSError as error:
             raise ConfigError(f"--metrics-listen: {error}") from None
-        log.info("metrics on %s:%d", host, port)
+        scheme = "http" if self._tls is None else "https"
+        log.info("metrics on %s://%s:%d/metrics", scheme, host, port)
 
     async def _reload_certificates(self, server: uvicorn.Server) -> None:
         """New connections are greeted with the files as they are."""

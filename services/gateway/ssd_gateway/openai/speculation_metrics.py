@@ -1,6 +1,7 @@
 """What speculation did for an answer, with vLLM's names, and ours beside them."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ssd_client.generate.speculation import SpeculationStats, stats_of
@@ -49,14 +50,8 @@ def _by_vllm(stats: SpeculationStats) -> dict[str, Any]:
 def _ours(stats: SpeculationStats, choices: Sequence[Choice]) -> dict[str, Any]:
     first = choices[0]
     return {
-        "mode": stats.mode,
-        "verification": stats.verification,
-        "rounds": stats.rounds,
-        "hits": stats.hits,
-        "late": stats.late,
+        **asdict(stats),
         "misses": stats.missed,
-        "cache_tokens": stats.cache_tokens,
-        "fallbacks": stats.fallbacks,
         "seed": first.started.seed if first.started else None,
         "target": first.target,
         "sequence": first.started.sequence if first.started else None,
