@@ -141,8 +141,8 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (adjusting.penalise_kernel, ADJUSTED, {**PIECES, "PATH": 15, "TRAIL": 15}),
     (
         adjusting.bias_kernel,
-        [*ADJUSTED, INTS, FLOATS],
-        {"ENTRIES": 1024, "PATH": 15, "TRAIL": 15, "OVERLAP": True},
+        [*ADJUSTED, INTS, FLOATS, INTS, INTS],
+        {"ENTRIES": adjusting.ENTRIES, "PATH": 15, "TRAIL": 15, "OVERLAP": True},
     ),
     (
         reporting.survey_kernel,
