@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.errors import InputError
-from ssd_target.front.requests import parse_message
+from ssd_target.front.requests import parse_logprobs, parse_message
 from tests.scale import share
 
 MARK = "MARK"
@@ -120,6 +120,12 @@ def check(data: bytes) -> None:
         assert parsed.SerializeToString(deterministic=True) == message.SerializeToString(
             deterministic=True
         )
+
+
+@pytest.mark.parametrize("asked", [{"chosen": True}, {"top_n": 2}, {"prompt": True}])
+def test_made_up_acceptance_has_no_log_probabilities(asked: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="makes acceptance up"):
+        parse_logprobs(pb.LogprobOptions(**asked), synthetic=True)  # type: ignore[arg-type]
 
 
 def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:
