@@ -70,8 +70,14 @@ def main() -> None:
 @option("--target-tls-key", "Its key.", type=Path)
 @option(
     "--target-token-file",
-    "File with the token to show targets. Default: the caller's own key.",
+    "File with the token that the gateway shows targets where it asks of its own accord, and for "
+    "callers whose keys are not passed on.",
     type=Path,
+)
+@option(
+    "--pass-keys/--no-pass-keys",
+    "Show targets the keys of callers, so that roles and limits hold there. Keys that are not "
+    "checked here (--token-file) give way to --target-token-file.",
 )
 @option("--drain-timeout", "Seconds that running requests get after SIGTERM.", type=float)
 @option("--metrics-listen", "HOST:PORT of Prometheus metrics alone. /metrics has them, too.")

@@ -36,6 +36,7 @@ class GatewayConfig:
     target_tls_cert: Path | None = None
     target_tls_key: Path | None = None
     target_token_file: Path | None = None
+    pass_keys: bool = True
     cors_origin: tuple[str, ...] = ()
     page: bool = True
     allow_unknown_fields: bool = False

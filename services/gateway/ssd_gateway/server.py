@@ -71,7 +71,9 @@ class GatewayServer:
         access = make_access(config, self._metrics)
         host, _ = parse_address("--listen", config.listen)
         guarded = config.token_file is not None or not is_loopback(host) or self._tls is not None
-        keys = Keys(access, self._pool, guarded)
+        # Keys that nobody has checked are no better than a token of the gateway's own.
+        checked = config.token_file is not None or config.target_token_file is None
+        keys = Keys(access, self._pool, guarded, passes_on=config.pass_keys and checked)
         self._gateway = Gateway(config, self._pool, keys, self._metrics)
 
     async def run(self) -> None:

@@ -22,6 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "tokens.toml").write_text(TOKEN_FILE)
     (folder / "tokens.toml").chmod(0o600)
+    (folder / "own").write_text(TOKENS["admin"])
+    (folder / "own").chmod(0o600)
     return folder
 
 
@@ -42,6 +44,7 @@ def guarded(folder: Path, guarded_target: TargetProcess) -> Iterator[GatewayProc
         *("--token-file", str(folder / "tokens.toml")),
         *("--tls-cert", str(cert), "--tls-key", str(key)),
         *("--cors-origin", "https://app.example"),
+        *("--target-token-file", str(folder / "own")),
     )
     with gateway(
         folder / "gateway", *flags, targets=[guarded_target.address], ready=False
@@ -116,6 +119,17 @@ def test_models_are_told_to_those_who_have_a_key(folder: Path, guarded: GatewayP
         sdk(folder, guarded, "none").models.list()
 
 
+def test_the_gateway_s_own_token_stands_for_keys_that_nobody_checks(
+    folder: Path, guarded_target: TargetProcess
+) -> None:
+    flags = ("--target-token-file", str(folder / "own"))
+    with (
+        gateway(folder / "open", *flags, targets=[guarded_target.address]) as process,
+        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert ask(client).choices[0].text
+
+
 def test_the_page_needs_no_key_and_what_it_shows_does(
     folder: Path, guarded: GatewayProcess
 ) -> None:
@@ -126,7 +140,8 @@ def test_the_page_needs_no_key_and_what_it_shows_does(
         for path in ("/ssd/fleet", "/metrics", "/ssd/timeline"):
             assert client.get(path).status_code == 401
         user = {"authorization": f"Bearer {TOKENS['user']}"}
-        assert client.get("/ssd/fleet", headers=user).json()["targets"]
+        (told,) = client.get("/ssd/fleet", headers=user).json()["targets"]
+        assert told["running"] == 0  # asked with the gateway's own token
         assert client.get("/ssd/timeline", headers=user).status_code == 403
 
 

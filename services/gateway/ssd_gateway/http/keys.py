@@ -17,9 +17,11 @@ OBSERVE = "/ssd.v1.TraceService/GetTrace"
 
 
 class Keys:
-    def __init__(self, access: Access, pool: TargetPool, guarded: bool) -> None:
-        """``guarded``: callers need a key, or the port is open to more than this host."""
+    def __init__(self, access: Access, pool: TargetPool, guarded: bool, passes_on: bool) -> None:
+        """``guarded``: callers need a key, or the port is open to more than this host.
+        ``passes_on``: callers' keys are shown to targets."""
         self._access, self._pool, self._guarded = access, pool, guarded
+        self._passes_on = passes_on
         self._said: set[str] = set()  # targets that get no keys, and of which that was said
 
     def check(self, request: Request, method: str = GENERATE) -> None:
@@ -29,15 +31,13 @@ class Keys:
             _check_host(request)
 
     def metadata_for(self, request: Request, target: Target) -> Metadata:
-        """What a call for this caller shows a target: the caller's key, else the gateway's own.
-        Keys travel in the clear to this host alone, unless the operator says otherwise."""
-        shown = _metadata(request)
-        security = self._pool.security
-        if not shown:
+        """What a call for this caller shows a target: the caller's key where keys are passed on,
+        else the gateway's own. Keys travel in the clear to this host alone, unless the operator
+        says otherwise."""
+        shown, security = _metadata(request), self._pool.security
+        if not (shown and self._passes_on):
             return security.metadata(target.address)
         host = target.address.rpartition(":")[0]
-        if security.token is not None:
-            return security.metadata(target.address)
         if security.tls or security.insecure or is_loopback(host):
             return shown
         if target.address not in self._said:
