@@ -59,7 +59,7 @@ def test_look_ups_have_a_shape_each_and_what_others_had_computed_is_left_out(pag
     for look_up, shape in SHAPES.items():
         expect(chart.locator(f"[data-look-up={look_up}] {shape}")).to_have_count(1)
     expect(chart.locator("rect")).to_have_count(len(SHAPES))
-    expect(page.locator("#timeline-summary")).to_contain_text("3 rounds, 1 hits, 1 late, 1 misses")
+    expect(page.locator("#timeline-summary")).to_contain_text("3 rounds, 1 hit, 1 late, 1 miss")
     page.get_by_text("The same as a table").click()
     expect(page.locator("#timeline-table tbody tr")).to_have_count(2 * len(SHAPES))
 

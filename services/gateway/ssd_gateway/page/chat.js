@@ -1,6 +1,6 @@
 /** The chat: conversations, their messages, and the answer that is being written. */
 
-import { announce, byId, make, oncePerFrame, say } from "/page/dom.js";
+import { announce, byId, counted, make, oncePerFrame, say } from "/page/dom.js";
 import { Generation } from "/page/generation.js";
 import { forget, newConversation, store, storedConversations, titleOf } from "/page/history.js";
 import { AnswerView, questionNode, sends } from "/page/message.js";
@@ -166,7 +166,7 @@ export class Chat {
     this.#drawView(message);
     if (conversation.messages.includes(message)) this.#store(conversation);
     this.#describe();
-    announce(message.error ?? `Answer ${generation.stopped ? "stopped" : "finished"}: ${message.tokens.length} tokens`);
+    announce(message.error ?? `Answer ${generation.stopped ? "stopped" : "finished"}: ${counted(message.tokens.length, "token", "tokens")}`);
   }
 
   #drawView(message) {

@@ -31,6 +31,11 @@ export function announce(text) {
   byId("status").textContent = text;
 }
 
+/** Returns a number with its noun. */
+export function counted(n, one, many) {
+  return `${n} ${n === 1 ? one : many}`;
+}
+
 /** Calls a function at the next frame, however often it was asked to until then. */
 export function oncePerFrame(draw) {
   let asked = false;

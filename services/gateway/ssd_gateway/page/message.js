@@ -1,6 +1,6 @@
 /** Messages of a conversation as they are shown: questions that can be edited, answers that grow. */
 
-import { copyButton, make } from "/page/dom.js";
+import { copyButton, counted, make } from "/page/dom.js";
 import { MarkdownView } from "/page/markdown.js";
 import { shareBar, tokenSpan } from "/page/origins.js";
 import { printable } from "/page/printable.js";
@@ -102,11 +102,11 @@ export function statisticsText(s) {
   const facts = [
     [s.rate, () => `${s.rate.toFixed(s.rate < 100 ? 1 : 0)} tokens/s`],
     [s.first, () => `first token ${Math.round(s.first)} ms`],
-    [s.tokens, () => count(s.tokens, "token", "tokens")],
+    [s.tokens, () => counted(s.tokens, "token", "tokens")],
     [ofDraft(s.cached), () => `${s.cached} from cache`],
-    [ofDraft(s.hits), () => count(s.hits, "hit", "hits")],
+    [ofDraft(s.hits), () => counted(s.hits, "hit", "hits")],
     [ofDraft(s.late), () => `${s.late} late`],
-    [ofDraft(s.misses), () => count(s.misses, "miss", "misses")],
+    [ofDraft(s.misses), () => counted(s.misses, "miss", "misses")],
     [s.prefix || null, () => `${s.prefix} prompt tokens cached`],
     [s.mode, () => `mode ${s.mode}`],
     [s.seed, () => `seed ${s.seed}`],
@@ -117,7 +117,3 @@ export function statisticsText(s) {
 }
 
 const ENDS = { length: "cut at the most tokens allowed", stopped: "stopped" };
-
-function count(n, one, many) {
-  return `${n} ${n === 1 ? one : many}`;
-}

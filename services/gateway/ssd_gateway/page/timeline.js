@@ -1,7 +1,7 @@
 /** The timeline of a request: bars of target and drafts on one clock, rounds marked by their look-up. */
 
 import { getJson } from "/page/api.js";
-import { byId, make, makeSvg, say } from "/page/dom.js";
+import { byId, counted, make, makeSvg, say } from "/page/dom.js";
 import { nameOfOrigin } from "/page/origins.js";
 import { recentGenerations } from "/page/generation.js";
 
@@ -222,7 +222,7 @@ function summary(tracks) {
   const count = (result) => found.filter((each) => each === result).length;
   const rounds = tracks.flatMap(({ events }) => events.filter((event) => event.kind === "round")).length;
   const names = tracks.map(({ name }) => name).join(", ");
-  return `${names}: ${rounds} rounds, ${count("hit")} hits, ${count("late")} late, ${count("miss")} misses.`;
+  return `${names}: ${counted(rounds, "round", "rounds")}, ${counted(count("hit"), "hit", "hits")}, ${count("late")} late, ${counted(count("miss"), "miss", "misses")}.`;
 }
 
 function table(tracks, begin) {
