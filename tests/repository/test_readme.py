@@ -138,7 +138,7 @@ def gateway(
 
 
 def test_one_command_serves_the_pair_and_a_gateway() -> None:
-    planned = run("make", "--dry-run", "serve", f"VENV={BIN.parent}").stdout
+    planned = run("make", "--no-print-directory", "--dry-run", "serve", f"VENV={BIN.parent}").stdout
     assert planned.rstrip().endswith(f"{BIN}/ssd-client serve")
 
 

@@ -114,6 +114,7 @@ class GatewayServer:
         except OSError as error:
             listening.close()
             raise ConfigError(f"--listen {self._config.listen}: {error.strerror}") from None
+        listening.listen(BACKLOG)  # before the port is told
         listening.setblocking(False)
         return listening
 
