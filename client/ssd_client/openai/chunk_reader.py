@@ -104,8 +104,8 @@ def _speculation(told: Mapping[str, Any]) -> SpeculationStats | None:
 def _logprobs(
     token_ids: Sequence[int], told: Mapping[str, Any], top_n: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Of a chat or of a completion; tokens are named by their ids. A completion tells of the chosen
-    token among the most likely ones, as their last, also where it is none of them."""
+    """Reads both shapes, in which tokens are named by their ids. A completion has the chosen token
+    among the most likely ones, as their last, also where it is none of them."""
     if "content" in told:
         return tuple(
             TokenLogprobs(

@@ -93,7 +93,7 @@ class WorkPlanner:
 
 
 def _num_scored(sequence: Sequence, start: int, end: int) -> int:
-    """Of a piece that is computed again, which ends where it did before, all was told then."""
+    """A piece that is computed again ends where it did before: all of it was told then."""
     if start < sequence.num_scored:
         return 0
     return min(end - start, sequence.left_to_score)
