@@ -39,19 +39,19 @@ Asked = str | Sequence[int] | Prompt  # a text, token ids, or a prompt
 Message = Mapping[str, str] | tuple[str, str]  # {"role": .., "content": ..}, or (role, content)
 Messages = str | Sequence[Message]  # a text: one message of a user
 
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 # Options that are sent as they are: those with one value by the part of the request that they are
 # in, and lists with the field that they fill there.
 _VALUES = {
-    "sampling": (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-    ),
+    "sampling": (*SAMPLING, "seed"),
     "stop": ("max_tokens", "min_tokens"),
     "speculation": ("depth", "down_weight"),
 }

@@ -11,18 +11,10 @@ from google.protobuf import json_format
 
 from ssd.v1 import target_pb2
 from ssd_client.errors import BadInputError
+from ssd_client.generate.request import SAMPLING
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 
 
 def path_of(request: target_pb2.GenerateRequest) -> str:
@@ -34,7 +26,7 @@ def body_of(request: target_pb2.GenerateRequest) -> dict[str, Any]:
     sampling = request.sampling
     body: dict[str, Any] = {
         **_prompt(request),
-        **{name: getattr(sampling, name) for name in _SAMPLING if sampling.HasField(name)},
+        **{name: getattr(sampling, name) for name in SAMPLING if sampling.HasField(name)},
         "seed": sampling.seed if sampling.HasField("seed") else randbits(64),
         **_end(request),
         **_logprobs(request),
