@@ -66,7 +66,7 @@ def test_all_of_it_works_with_the_keyboard_alone(page: Page) -> None:
 def test_a_screen_reader_is_told_what_happens(page: Page) -> None:
     script_answers(page, said("one"))
     ask_and_wait(page, "first")
-    expect(page.get_by_role("status").first).to_have_text("Answer finished: 1 tokens")
+    expect(page.get_by_role("status").first).to_have_text("Answer finished: 1 token")
     log = page.get_by_role("log", name="Messages")
     expect(log).to_have_attribute("aria-live", "polite")
     expect(log.get_by_role("article", name="Answer")).to_have_attribute("aria-busy", "false")
