@@ -41,26 +41,26 @@ def break_rank(layers: ModuleType) -> None:
     layers.EagerProducts.gate = gate
 
 
-def break_attention(sdpa: ModuleType) -> None:
-    whole = sdpa.SdpaBackend._attend
+def break_attention(cpu: ModuleType) -> None:
+    whole = cpu.CpuBackend.attend
 
-    def attend(self: Any, q: Any, cache: Any, group: Any) -> Any:
+    def attend(self: Any, query: Any, cache: Any, plan: Any) -> Any:
         value = cache.value.clone()
         value[:, :4] = 0
-        return whole(self, q, type(cache)(cache.key, value), group)
+        return whole(self, query, type(cache)(cache.key, value), plan)
 
-    sdpa.SdpaBackend._attend = attend
+    cpu.CpuBackend.attend = attend
 
 
-def break_tree(sdpa: ModuleType) -> None:
-    whole = sdpa.SdpaBackend._gather_tail
+def break_tree(cpu: ModuleType) -> None:
+    whole = cpu.CpuBackend.attend
 
-    def gather(self: Any, pages: Any, group: Any) -> Any:
-        tail = whole(self, pages, group).clone()
-        tail[:, :, -2:] = 0
-        return tail
+    def attend(self: Any, query: Any, cache: Any, plan: Any) -> Any:
+        value = cache.value.clone()
+        value.view(-1, *value.shape[2:])[plan.branches[-2:]] = 0
+        return whole(self, query, type(cache)(cache.key, value), plan)
 
-    sdpa.SdpaBackend._gather_tail = gather
+    cpu.CpuBackend.attend = attend
 
 
 def break_step_product(step: ModuleType) -> None:
@@ -113,8 +113,8 @@ def break_graph(graphs: ModuleType) -> None:
 FAULTS: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
     "product": ("ssd_engine.models.layers", break_product),
     "rank": ("ssd_engine.models.layers", break_rank),
-    "attention": ("ssd_engine.attention.sdpa", break_attention),
-    "tree": ("ssd_engine.attention.sdpa", break_tree),
+    "attention": ("ssd_engine.attention.cpu", break_attention),
+    "tree": ("ssd_engine.attention.cpu", break_tree),
     "step-product": ("ssd_engine.execution.step", break_step_product),
     "step-attention": ("ssd_engine.execution.step_attention", break_step_attention),
     "step-tree": ("ssd_engine.execution.step_attention", break_step_tree),

@@ -68,6 +68,7 @@ class Stream(threading.Thread):
                     said["logprobs"] += zip(
                         told["tokens"],
                         told["token_logprobs"],
+                        told["top_logprobs"],
                         told["text_offset"],
                         strict=True,
                     )
@@ -88,17 +89,6 @@ def finish(streams: list[Stream]) -> list[dict[int, dict[str, Any]]]:
     return [stream.said() for stream in streams]
 
 
-def expected(said: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The same, but for the last bits of log probabilities: a text that is read again is computed
-    in other pieces than one that is written."""
-    for choice in said.values():
-        choice["logprobs"] = [
-            (token, pytest.approx(logprob, abs=1e-4), offset)
-            for token, logprob, offset in choice["logprobs"]
-        ]
-    return said
-
-
 @pytest.mark.parametrize("killed", ["target", "draft"])
 def test_sixteen_streams_survive_a_kill(tmp_path: Path, killed: str) -> None:
     with ExitStack() as stack:
@@ -111,7 +101,7 @@ def test_sixteen_streams_survive_a_kill(tmp_path: Path, killed: str) -> None:
         front = stack.enter_context(gateway(tmp_path / "gateway", targets=addresses))
         for each in serving:
             wait_until(lambda each=each: link_states(each) == ["up"], each.log)
-        undisturbed = [expected(said) for said in finish(begin(front))]
+        undisturbed = finish(begin(front))
 
         streams = begin(front)
         wait_until(lambda: all(len(each.chunks) > 3 for each in streams), front.log)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.attention.sdpa import SdpaBackend
+from ssd_engine.attention.cpu import CpuBackend
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.errors import SelfCheckError
 from ssd_engine.execution.runner import ModelRunner
@@ -19,9 +19,11 @@ from ssd_engine.execution.step import Step, StepLayers
 from ssd_engine.execution.step_attention import TritonAttention
 from ssd_engine.forward.batch import Chunk, Drawing, Part, TreeRows
 from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
+from ssd_engine.kernels.cpu.row_attention import AttentionRows
 from ssd_engine.kernels.sampling import adjusting
 from ssd_engine.kernels.sampling.adjusting import Histories
 from ssd_engine.kernels.sampling.reporting import Reports
+from ssd_engine.kvcache.cache import LayerCache
 from ssd_engine.models.decoder import Decoder
 from ssd_engine.models.layer_ops import TorchOps
 from ssd_engine.models.layers import EagerProducts
@@ -144,25 +146,19 @@ def test_what_is_no_number_is_wrong(load: Load, monkeypatch: pytest.MonkeyPatch)
         check_model(load())
 
 
-@pytest.mark.parametrize(("method", "use"), [("_attend", "prefill"), ("_attend_tree", "tree step")])
+@pytest.mark.parametrize("use", ["prefill", "tree step"])
 def test_attention_that_leaves_out_keys(
-    load: Load, monkeypatch: pytest.MonkeyPatch, method: str, use: str
+    load: Load, monkeypatch: pytest.MonkeyPatch, use: str
 ) -> None:
-    gather = SdpaBackend._gather
-    inner: Any = getattr(SdpaBackend, method)
+    attend = CpuBackend.attend
 
-    def without_values(self: SdpaBackend, pages: Tensor, group: Any) -> Tensor:
-        gathered = gather(self, pages, group).clone()
-        gathered[:, :, :4] = 0
-        return gathered
+    def broken(self: CpuBackend, query: Tensor, cache: LayerCache, plan: AttentionRows) -> Tensor:
+        value = cache.value.clone()
+        if bool(len(plan.branches)) == (use == "tree step"):
+            value[:, :4] = 0
+        return attend(self, query, LayerCache(cache.key, value), plan)
 
-    def broken(self: SdpaBackend, *given: Any) -> Tensor:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SdpaBackend, "_gather", without_values)
-            out: Tensor = inner(self, *given)
-            return out
-
-    monkeypatch.setattr(SdpaBackend, method, broken)
+    monkeypatch.setattr(CpuBackend, "attend", broken)
     with pytest.raises(SelfCheckError, match=f"layer 0, attention of a {use}"):
         check_model(load(**DRAFT))
 

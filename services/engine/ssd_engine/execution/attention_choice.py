@@ -6,6 +6,7 @@ import logging
 import torch
 
 from ssd_engine.attention.base import AttentionBackend
+from ssd_engine.attention.cpu import CpuBackend, choose_row_attention
 from ssd_engine.attention.sdpa import SdpaBackend
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -35,6 +36,10 @@ def make_attention(
     device: torch.device,
 ) -> AttentionBackend:
     """The attention of prefill, and of every forward that is not a step of few rows."""
+    rows = choose_row_attention(options.kernels, dtype, device)
+    if rows is not None:
+        log.info("attention: our own kernel, for %s", rows.instructions)
+        return CpuBackend(rows, num_heads, num_kv_heads)
     if not is_tuned(config, options, dtype, device):
         return SdpaBackend(num_heads, num_kv_heads, options.block_size, dtype, device)
     dim = config.head_dim

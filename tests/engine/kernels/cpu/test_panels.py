@@ -14,13 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ssd_engine.attention import cpu
+from ssd_engine.attention.sdpa import SdpaBackend
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_expansion import ModelShape
 from ssd_engine.errors import SelfCheckError
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk
-from ssd_engine.kernels.cpu import panels
-from ssd_engine.kernels.cpu.panels import INSTRUCTION_SETS, PackedWeight, PanelKernel, load_kernel
+from ssd_engine.kernels.cpu import library
+from ssd_engine.kernels.cpu.library import INSTRUCTION_SETS
+from ssd_engine.kernels.cpu.panels import PackedWeight, PanelKernel, load_kernel
+from ssd_engine.kernels.cpu.row_attention import load_row_attention
 from ssd_engine.models import linear
 from ssd_engine.models.decoder import LayerWeights
 from ssd_engine.models.linear import choose_panels, look_up, packed_linear
@@ -249,20 +253,6 @@ def test_a_model_of_bfloat16_has_the_bits_of_float32(
 
 
 @pytest.mark.parametrize("family", ["llama3-tied", "llama3-untied"])
-def test_a_row_of_a_model_has_the_same_logits_however_its_prompt_is_cut(
-    family: str, tmp_path: Path
-) -> None:
-    """Products do not tell one row from many; attention, which is torch's, may."""
-    make_model(family, tmp_path)
-    model = make_runner(tmp_path, 128).model
-    hidden = random(40, model.config.hidden_size)
-    many, layer = model.multiply_head(hidden), model.weights.layers[0]
-    assert torch.equal(torch.cat([model.multiply_head(row[None]) for row in hidden]), many)
-    gated = torch.cat([packed_linear(row[None], layer.gate_up, None) for row in hidden])
-    assert torch.equal(gated, packed_linear(hidden, layer.gate_up, None))
-
-
-@pytest.mark.parametrize("family", ["llama3-tied", "llama3-untied"])
 def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
     save_as_bfloat16(family, tmp_path)
     expected = logits(make_runner(tmp_path, 128))
@@ -370,8 +360,10 @@ def test_without_the_extension_a_model_is_served_by_torch(
 ) -> None:
     save_as_bfloat16("llama3-tied", tmp_path)
     expected = logits(make_runner(tmp_path, 128))
-    monkeypatch.setattr(panels.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(linear, "load_kernel", load_kernel.__wrapped__)
+    monkeypatch.setattr(cpu, "load_row_attention", load_row_attention.__wrapped__)
     runner = make_runner(tmp_path, 128)
     assert isinstance(runner.model.weights.head, Tensor)
+    assert isinstance(runner.model.attention, SdpaBackend)
     torch.testing.assert_close(logits(runner), expected, atol=1e-4, rtol=1e-4)

@@ -14,13 +14,13 @@
 */
 
 #define _GNU_SOURCE
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "threads.h"
 
 #define PANEL 32          /* outputs */
 #define GROUP 4           /* panels that a thread takes at a time */
@@ -30,7 +30,6 @@
 #define AHEAD 2048        /* bytes of a panel that are fetched early */
 #define SERIAL 65536      /* products of numbers: fewer are not worth waking a thread */
 #define LARGE_PAGE ((uintptr_t)2 << 20)
-#define UNROLL _Pragma("GCC unroll 32")
 
 typedef void (*tile_function)(const float *x, const char *w, float *y, size_t inputs,
                               size_t stride, int goes_on);
@@ -40,107 +39,12 @@ struct instruction_set {
     tile_function tiles[TILE_ROWS + 1][2]; /* [rows][is bfloat16] */
 };
 
-/* Vectors of four, as any compiler has them. Without a fused step: rounding differs from the rest. */
-typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
-typedef uint32_t four_words __attribute__((vector_size(16), aligned(4), may_alias));
-#define SET(name) portable_##name
-#define TARGET
-#define LANES 4
-#define FLOATS four_floats
-#define WORDS four_words
-#define LOAD(p) (*(const four_floats *)(p))
-#define STORE(p, v) (*(four_floats *)(p) = (v))
-#define SPREAD(f) ((four_floats){(f), (f), (f), (f)})
-#define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
-#define LOAD_WORDS(p) (*(const four_words *)(p))
-#define LOW(words) ((four_floats)((words) << 16))
-#define HIGH(words) ((four_floats)((words) & 0xffff0000u))
-#define WHOLE_ROWS 1
-#define MOST_ROWS 4
-#include "panels_tiles.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-
-#define SET(name) avx2_##name
-#define TARGET __attribute__((target("avx2,fma")))
-#define LANES 8
-#define FLOATS __m256
-#define WORDS __m256i
-#define LOAD(p) _mm256_loadu_ps(p)
-#define STORE(p, v) _mm256_storeu_ps(p, v)
-#define SPREAD(f) _mm256_set1_ps(f)
-#define ADD_PRODUCT(sum, a, b) _mm256_fmadd_ps(a, b, sum)
-#define LOAD_WORDS(p) _mm256_loadu_si256((const __m256i *)(p))
-#define LOW(words) _mm256_castsi256_ps(_mm256_slli_epi32(words, 16))
-#define HIGH(words) \
-    _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000)))
-#define WHOLE_ROWS 3
-#define MOST_ROWS 6
-#include "panels_tiles.h"
-
-#define SET(name) avx512_##name
-#define TARGET __attribute__((target("avx512f")))
-#define LANES 16
-#define FLOATS __m512
-#define WORDS __m512i
-#define LOAD(p) _mm512_loadu_ps(p)
-#define STORE(p, v) _mm512_storeu_ps(p, v)
-#define SPREAD(f) _mm512_set1_ps(f)
-#define ADD_PRODUCT(sum, a, b) _mm512_fmadd_ps(a, b, sum)
-#define LOAD_WORDS(p) _mm512_loadu_si512((const void *)(p))
-#define LOW(words) _mm512_castsi512_ps(_mm512_slli_epi32(words, 16))
-#define HIGH(words) \
-    _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)))
-#define WHOLE_ROWS 14
-#define MOST_ROWS 14
-#include "panels_tiles.h"
-#endif
-
-#if defined(__aarch64__)
-#include <arm_neon.h>
-
-#define SET(name) neon_##name
-#define TARGET
-#define LANES 4
-#define FLOATS float32x4_t
-#define WORDS uint32x4_t
-#define LOAD(p) vld1q_f32(p)
-#define STORE(p, v) vst1q_f32(p, v)
-#define SPREAD(f) vdupq_n_f32(f)
-#define ADD_PRODUCT(sum, a, b) vfmaq_f32(sum, a, b)
-#define LOAD_WORDS(p) vld1q_u32(p)
-#define LOW(words) vreinterpretq_f32_u32(vshlq_n_u32(words, 16))
-#define HIGH(words) vreinterpretq_f32_u32(vandq_u32(words, vdupq_n_u32(0xffff0000u)))
-#define WHOLE_ROWS 2
-#define MOST_ROWS 5
-#include "panels_tiles.h"
-#endif
-
-/* By name; NULL where the processor does not have it. */
-static const struct instruction_set *find_set(const char *name) {
-    if (!strcmp(name, "portable")) return &portable_set;
-#if defined(__x86_64__)
-    if (!strcmp(name, "AVX2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &avx2_set;
-    if (!strcmp(name, "AVX-512") && __builtin_cpu_supports("avx512f")) return &avx512_set;
-#endif
-#if defined(__aarch64__)
-    if (!strcmp(name, "NEON")) return &neon_set;
-#endif
-    return NULL;
-}
+#define SET_BODY "panels_tiles.h"
+#include "instruction_sets.h"
 
 const void *panels_set(const char *name) { return find_set(name); }
 
-/* Threads */
-
-typedef void (*omp_parallel)(void (*work)(void *), void *about, unsigned threads, unsigned flags);
-
 struct job {
-    void (*unit)(const struct job *job, size_t number);
-    size_t units;
-    atomic_size_t next;
     const struct instruction_set *set;
     const float *x; /* [rows][inputs] */
     float *tiles;   /* the same, tile by tile: [inputs][rows of the tile] */
@@ -151,27 +55,6 @@ struct job {
     char *packed;
     size_t first; /* output that its first row is */
 };
-
-/* The threads of the parent do not live in a forked child, and its OpenMP would wait for them. */
-static int is_forked = 0;
-static void note_fork(void) { is_forked = 1; }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(NULL, NULL, note_fork);
-}
-
-static void take_units(void *about) {
-    struct job *job = about;
-    for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->units;) job->unit(job, i);
-}
-
-static void run(struct job *job, omp_parallel parallel, unsigned threads) {
-    atomic_store(&job->next, 0);
-    if (threads > job->units) threads = (unsigned)job->units;
-    if (parallel == NULL || threads <= 1 || is_forked)
-        take_units(job);
-    else
-        parallel(take_units, job, threads, 0);
-}
 
 /* Rows are dealt out evenly to as few tiles as can be. */
 
@@ -184,7 +67,8 @@ static size_t first_row(const struct job *job, size_t tile) {
     return tile * (job->rows / tiles) + (tile < more ? tile : more);
 }
 
-static void copy_tile(const struct job *job, size_t tile) {
+static void copy_tile(const void *about, size_t tile) {
+    const struct job *job = about;
     size_t begin = first_row(job, tile), rows = first_row(job, tile + 1) - begin;
     const float *x = job->x + begin * job->inputs;
     float *to = job->tiles + begin * job->inputs;
@@ -214,7 +98,8 @@ static void multiply_tile(const struct job *job, size_t panel, size_t begin, siz
 }
 
 /* Some panels, all rows. Where a panel is read once, it is read from end to end. */
-static void multiply_group(const struct job *job, size_t group) {
+static void multiply_group(const void *about, size_t group) {
+    const struct job *job = about;
     size_t first = group * job->group, last = first + job->group;
     size_t tiles = count_tiles(job);
     if (last > job->panels) last = job->panels;
@@ -255,12 +140,9 @@ int panels_multiply(const void *set, omp_parallel parallel, unsigned threads, co
             .inputs = inputs, .panels = panels, .group = group_size(panels, threads), .item = item,
         };
         job.tiles = job.rows > 1 ? room : (float *)job.x; /* one row is its own tile */
-        if (job.rows > 1) {
-            job.unit = copy_tile, job.units = count_tiles(&job);
-            run(&job, parallel, threads);
-        }
-        job.unit = multiply_group, job.units = (panels + job.group - 1) / job.group;
-        run(&job, parallel, threads);
+        if (job.rows > 1) run_units(copy_tile, &job, count_tiles(&job), parallel, threads);
+        size_t groups = (panels + job.group - 1) / job.group;
+        run_units(multiply_group, &job, groups, parallel, threads);
     }
     free(room);
     return 0;
@@ -286,7 +168,8 @@ static void pack_row(const struct job *job, char *panel, size_t lane, size_t row
 }
 
 /* Those of the rows that belong to one panel. */
-static void pack_panel(const struct job *job, size_t number) {
+static void pack_panel(const void *about, size_t number) {
+    const struct job *job = about;
     size_t panel = job->first / PANEL + number, begin = panel * PANEL, end = begin + PANEL;
     char *to = job->packed + panel * job->inputs * PANEL * job->item;
     if (begin < job->first) begin = job->first;
@@ -302,12 +185,12 @@ static void pack_panel(const struct job *job, size_t number) {
 void panels_pack(omp_parallel parallel, unsigned threads, const char *source, char *packed,
                  size_t first, size_t rows, size_t inputs, size_t item) {
     struct job job = {
-        .unit = pack_panel, .source = source, .packed = packed, .first = first, .rows = rows,
-        .inputs = inputs, .item = item,
+        .source = source, .packed = packed, .first = first, .rows = rows, .inputs = inputs,
+        .item = item,
     };
     if (rows == 0) return;
-    job.units = (first + rows - 1) / PANEL - first / PANEL + 1;
-    run(&job, parallel, threads);
+    size_t panels = (first + rows - 1) / PANEL - first / PANEL + 1;
+    run_units(pack_panel, &job, panels, parallel, threads);
 }
 
 /* Asks for large pages, of which fewer have to be looked up; to be called before the first write. */

@@ -2,20 +2,16 @@
 
 import ctypes
 import functools
-import importlib.util
-import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from ssd_engine.kernels.cpu.library import PORTABLE, load_best, torch_threads
 
 PANEL = 32  # outputs
 MOST_ROWS = 32  # beyond that, more rows are more tiles of the same kinds
-PORTABLE = "portable"
-INSTRUCTION_SETS = ("AVX-512", "AVX2", "NEON", PORTABLE)  # the best first
 
 
 class PanelKernel:
@@ -34,7 +30,7 @@ class PanelKernel:
         self.instructions = instructions
         # A vector of bfloat16 is widened by one instruction where there are vectors worth the name.
         self.keeps_bfloat16 = instructions != PORTABLE
-        self._library, self._set, self._parallel = library, found, _torch_threads()
+        self._library, self._set, self._parallel = library, found, torch_threads()
 
     def allocate(self, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
         """Panels [panels, inputs, 32]; what the last one has too much is zero."""
@@ -75,30 +71,11 @@ class PanelKernel:
             raise MemoryError(f"no memory to copy {rows} rows of {inputs} inputs")
 
 
-def _torch_threads() -> int | None:
-    """How to run a function on torch's own OpenMP threads: the address of GOMP_parallel, which
-    every OpenMP runtime of Linux has. None where there is no such runtime: one thread computes."""
-    try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError):
-        log.warning("torch has no OpenMP threads to share: products on the CPU use one thread")
-        return None
-
-
 @functools.cache
 def load_kernel(instructions: str | None = None) -> PanelKernel | None:
     """The kernel by the best instructions that the processor has, or by those that are named. None
     where the extension was not built, or the processor lacks what is named."""
-    spec = importlib.util.find_spec("ssd_engine.kernels.cpu._panels")
-    if spec is None or spec.origin is None:
-        return None
-    library = ctypes.CDLL(spec.origin)
-    for name in INSTRUCTION_SETS if instructions is None else (instructions,):
-        try:
-            return PanelKernel(library, name)
-        except ValueError:
-            continue
-    return None
+    return load_best(PanelKernel, instructions)
 
 
 class PackedWeight:

@@ -1,11 +1,7 @@
-/* The tiles of one instruction set. Included once for each set, after these definitions:
+/* The tiles of one instruction set: see instruction_sets.h.
 
-   SET(name)            the name of a function of this set
-   TARGET               the attribute of its functions
-   LANES, FLOATS, WORDS floats of a vector; a vector of floats; a vector of 32-bit words
-   LOAD, STORE, SPREAD, ADD_PRODUCT, LOAD_WORDS, LOW, HIGH   what vectors can do
-   WHOLE_ROWS           most rows whose sums over a whole panel fit into registers
-   MOST_ROWS            likewise over half a panel; equal to WHOLE_ROWS where halves do not pay
+   WHOLE_ROWS  most rows whose sums over a whole panel fit into registers
+   MOST_ROWS   likewise over half a panel; equal to WHOLE_ROWS where halves do not pay
 */
 
 #define VECTORS (PANEL / LANES)
@@ -101,20 +97,6 @@ static const struct instruction_set SET(set) = {
     },
 };
 
-#undef SET
-#undef TARGET
-#undef LANES
-#undef FLOATS
-#undef WORDS
-#undef LOAD
-#undef STORE
-#undef SPREAD
-#undef ADD_PRODUCT
-#undef LOAD_WORDS
-#undef LOW
-#undef HIGH
-#undef WHOLE_ROWS
-#undef MOST_ROWS
 #undef VECTORS
 #undef TILE
 #undef BOTH
