@@ -13,6 +13,7 @@ SERVICES = {
         "speculation/test_shared_endpoints.py",
         "speculation/test_speculation_service.py",
         "speculation/test_hostile_target.py",
+        "speculation/test_grammars.py",
     ),
     "victims": (
         "wire/test_fuzz.py",

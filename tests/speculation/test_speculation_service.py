@@ -71,6 +71,7 @@ def assert_adds_up(output: Output) -> None:
         + stats.just_in_time_rounds
         + stats.ngram_rounds
         + stats.sync_rounds
+        + stats.grammar_rounds
         + stats.plain_rounds
     )
     assert rounds == stats.rounds
@@ -197,7 +198,7 @@ class TestStatistics:
             return after[name] - before[name]
 
         stats = [output.finish.speculation for output in outputs]
-        for source in ("cache", "just_in_time", "ngram", "sync", "plain"):
+        for source in ("cache", "just_in_time", "ngram", "sync", "grammar", "plain"):
             expected = sum(getattr(each, f"{source}_rounds") for each in stats)
             assert rise(f'ssd_rounds_total{{source="{source}"}}') == expected
         assert rise("ssd_spec_decode_num_accepted_tokens_total") == sum(

@@ -20,6 +20,7 @@ STYLES = {
     "just_in_time": "yellow",
     "ngram": "magenta",
     "sync": "cyan",
+    "grammar": "blue",
 }
 
 

@@ -129,6 +129,7 @@ ORIGINS = {
     "just_in_time": "just in time",
     "ngram": "by n-gram",
     "sync": "in turns",
+    "grammar": "by the grammar",
 }
 
 

@@ -36,6 +36,7 @@ class SpeculationStats:
     just_in_time_rounds: int = 0
     ngram_rounds: int = 0
     sync_rounds: int = 0
+    grammar_rounds: int = 0
     plain_rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -124,7 +125,7 @@ def stats_of(message: target_pb2.SpeculationStats) -> SpeculationStats:
 
 
 def origin_name(origin: int) -> str:
-    """ "cache", "just_in_time", "ngram", "sync" or "target"; empty where it is not known."""
+    """ "cache", "just_in_time", "ngram", "sync", "grammar" or "target"; empty: not known."""
     if not origin or origin not in target_pb2.TokenOrigin.values():
         return ""
     return target_pb2.TokenOrigin.Name(origin).removeprefix("TOKEN_ORIGIN_").lower()

@@ -33,7 +33,7 @@ class TraceEvent:
     rows: int
     tokens: int
     accepted: int
-    origin: str  # "cache", "just_in_time", "ngram", "sync", "target" or ""
+    origin: str  # "cache", "just_in_time", "ngram", "sync", "grammar", "target" or ""
     look_up: str  # "hit", "late", "miss_length", "miss_token", "stale" or ""
 
 

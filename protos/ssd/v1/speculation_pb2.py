@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from ssd.v1 import target_pb2 as ssd_dot_v1_dot_target__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ssd/v1/speculation.proto\x12\x06ssd.v1\x1a\x13ssd/v1/target.proto\"e\n\x10SpeculateRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.HelloH\x00\x12&\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x14.ssd.v1.TargetFramesH\x00\x42\t\n\x07message\"i\n\x11SpeculateResponse\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.WelcomeH\x00\x12%\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x13.ssd.v1.DraftFramesH\x00\x42\t\n\x07message\"\xdc\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1f\n\x17oldest_protocol_version\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0btarget_name\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12.\n\x0ctensor_plane\x18\x08 \x01(\x0b\x32\x18.ssd.v1.TensorPlaneOffer\"\xc7\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\ndraft_name\x18\x03 \x01(\t\x12*\n\nspeculator\x18\x04 \x01(\x0e\x32\x16.ssd.v1.SpeculatorKind\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12\x14\n\x0cmax_branches\x18\x08 \x01(\r\"\x8a\x01\n\x10TensorPlaneOffer\x12&\n\x05kinds\x18\x01 \x03(\x0e\x32\x17.ssd.v1.TensorPlaneKind\x12\x0f\n\x07host_id\x18\x02 \x01(\t\x12\x11\n\tdevice_id\x18\x03 \x01(\t\x12*\n\x07streams\x18\x04 \x03(\x0b\x32\x19.ssd.v1.TensorPlaneStream\"\x86\x01\n\x11TensorPlaneAnswer\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.ssd.v1.TensorPlaneKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12)\n\x06stream\x18\x04 \x01(\x0b\x32\x19.ssd.v1.TensorPlaneStream\"\x82\x01\n\x11TensorPlaneStream\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\tdirection\x18\x02 \x01(\x0e\x32\x1c.ssd.v1.TensorPlaneDirection\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x10\n\x08max_rows\x18\x05 \x01(\r\"B\n\x0cTargetFrames\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12#\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x13.ssd.v1.TargetFrame\"\xba\x01\n\x0bTargetFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\r\x12\x1c\n\x04open\x18\x03 \x01(\x0b\x32\x0c.ssd.v1.OpenH\x00\x12\"\n\x07outcome\x18\x04 \x01(\x0b\x32\x0f.ssd.v1.OutcomeH\x00\x12 \n\x06launch\x18\x05 \x01(\x0b\x32\x0e.ssd.v1.LaunchH\x00\x12\x1e\n\x05\x63lose\x18\x06 \x01(\x0b\x32\r.ssd.v1.CloseH\x00\x42\x06\n\x04\x62ody\"\xc1\x02\n\x04Open\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12\x0e\n\x06output\x18\x02 \x01(\x0c\x12\x13\n\x0bspeculation\x18\x03 \x03(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.ssd.v1.SamplingOptions\x12.\n\x0cverification\x18\x06 \x01(\x0e\x32\x18.ssd.v1.VerificationMode\x12\x13\n\x0b\x64own_weight\x18\x07 \x01(\x02\x12\r\n\x05\x64\x65pth\x18\x08 \x01(\r\x12\x15\n\rverify_micros\x18\t \x01(\r\x12\x15\n\rtrace_context\x18\n \x01(\t\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x0b \x01(\x06\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0c \x01(\x0c\x12\x14\n\x0c\x62\x61nned_until\x18\r \x01(\r\"*\n\x07Outcome\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\"n\n\x06Launch\x12\x13\n\x0bspeculation\x18\x01 \x03(\r\x12)\n\x06source\x18\x02 \x01(\x0e\x32\x19.ssd.v1.SpeculationSource\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x15\n\rverify_micros\x18\x04 \x01(\r\"\x07\n\x05\x43lose\"a\n\x0b\x44raftFrames\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\"\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x12.ssd.v1.DraftFrame\x12\x1f\n\x04load\x18\x03 \x01(\x0b\x32\x11.ssd.v1.DraftLoad\"\xa9\x01\n\nDraftFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\r\x12$\n\x08\x62ranches\x18\x03 \x01(\x0b\x32\x10.ssd.v1.BranchesH\x00\x12 \n\x06notice\x18\x04 \x01(\x0b\x32\x0e.ssd.v1.NoticeH\x00\x12*\n\x05plane\x18\x05 \x01(\x0b\x32\x19.ssd.v1.TensorPlaneAnswerH\x00\x42\x06\n\x04\x62ody\",\n\x08\x42ranches\x12 \n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x0e.ssd.v1.Branch\"H\n\x06\x42ranch\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\":\n\x06Notice\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.ssd.v1.NoticeKind\x12\x0e\n\x06reason\x18\x02 \x01(\t\"U\n\tDraftLoad\x12\x13\n\x0bstep_micros\x18\x01 \x01(\r\x12\x1b\n\x13just_in_time_micros\x18\x02 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x03 \x01(\r\"\x15\n\x13GetDraftInfoRequest\"\xb7\x03\n\x14GetDraftInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\nspeculator\x18\x02 \x01(\x0e\x32\x16.ssd.v1.SpeculatorKind\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x16\n\x0enum_parameters\x18\x06 \x01(\x04\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x13\n\x0bmax_context\x18\x08 \x01(\r\x12\x15\n\rmax_sequences\x18\t \x01(\r\x12\x11\n\tmax_depth\x18\n \x01(\r\x12\x14\n\x0cmax_branches\x18\x0b \x01(\r\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x15\n\rnum_kv_blocks\x18\x0e \x01(\r\x12\x12\n\nblock_size\x18\x0f \x01(\r\x12\x18\n\x10protocol_version\x18\x10 \x01(\r\x12\x0f\n\x07version\x18\x11 \x01(\t\x12\r\n\x05links\x18\x12 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x13 \x01(\r*g\n\x0eSpeculatorKind\x12\x1f\n\x1bSPECULATOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15SPECULATOR_KIND_MODEL\x10\x01\x12\x19\n\x15SPECULATOR_KIND_NGRAM\x10\x02*\x89\x01\n\x14TensorPlaneDirection\x12&\n\"TENSOR_PLANE_DIRECTION_UNSPECIFIED\x10\x00\x12$\n TENSOR_PLANE_DIRECTION_TO_TARGET\x10\x01\x12#\n\x1fTENSOR_PLANE_DIRECTION_TO_DRAFT\x10\x02*\xac\x01\n\x0fTensorPlaneKind\x12!\n\x1dTENSOR_PLANE_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fTENSOR_PLANE_KIND_SHARED_MEMORY\x10\x01\x12\x1a\n\x16TENSOR_PLANE_KIND_GLOO\x10\x02\x12\x1a\n\x16TENSOR_PLANE_KIND_NCCL\x10\x03\x12\x19\n\x15TENSOR_PLANE_KIND_TCP\x10\x04*\xb5\x01\n\x11SpeculationSource\x12\"\n\x1eSPECULATION_SOURCE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SPECULATION_SOURCE_NONE\x10\x01\x12\x1c\n\x18SPECULATION_SOURCE_CACHE\x10\x02\x12#\n\x1fSPECULATION_SOURCE_JUST_IN_TIME\x10\x03\x12\x1c\n\x18SPECULATION_SOURCE_NGRAM\x10\x04*\x87\x01\n\nNoticeKind\x12\x1b\n\x17NOTICE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10NOTICE_KIND_LOST\x10\x01\x12\x14\n\x10NOTICE_KIND_BUSY\x10\x02\x12\x17\n\x13NOTICE_KIND_REFUSED\x10\x03\x12\x17\n\x13NOTICE_KIND_LEAVING\x10\x04\x32\xa5\x01\n\x12SpeculationService\x12\x44\n\tSpeculate\x12\x18.ssd.v1.SpeculateRequest\x1a\x19.ssd.v1.SpeculateResponse(\x01\x30\x01\x12I\n\x0cGetDraftInfo\x12\x1b.ssd.v1.GetDraftInfoRequest\x1a\x1c.ssd.v1.GetDraftInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ssd/v1/speculation.proto\x12\x06ssd.v1\x1a\x13ssd/v1/target.proto\"e\n\x10SpeculateRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.HelloH\x00\x12&\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x14.ssd.v1.TargetFramesH\x00\x42\t\n\x07message\"i\n\x11SpeculateResponse\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.WelcomeH\x00\x12%\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x13.ssd.v1.DraftFramesH\x00\x42\t\n\x07message\"\xdc\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1f\n\x17oldest_protocol_version\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0btarget_name\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12.\n\x0ctensor_plane\x18\x08 \x01(\x0b\x32\x18.ssd.v1.TensorPlaneOffer\"\xc7\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\ndraft_name\x18\x03 \x01(\t\x12*\n\nspeculator\x18\x04 \x01(\x0e\x32\x16.ssd.v1.SpeculatorKind\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x13\n\x0bmax_context\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12\x14\n\x0cmax_branches\x18\x08 \x01(\r\"\x8a\x01\n\x10TensorPlaneOffer\x12&\n\x05kinds\x18\x01 \x03(\x0e\x32\x17.ssd.v1.TensorPlaneKind\x12\x0f\n\x07host_id\x18\x02 \x01(\t\x12\x11\n\tdevice_id\x18\x03 \x01(\t\x12*\n\x07streams\x18\x04 \x03(\x0b\x32\x19.ssd.v1.TensorPlaneStream\"\x86\x01\n\x11TensorPlaneAnswer\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.ssd.v1.TensorPlaneKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12)\n\x06stream\x18\x04 \x01(\x0b\x32\x19.ssd.v1.TensorPlaneStream\"\x82\x01\n\x11TensorPlaneStream\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\tdirection\x18\x02 \x01(\x0e\x32\x1c.ssd.v1.TensorPlaneDirection\x12\r\n\x05width\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x10\n\x08max_rows\x18\x05 \x01(\r\"B\n\x0cTargetFrames\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12#\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x13.ssd.v1.TargetFrame\"\xba\x01\n\x0bTargetFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\r\x12\x1c\n\x04open\x18\x03 \x01(\x0b\x32\x0c.ssd.v1.OpenH\x00\x12\"\n\x07outcome\x18\x04 \x01(\x0b\x32\x0f.ssd.v1.OutcomeH\x00\x12 \n\x06launch\x18\x05 \x01(\x0b\x32\x0e.ssd.v1.LaunchH\x00\x12\x1e\n\x05\x63lose\x18\x06 \x01(\x0b\x32\r.ssd.v1.CloseH\x00\x42\x06\n\x04\x62ody\"\xe3\x02\n\x04Open\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12\x0e\n\x06output\x18\x02 \x01(\x0c\x12\x13\n\x0bspeculation\x18\x03 \x03(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.ssd.v1.SamplingOptions\x12.\n\x0cverification\x18\x06 \x01(\x0e\x32\x18.ssd.v1.VerificationMode\x12\x13\n\x0b\x64own_weight\x18\x07 \x01(\x02\x12\r\n\x05\x64\x65pth\x18\x08 \x01(\r\x12\x15\n\rverify_micros\x18\t \x01(\r\x12\x15\n\rtrace_context\x18\n \x01(\t\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x0b \x01(\x06\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0c \x01(\x0c\x12\x14\n\x0c\x62\x61nned_until\x18\r \x01(\r\x12 \n\x07grammar\x18\x0e \x01(\x0b\x32\x0f.ssd.v1.Grammar\"*\n\x07Outcome\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\"n\n\x06Launch\x12\x13\n\x0bspeculation\x18\x01 \x03(\r\x12)\n\x06source\x18\x02 \x01(\x0e\x32\x19.ssd.v1.SpeculationSource\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x15\n\rverify_micros\x18\x04 \x01(\r\"\x07\n\x05\x43lose\"a\n\x0b\x44raftFrames\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\"\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x12.ssd.v1.DraftFrame\x12\x1f\n\x04load\x18\x03 \x01(\x0b\x32\x11.ssd.v1.DraftLoad\"\xa9\x01\n\nDraftFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\r\x12$\n\x08\x62ranches\x18\x03 \x01(\x0b\x32\x10.ssd.v1.BranchesH\x00\x12 \n\x06notice\x18\x04 \x01(\x0b\x32\x0e.ssd.v1.NoticeH\x00\x12*\n\x05plane\x18\x05 \x01(\x0b\x32\x19.ssd.v1.TensorPlaneAnswerH\x00\x42\x06\n\x04\x62ody\",\n\x08\x42ranches\x12 \n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x0e.ssd.v1.Branch\"H\n\x06\x42ranch\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\":\n\x06Notice\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.ssd.v1.NoticeKind\x12\x0e\n\x06reason\x18\x02 \x01(\t\"U\n\tDraftLoad\x12\x13\n\x0bstep_micros\x18\x01 \x01(\r\x12\x1b\n\x13just_in_time_micros\x18\x02 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x03 \x01(\r\"\x15\n\x13GetDraftInfoRequest\"\xb7\x03\n\x14GetDraftInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\nspeculator\x18\x02 \x01(\x0e\x32\x16.ssd.v1.SpeculatorKind\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x16\n\x0enum_parameters\x18\x06 \x01(\x04\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x13\n\x0bmax_context\x18\x08 \x01(\r\x12\x15\n\rmax_sequences\x18\t \x01(\r\x12\x11\n\tmax_depth\x18\n \x01(\r\x12\x14\n\x0cmax_branches\x18\x0b \x01(\r\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x15\n\rnum_kv_blocks\x18\x0e \x01(\r\x12\x12\n\nblock_size\x18\x0f \x01(\r\x12\x18\n\x10protocol_version\x18\x10 \x01(\r\x12\x0f\n\x07version\x18\x11 \x01(\t\x12\r\n\x05links\x18\x12 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x13 \x01(\r*g\n\x0eSpeculatorKind\x12\x1f\n\x1bSPECULATOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15SPECULATOR_KIND_MODEL\x10\x01\x12\x19\n\x15SPECULATOR_KIND_NGRAM\x10\x02*\x89\x01\n\x14TensorPlaneDirection\x12&\n\"TENSOR_PLANE_DIRECTION_UNSPECIFIED\x10\x00\x12$\n TENSOR_PLANE_DIRECTION_TO_TARGET\x10\x01\x12#\n\x1fTENSOR_PLANE_DIRECTION_TO_DRAFT\x10\x02*\xac\x01\n\x0fTensorPlaneKind\x12!\n\x1dTENSOR_PLANE_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fTENSOR_PLANE_KIND_SHARED_MEMORY\x10\x01\x12\x1a\n\x16TENSOR_PLANE_KIND_GLOO\x10\x02\x12\x1a\n\x16TENSOR_PLANE_KIND_NCCL\x10\x03\x12\x19\n\x15TENSOR_PLANE_KIND_TCP\x10\x04*\xb5\x01\n\x11SpeculationSource\x12\"\n\x1eSPECULATION_SOURCE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SPECULATION_SOURCE_NONE\x10\x01\x12\x1c\n\x18SPECULATION_SOURCE_CACHE\x10\x02\x12#\n\x1fSPECULATION_SOURCE_JUST_IN_TIME\x10\x03\x12\x1c\n\x18SPECULATION_SOURCE_NGRAM\x10\x04*\x87\x01\n\nNoticeKind\x12\x1b\n\x17NOTICE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10NOTICE_KIND_LOST\x10\x01\x12\x14\n\x10NOTICE_KIND_BUSY\x10\x02\x12\x17\n\x13NOTICE_KIND_REFUSED\x10\x03\x12\x17\n\x13NOTICE_KIND_LEAVING\x10\x04\x32\xa5\x01\n\x12SpeculationService\x12\x44\n\tSpeculate\x12\x18.ssd.v1.SpeculateRequest\x1a\x19.ssd.v1.SpeculateResponse(\x01\x30\x01\x12I\n\x0cGetDraftInfo\x12\x1b.ssd.v1.GetDraftInfoRequest\x1a\x1c.ssd.v1.GetDraftInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ssd.v1.speculation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPECULATORKIND']._serialized_start=2852
-  _globals['_SPECULATORKIND']._serialized_end=2955
-  _globals['_TENSORPLANEDIRECTION']._serialized_start=2958
-  _globals['_TENSORPLANEDIRECTION']._serialized_end=3095
-  _globals['_TENSORPLANEKIND']._serialized_start=3098
-  _globals['_TENSORPLANEKIND']._serialized_end=3270
-  _globals['_SPECULATIONSOURCE']._serialized_start=3273
-  _globals['_SPECULATIONSOURCE']._serialized_end=3454
-  _globals['_NOTICEKIND']._serialized_start=3457
-  _globals['_NOTICEKIND']._serialized_end=3592
+  _globals['_SPECULATORKIND']._serialized_start=2886
+  _globals['_SPECULATORKIND']._serialized_end=2989
+  _globals['_TENSORPLANEDIRECTION']._serialized_start=2992
+  _globals['_TENSORPLANEDIRECTION']._serialized_end=3129
+  _globals['_TENSORPLANEKIND']._serialized_start=3132
+  _globals['_TENSORPLANEKIND']._serialized_end=3304
+  _globals['_SPECULATIONSOURCE']._serialized_start=3307
+  _globals['_SPECULATIONSOURCE']._serialized_end=3488
+  _globals['_NOTICEKIND']._serialized_start=3491
+  _globals['_NOTICEKIND']._serialized_end=3626
   _globals['_SPECULATEREQUEST']._serialized_start=57
   _globals['_SPECULATEREQUEST']._serialized_end=158
   _globals['_SPECULATERESPONSE']._serialized_start=160
@@ -61,29 +61,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TARGETFRAME']._serialized_start=1172
   _globals['_TARGETFRAME']._serialized_end=1358
   _globals['_OPEN']._serialized_start=1361
-  _globals['_OPEN']._serialized_end=1682
-  _globals['_OUTCOME']._serialized_start=1684
-  _globals['_OUTCOME']._serialized_end=1726
-  _globals['_LAUNCH']._serialized_start=1728
-  _globals['_LAUNCH']._serialized_end=1838
-  _globals['_CLOSE']._serialized_start=1840
-  _globals['_CLOSE']._serialized_end=1847
-  _globals['_DRAFTFRAMES']._serialized_start=1849
-  _globals['_DRAFTFRAMES']._serialized_end=1946
-  _globals['_DRAFTFRAME']._serialized_start=1949
-  _globals['_DRAFTFRAME']._serialized_end=2118
-  _globals['_BRANCHES']._serialized_start=2120
-  _globals['_BRANCHES']._serialized_end=2164
-  _globals['_BRANCH']._serialized_start=2166
-  _globals['_BRANCH']._serialized_end=2238
-  _globals['_NOTICE']._serialized_start=2240
-  _globals['_NOTICE']._serialized_end=2298
-  _globals['_DRAFTLOAD']._serialized_start=2300
-  _globals['_DRAFTLOAD']._serialized_end=2385
-  _globals['_GETDRAFTINFOREQUEST']._serialized_start=2387
-  _globals['_GETDRAFTINFOREQUEST']._serialized_end=2408
-  _globals['_GETDRAFTINFORESPONSE']._serialized_start=2411
-  _globals['_GETDRAFTINFORESPONSE']._serialized_end=2850
-  _globals['_SPECULATIONSERVICE']._serialized_start=3595
-  _globals['_SPECULATIONSERVICE']._serialized_end=3760
+  _globals['_OPEN']._serialized_end=1716
+  _globals['_OUTCOME']._serialized_start=1718
+  _globals['_OUTCOME']._serialized_end=1760
+  _globals['_LAUNCH']._serialized_start=1762
+  _globals['_LAUNCH']._serialized_end=1872
+  _globals['_CLOSE']._serialized_start=1874
+  _globals['_CLOSE']._serialized_end=1881
+  _globals['_DRAFTFRAMES']._serialized_start=1883
+  _globals['_DRAFTFRAMES']._serialized_end=1980
+  _globals['_DRAFTFRAME']._serialized_start=1983
+  _globals['_DRAFTFRAME']._serialized_end=2152
+  _globals['_BRANCHES']._serialized_start=2154
+  _globals['_BRANCHES']._serialized_end=2198
+  _globals['_BRANCH']._serialized_start=2200
+  _globals['_BRANCH']._serialized_end=2272
+  _globals['_NOTICE']._serialized_start=2274
+  _globals['_NOTICE']._serialized_end=2332
+  _globals['_DRAFTLOAD']._serialized_start=2334
+  _globals['_DRAFTLOAD']._serialized_end=2419
+  _globals['_GETDRAFTINFOREQUEST']._serialized_start=2421
+  _globals['_GETDRAFTINFOREQUEST']._serialized_end=2442
+  _globals['_GETDRAFTINFORESPONSE']._serialized_start=2445
+  _globals['_GETDRAFTINFORESPONSE']._serialized_end=2884
+  _globals['_SPECULATIONSERVICE']._serialized_start=3629
+  _globals['_SPECULATIONSERVICE']._serialized_end=3794
 # @@protoc_insertion_point(module_scope)

@@ -184,7 +184,7 @@ class TargetFrame(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., launch: _Optional[_Union[Launch, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("prompt", "output", "speculation", "max_tokens", "sampling", "verification", "down_weight", "depth", "verify_micros", "trace_context", "cache_scope", "banned_token_ids", "banned_until")
+    __slots__ = ("prompt", "output", "speculation", "max_tokens", "sampling", "verification", "down_weight", "depth", "verify_micros", "trace_context", "cache_scope", "banned_token_ids", "banned_until", "grammar")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class Open(_message.Message):
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     BANNED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BANNED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     prompt: bytes
     output: bytes
     speculation: _containers.RepeatedScalarFieldContainer[int]
@@ -211,7 +212,8 @@ class Open(_message.Message):
     cache_scope: int
     banned_token_ids: bytes
     banned_until: int
-    def __init__(self, prompt: _Optional[bytes] = ..., output: _Optional[bytes] = ..., speculation: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_target_pb2.SamplingOptions, _Mapping]] = ..., verification: _Optional[_Union[_target_pb2.VerificationMode, str]] = ..., down_weight: _Optional[float] = ..., depth: _Optional[int] = ..., verify_micros: _Optional[int] = ..., trace_context: _Optional[str] = ..., cache_scope: _Optional[int] = ..., banned_token_ids: _Optional[bytes] = ..., banned_until: _Optional[int] = ...) -> None: ...
+    grammar: _target_pb2.Grammar
+    def __init__(self, prompt: _Optional[bytes] = ..., output: _Optional[bytes] = ..., speculation: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_target_pb2.SamplingOptions, _Mapping]] = ..., verification: _Optional[_Union[_target_pb2.VerificationMode, str]] = ..., down_weight: _Optional[float] = ..., depth: _Optional[int] = ..., verify_micros: _Optional[int] = ..., trace_context: _Optional[str] = ..., cache_scope: _Optional[int] = ..., banned_token_ids: _Optional[bytes] = ..., banned_until: _Optional[int] = ..., grammar: _Optional[_Union[_target_pb2.Grammar, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("accepted", "token")

@@ -23,6 +23,7 @@ class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_ORIGIN_JUST_IN_TIME: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_NGRAM: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_SYNC: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_GRAMMAR: _ClassVar[TokenOrigin]
 
 class VerificationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +46,7 @@ TOKEN_ORIGIN_CACHE: TokenOrigin
 TOKEN_ORIGIN_JUST_IN_TIME: TokenOrigin
 TOKEN_ORIGIN_NGRAM: TokenOrigin
 TOKEN_ORIGIN_SYNC: TokenOrigin
+TOKEN_ORIGIN_GRAMMAR: TokenOrigin
 VERIFICATION_MODE_UNSPECIFIED: VerificationMode
 VERIFICATION_MODE_COUPLED: VerificationMode
 VERIFICATION_MODE_REJECTION: VerificationMode
@@ -53,7 +55,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "token_ids", "generated_token_ids", "sampling", "stop", "logprobs", "speculation", "cache_salt", "return_prompt", "output")
+    __slots__ = ("request_id", "text", "chat", "token_ids", "generated_token_ids", "sampling", "stop", "logprobs", "speculation", "cache_salt", "return_prompt", "output", "grammar")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +68,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RETURN_PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     chat: ChatPrompt
@@ -78,7 +81,26 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     return_prompt: bool
     output: TextOptions
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., generated_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stop: _Optional[_Union[StopOptions, _Mapping]] = ..., logprobs: _Optional[_Union[LogprobOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_prompt: bool = ..., output: _Optional[_Union[TextOptions, _Mapping]] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., generated_token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stop: _Optional[_Union[StopOptions, _Mapping]] = ..., logprobs: _Optional[_Union[LogprobOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_prompt: bool = ..., output: _Optional[_Union[TextOptions, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("json_schema", "regex", "choices", "context_free")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FREE_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    choices: Choices
+    context_free: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., context_free: _Optional[str] = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TextOptions(_message.Message):
     __slots__ = ("special_tokens",)
@@ -87,18 +109,20 @@ class TextOptions(_message.Message):
     def __init__(self, special_tokens: bool = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
-    __slots__ = ("messages", "template_kwargs", "messages_json", "add_generation_prompt", "continue_final_message")
+    __slots__ = ("messages", "template_kwargs", "messages_json", "add_generation_prompt", "continue_final_message", "tools_json")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     template_kwargs: _struct_pb2.Struct
     messages_json: bytes
     add_generation_prompt: bool
     continue_final_message: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., messages_json: _Optional[bytes] = ..., add_generation_prompt: bool = ..., continue_final_message: bool = ...) -> None: ...
+    tools_json: bytes
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., messages_json: _Optional[bytes] = ..., add_generation_prompt: bool = ..., continue_final_message: bool = ..., tools_json: _Optional[bytes] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -270,7 +294,7 @@ class GenerateFinish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "synthetic_acceptance", "stale", "disconnected", "fallbacks")
+    __slots__ = ("mode", "verification", "rounds", "hits", "late", "length_misses", "token_misses", "cache_rounds", "just_in_time_rounds", "ngram_rounds", "sync_rounds", "plain_rounds", "drafted_tokens", "accepted_tokens", "cache_tokens", "rejected_rounds", "full_rounds", "wait_micros", "rejection_rounds", "cache_round_micros", "other_round_micros", "drafted_per_position", "accepted_per_position", "synthetic_acceptance", "stale", "disconnected", "fallbacks", "grammar_rounds")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +329,7 @@ class SpeculationStats(_message.Message):
     STALE_FIELD_NUMBER: _ClassVar[int]
     DISCONNECTED_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     verification: VerificationMode
     rounds: int
@@ -332,7 +357,8 @@ class SpeculationStats(_message.Message):
     stale: int
     disconnected: int
     fallbacks: _containers.ScalarMap[str, int]
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., synthetic_acceptance: _Optional[float] = ..., stale: _Optional[int] = ..., disconnected: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    grammar_rounds: int
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., verification: _Optional[_Union[VerificationMode, str]] = ..., rounds: _Optional[int] = ..., hits: _Optional[int] = ..., late: _Optional[int] = ..., length_misses: _Optional[int] = ..., token_misses: _Optional[int] = ..., cache_rounds: _Optional[int] = ..., just_in_time_rounds: _Optional[int] = ..., ngram_rounds: _Optional[int] = ..., sync_rounds: _Optional[int] = ..., plain_rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., rejected_rounds: _Optional[int] = ..., full_rounds: _Optional[int] = ..., wait_micros: _Optional[int] = ..., rejection_rounds: _Optional[int] = ..., cache_round_micros: _Optional[int] = ..., other_round_micros: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., synthetic_acceptance: _Optional[float] = ..., stale: _Optional[int] = ..., disconnected: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., grammar_rounds: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens")
@@ -381,7 +407,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance", "sampling_defaults", "digest")
+    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance", "sampling_defaults", "digest", "chat_format")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +431,7 @@ class GetModelInfoResponse(_message.Message):
     SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -428,7 +455,18 @@ class GetModelInfoResponse(_message.Message):
     synthetic_acceptance: float
     sampling_defaults: SamplingOptions
     digest: str
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ..., sampling_defaults: _Optional[_Union[SamplingOptions, _Mapping]] = ..., digest: _Optional[str] = ...) -> None: ...
+    chat_format: ChatFormat
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ..., sampling_defaults: _Optional[_Union[SamplingOptions, _Mapping]] = ..., digest: _Optional[str] = ..., chat_format: _Optional[_Union[ChatFormat, _Mapping]] = ...) -> None: ...
+
+class ChatFormat(_message.Message):
+    __slots__ = ("tools", "thinks", "begins_thinking")
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    THINKS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_THINKING_FIELD_NUMBER: _ClassVar[int]
+    tools: str
+    thinks: bool
+    begins_thinking: bool
+    def __init__(self, tools: _Optional[str] = ..., thinks: bool = ..., begins_thinking: bool = ...) -> None: ...
 
 class TargetLoad(_message.Message):
     __slots__ = ("running", "waiting", "used_kv_blocks", "speculation", "prompt_tokens", "forwards", "forward_micros")

@@ -27,6 +27,14 @@ class AnnounceLeaving(Record, frozen=True):
     """Announce to every link that this endpoint leaves; nothing new is opened."""
 
 
+class GrammarVocabulary(Record, frozen=True):
+    """What grammars are compiled for; it is sent where there is a tokenizer."""
+
+    tokenizer: str  # what the tokenizers library reads one from
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
 class LinkOutput(AboutLink, frozen=True):
     frames: list[DraftFrame]
     consumed: int  # frames of this link that the engine has looked at since the last output
@@ -58,7 +66,7 @@ class DraftOutput(Record, frozen=True):
     trace: list[TraceEvent]
 
 
-ToEngine = TargetLinkUp | TargetFrames | LinkGone | AnnounceLeaving
+ToEngine = TargetLinkUp | TargetFrames | LinkGone | AnnounceLeaving | GrammarVocabulary
 ToFront = Ready | Beat | DraftOutput | Fatal
 
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -31,7 +31,7 @@ from ssd_target.records.speculation_options import SpeculationOptions, Speculati
 from ssd_target.scheduling.sequence import Sequence, SequenceState
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
-    NonFiniteLogits,
+    NothingDrawn,
     RoundOutcome,
     draws,
     verify,
@@ -294,7 +294,7 @@ def test_broken_logits_fail_their_own_round_alone(broken: str, options: dict[str
         bad = logits.clone()
         BROKEN[broken](bad[row])
         outcomes = verify(works, ForwardResult(partial(torch.clone, bad)))
-        assert isinstance(outcomes[hit], NonFiniteLogits)
+        assert isinstance(outcomes[hit], NothingDrawn)
         for i in range(3):
             if i != hit:
                 assert outcomes[i] == healthy[i]
@@ -382,7 +382,7 @@ def test_a_row_that_the_device_calls_broken_fails_its_round_if_it_counts() -> No
     assert after[0].accepted == 1
     for row in before:
         outcomes = verify(works, drawn_on_device(works, logits, [row]))
-        assert isinstance(outcomes[0], NonFiniteLogits)
+        assert isinstance(outcomes[0], NothingDrawn)
         assert isinstance(outcomes[1], RoundOutcome)
 
 
@@ -392,7 +392,7 @@ def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
     work, logits = round_of(sequence, [6, 7, 8]), make_logits(4, seed=3)
     wire, values = torch.ones(3, VOCAB), logprobs(logits[:2], [6, 9], [2, 2])
 
-    def end(verdict: RejectionVerdict, broken: Rows[int] = ()) -> RoundOutcome | NonFiniteLogits:
+    def end(verdict: RejectionVerdict, broken: Rows[int] = ()) -> RoundOutcome | NothingDrawn:
         def reject(rounds: Rows[tuple[int, SampledSpeculation]]) -> list[RejectionVerdict]:
             assert rounds == [(0, SampledSpeculation(9, sequence.num_committed, [6, 7, 8], wire))]
             return [verdict]
@@ -405,8 +405,8 @@ def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
     verdict = RejectionVerdict(1, 9, [each.chosen for each in values])
     assert end(verdict) == end(verdict, [2, 3]) == RoundOutcome(range(1), [6, 9], values)
     for row in (0, 1):
-        assert isinstance(end(verdict, [row]), NonFiniteLogits)
-    assert isinstance(end(RejectionVerdict(1, -1, verdict.logprobs)), NonFiniteLogits)
+        assert isinstance(end(verdict, [row]), NothingDrawn)
+    assert isinstance(end(RejectionVerdict(1, -1, verdict.logprobs)), NothingDrawn)
 
 
 class BrokenForOne:

@@ -14,12 +14,14 @@ from ssd_draft.engine.frame_follower import FrameFollower
 from ssd_draft.engine.link_sequences import Counters, LinkSequences
 from ssd_draft.engine.planes import open_plane
 from ssd_draft.engine.sequence_room import SequenceRoom
+from ssd_draft.planning.grammars import GrammarThread
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_draft.records import (
     AnnounceLeaving,
     DraftEngineStats,
     DraftOutput,
+    GrammarVocabulary,
     LinkOutput,
     TargetFrames,
     TargetLinkUp,
@@ -27,6 +29,7 @@ from ssd_draft.records import (
 )
 from ssd_draft.speculators.base import DraftRunner, Speculator
 from ssd_draft.speculators.registry import make_speculator
+from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.speculation.frames import (
     Load,
     NoticeKind,
@@ -87,6 +90,9 @@ class DraftCore:
                 self.counters.dropped_frames += len(record.frames)
             case LinkGone():
                 self._disconnect(record.link)
+            case GrammarVocabulary():
+                about = (record.tokenizer, record.vocab_size, record.eos_token_ids)
+                self._follower.grammars = GrammarThread(GrammarCompiler(*about))
             case AnnounceLeaving():
                 self._follower.leaving = True
                 for link in self._links.values():

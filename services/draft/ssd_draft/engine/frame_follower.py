@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ssd_draft.engine.link_sequences import Counters, LinkSequences
 from ssd_draft.engine.sequence_room import SequenceRoom
+from ssd_draft.planning.grammars import GrammarThread
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_draft.speculators.base import CannotSpeculate, Speculator
 from ssd_engine.kvcache.cached_path import NoRoom
@@ -37,6 +38,7 @@ class FrameFollower:
         self._speculator, self._room = speculator, room
         self._counters, self._now, self._trace = counters, clock, trace
         self.leaving = False  # nothing new is opened
+        self.grammars: GrammarThread | None = None  # where there is a tokenizer
 
     def follow_some(self, link: LinkSequences) -> None:
         """Follows as many frames as may be looked at between two forwards."""
@@ -60,7 +62,9 @@ class FrameFollower:
             self._change_round(link, sequence, frame)
 
     def _open(self, link: LinkSequences, frame: Open) -> None:
-        sequence = DraftSequence(link.id, frame, self._now(), link.planner.depth)
+        grammar = frame.sampling.grammar
+        pending = None if grammar is None or not self.grammars else self.grammars.start(grammar)
+        sequence = DraftSequence(link.id, frame, self._now(), link.planner.depth, pending)
         try:
             if self.leaving:
                 raise NoRoom("the endpoint is leaving")

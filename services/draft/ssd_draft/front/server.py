@@ -17,6 +17,7 @@ from ssd_draft.front.metrics import DraftMetrics
 from ssd_draft.front.sequence_watch import TextOf, make_watch
 from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
 from ssd_draft.planning.plan import RANKS
+from ssd_draft.records import GrammarVocabulary
 from ssd_draft.speculators.registry import check_kind
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
 from ssd_engine.text.tokenizer import Tokenizer
@@ -96,7 +97,13 @@ class DraftServer(ServiceServer):
         )
 
     def prepare(self) -> None:
-        """The tokenizer is all that a draft's front has a use for."""
+        if self._plan is not None and self._tokenizer is not None:
+            model = self._plan.model
+            self._engine.send(
+                GrammarVocabulary(
+                    self._tokenizer.serialized(), model.vocab_size, tuple(model.eos_token_ids)
+                )
+            )
 
     def open(self, ready: Ready) -> list[str]:
         self._servicer.watch = make_watch(self._spans, self._text_of())

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ssd_draft.planning.grammars import OPENING_SECONDS, PendingGrammar
 from ssd_engine.sampling.history import History
 from ssd_engine.speculation.frames import (
     Branch,
@@ -67,7 +68,14 @@ class PreparedBranch:
 
 
 class DraftSequence:
-    def __init__(self, link: int, frame: Open, now: float, max_depth: int) -> None:
+    def __init__(
+        self,
+        link: int,
+        frame: Open,
+        now: float,
+        max_depth: int,
+        grammar: PendingGrammar | None = None,
+    ) -> None:
         """``max_depth`` bounds the branches that this endpoint drafts."""
         self.link = link
         self.id = frame.sequence
@@ -80,6 +88,8 @@ class DraftSequence:
         self.sampling = frame.sampling
         self.cache_scope = frame.cache_scope
         self.history = History.of(self.sampling, self.prompt, self.output)
+        self._pending_grammar = grammar
+        self.grammar = None if grammar is None else grammar.result(OPENING_SECONDS)
         self.verification = Verification(frame.verification)
         self.down_weight = frame.down_weight
         self.max_tokens = frame.max_tokens
@@ -144,6 +154,8 @@ class DraftSequence:
         return num_taken < min(self.depth, self.planned_depth, frame.depth)
 
     def _on_round_changed(self, now: float) -> None:
+        if self.grammar is None and self._pending_grammar is not None:
+            self.grammar = self._pending_grammar.result()
         self.changed_at = self.pushed_at = now
         self.ready = self.complete = self.tree_counted = self.was_answered = False
         self.plan = None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.sampling.noise import STREAM_DRAFT, gumbel, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
@@ -25,12 +26,20 @@ FILTERED, FIRST = 1.0, 64.0
 
 
 def sample_row(
-    params: SamplingParams, prompt: Sequence[int], output: Sequence[int], tail: Sequence[int]
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    tail: Sequence[int],
+    grammar: GrammarFollower | None = None,
 ) -> SampleRow:
-    """The row after prompt, output and tail; only penalties look at the tokens themselves."""
+    """The row after prompt, output and tail; only penalties and the sequence's grammar look at the
+    tokens themselves."""
+    allowed = None if grammar is None else grammar.allowed(output, tail)
+    if allowed is not None and not allowed.any():
+        allowed = None  # the text ends here: no guess is of use
     if params.penalised:
-        return SampleRow(params, prompt, [*output, *tail])
-    return SampleRow(params, (), range(len(prompt) + len(output) + len(tail)))
+        return SampleRow(params, prompt, [*output, *tail], allowed)
+    return SampleRow(params, (), range(len(prompt) + len(output) + len(tail)), allowed)
 
 
 def ranked_guesses(
@@ -44,11 +53,20 @@ def ranked_guesses(
     if not coupled or all(row.params.greedy for row in rows):
         if count == 1:
             return [[token] for token in argmax(logits)]
-        return logits.topk(min(count, logits.shape[1])).indices.tolist()
+        best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
+        return _without_forbidden(best, rows)
     tokens = logits.topk(min(max(count, LIKELIEST), logits.shape[1])).indices
     scores = _coupled_scores(logits, tokens, rows)
     order = scores.topk(min(count, scores.shape[1])).indices
-    return tokens.gather(1, order).tolist()
+    return _without_forbidden(tokens.gather(1, order).tolist(), rows)
+
+
+def _without_forbidden(rankings: list[list[int]], rows: Sequence[SampleRow]) -> list[list[int]]:
+    """Fewer guesses where a grammar allows fewer."""
+    for i, row in enumerate(rows):
+        if (bits := row.allowed) is not None:
+            rankings[i] = [token for token in rankings[i] if bits[token >> 3] >> (token & 7) & 1]
+    return rankings
 
 
 def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bool]) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from ssd_engine.errors import InputError
+from ssd_engine.grammar.spec import Grammar
 
 MAX_TEMPERATURE = 100.0
 MIN_TEMPERATURE = 1e-3  # below it, and above 0, logits overflow float32
@@ -29,6 +30,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     banned: tuple[int, ...] = ()  # tokens that are not drawn
     banned_until: int = 0  # at absolute positions before this one
+    grammar: Grammar | None = None  # that the text follows
 
     @property
     def greedy(self) -> bool:
@@ -48,7 +50,7 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
-NO_OPTIONS = ("seed", "logit_bias", "banned", "banned_until")
+NO_OPTIONS = ("seed", "logit_bias", "banned", "banned_until", "grammar")
 # What a request may leave to the server, in the order of the fields.
 OPTION_NAMES = tuple(field.name for field in fields(SamplingParams) if field.name not in NO_OPTIONS)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssd_engine.grammar.allowed import Allowed
 from ssd_engine.sampling.noise import gumbel, gumbel_rows, signed64
 from ssd_engine.sampling.params import Logprobs, SamplingParams
 
@@ -27,6 +28,7 @@ class SampleRow:
     params: SamplingParams
     prompt: Sequence[int]
     output: Sequence[int]  # everything after the prompt and before the token to be drawn
+    allowed: Allowed | None = None  # by its grammar
 
     @property
     def position(self) -> int:
@@ -75,9 +77,9 @@ def target_distribution(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def adjust_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Logit bias, then penalties, then what is banned, where a row asks for them. The input stays
-    as it is."""
-    if not any(row.params.adjusts_logits for row in rows):
+    """Logit bias, then penalties, then what is banned and what no grammar allows, where a row asks
+    for them. The input stays as it is."""
+    if not any(row.params.adjusts_logits or row.allowed is not None for row in rows):
         return logits
     out = logits.clone()
     for i, row in enumerate(rows):
@@ -88,6 +90,9 @@ def adjust_logits(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
             _penalise(out[i], row)
         if row.position < row.params.banned_until:
             out[i, list(row.params.banned)] = NEVER
+        if row.allowed is not None:
+            left_out = np.unpackbits(row.allowed, count=out.shape[1], bitorder="little") == 0
+            out[i, torch.from_numpy(left_out).to(out.device)] = NEVER
     return out
 
 

@@ -28,6 +28,7 @@ class Source(IntEnum):
     JUST_IN_TIME = 3  # a branch that the target waited for
     NGRAM = 4  # the target's own look-up
     SYNC = 5  # a draft model inside the target; never on the wire
+    GRAMMAR = 6  # no other tokens could come; never on the wire
 
 
 class NoticeKind(IntEnum):

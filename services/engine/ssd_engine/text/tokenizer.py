@@ -155,6 +155,10 @@ class Tokenizer:
             )
         return tokens
 
+    def serialized(self) -> str:
+        """What the tokenizers library reads it from."""
+        return self._inner.serialized()
+
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text for people: what is no UTF-8 is replaced."""
         return b"".join(self.token_bytes[token] for token in tokens).decode(errors="replace")

@@ -39,7 +39,9 @@ from ssd_serving.rpc.messages import (
     check_tokens,
     is_newer,
     not_in_vocabulary,
+    parse_grammar,
     parse_sampling,
+    write_grammar,
 )
 from ssd_serving.rpc.plane_messages import decode_answer, encode_answer
 
@@ -118,6 +120,8 @@ def _add(messages: Any, frame: TargetFrame | DraftFrame) -> None:
         body["sampling"] = _options(frame.sampling)
         body["banned_token_ids"] = pack_tokens(list(frame.sampling.banned))
         body["banned_until"] = frame.sampling.banned_until
+        if frame.sampling.grammar is not None:
+            body["grammar"] = write_grammar(frame.sampling.grammar)
     elif isinstance(frame, Branches):
         body["branches"] = map(asdict, frame.branches)
     elif isinstance(frame, Plane):
@@ -198,7 +202,7 @@ def _open(at: str, frame: pb.TargetFrame, limits: FrameLimits) -> Open:
         output=body.output,
         speculation=_speculation(f"{at}.speculation", body.speculation, limits),
         max_tokens=body.max_tokens,
-        sampling=_with_bans(at, body, _sampling(at, body.sampling, limits), limits),
+        sampling=_drawing(at, body, limits),
         verification=_verification(f"{at}.verification", body.verification),
         down_weight=body.down_weight,
         depth=body.depth,
@@ -269,6 +273,12 @@ def _sampling(at: str, options: target_pb2.SamplingOptions, limits: FrameLimits)
     except InputError as error:
         raise InputError(f"{at}.{error.field}", error.problem) from None
     return params
+
+
+def _drawing(at: str, body: pb.Open, limits: FrameLimits) -> SamplingParams:
+    """How the target draws, bans and grammar included."""
+    params = _with_bans(at, body, _sampling(at, body.sampling, limits), limits)
+    return replace(params, grammar=parse_grammar(body.grammar, f"{at}.grammar"))
 
 
 def _with_bans(

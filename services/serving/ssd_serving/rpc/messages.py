@@ -3,6 +3,7 @@
 Messages are taken as they come; the engine knows none of their types.
 """
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ssd_engine.errors import InputError
+from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from ssd_engine.sampling.params import OPTION_NAMES, SamplingParams, check_bias_size
 
 LENGTH_DELIMITED = 2  # the wire type of strings, bytes and messages
@@ -43,6 +45,28 @@ def parse_sampling(options: Any, defaults: Mapping[str, Any] | None = None) -> S
         logit_bias=tuple(sorted(options.logit_bias.items())),
         **given,
     )
+
+
+def parse_grammar(message: Any, field: str = "grammar") -> Grammar | None:
+    """The grammar of a message, which is compiled elsewhere."""
+    rule = message.WhichOneof("rule")
+    if rule is None:
+        if message.ByteSize() or is_newer(message):
+            raise InputError(field, "names no rule that is known here")
+        return None
+    value = getattr(message, rule)
+    source = json.dumps(list(value.texts)) if rule == "choices" else value
+    size = len(source.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise InputError(f"{field}.{rule}", f"{size} bytes, at most {MAX_GRAMMAR_BYTES}")
+    return Grammar(GrammarKind[rule.upper()], source)
+
+
+def write_grammar(grammar: Grammar) -> dict[str, Any]:
+    """The fields of its message."""
+    rule = grammar.kind.name.lower()
+    choices = grammar.kind is GrammarKind.CHOICES
+    return {rule: {"texts": json.loads(grammar.source)} if choices else grammar.source}
 
 
 def check_tokens(field: str, data: bytes, max_tokens: int, vocab_size: int) -> int:

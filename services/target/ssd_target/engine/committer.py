@@ -7,15 +7,14 @@ from ssd_target.records.engine_records import Delta
 from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import (
+    NON_FINITE,
     DraftDistributions,
-    NonFiniteLogits,
+    NothingDrawn,
     RoundOutcome,
     Verifier,
 )
 from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-
-NON_FINITE = "the model gave non-finite logits for this request (weights or dtype overflow)"
 
 
 class RoundCommitter:
@@ -38,17 +37,17 @@ class RoundCommitter:
             if not work.is_over
         ]
 
-    def fail(self, sequence: Sequence) -> Delta:
-        """Ends a sequence of which the model says nothing that can be used."""
+    def fail(self, sequence: Sequence, why: NothingDrawn = NON_FINITE) -> Delta:
+        """Ends a sequence for which nothing can be drawn."""
         self._scheduler.cancel(sequence.id)
         self._speculator.end(sequence.id)
         cached = sequence.num_cached_tokens
-        return Delta(sequence.id, [], None, cached, finished=True, error=NON_FINITE)
+        return Delta(sequence.id, [], None, cached, finished=True, error=why.problem)
 
-    def _end_round(self, work: Work, outcome: RoundOutcome | NonFiniteLogits) -> Delta:
+    def _end_round(self, work: Work, outcome: RoundOutcome | NothingDrawn) -> Delta:
         sequence, cached = work.sequence, work.sequence.num_cached_tokens
-        if isinstance(outcome, NonFiniteLogits):
-            return self.fail(sequence)
+        if isinstance(outcome, NothingDrawn):
+            return self.fail(sequence, outcome)
         tokens = self._scheduler.advance(work, outcome.accepted, outcome.tokens)
         source = self._speculator.end_round(sequence, outcome, len(tokens))
         begun_at, sequence.begun_at = sequence.begun_at, None  # is said once

@@ -4,12 +4,16 @@ import logging
 import time
 from collections.abc import Sequence as Tokens
 
+from ssd_engine.errors import InputError
+from ssd_engine.grammar.compiler import GrammarCompiler
+from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.text.token_ids import unpack_tokens
 from ssd_engine.tracing.events import NoTrace, Trace
 from ssd_serving.engine.records import LinkGone
 from ssd_target.engine.committer import RoundCommitter
 from ssd_target.engine.decode import DecodeForward
+from ssd_target.engine.grammar_admission import GrammarAdmission
 from ssd_target.engine.loops import ChainedLoop, OverlappedLoop, SynchronousLoop
 from ssd_target.engine.prefill import PrefillForward
 from ssd_target.engine.synthetic_verifier import SyntheticVerifier
@@ -53,6 +57,7 @@ class EngineCore:
         verify: Verifier = verify,
         kept: KeptOptions | None = None,
         spelled_bytes: Tokens[bytes] | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """``replay_rows``: that of Scheduler. ``kept``: where the KV of sequences that are set
         aside may go. ``spelled_bytes``: ``token_bytes`` with control tokens spelled out."""
@@ -60,6 +65,7 @@ class EngineCore:
         self._token_bytes = token_bytes
         self._spelled_bytes = token_bytes if spelled_bytes is None else spelled_bytes
         self._trace = trace or NoTrace()
+        self._compiling = GrammarAdmission(grammars)
         self._returned: list[Delta] = []
         self._cancelled: list[int] = []
         self._steps = 0
@@ -84,13 +90,20 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
+        return self._has_rounds or len(self._compiling) > 0
+
+    @property
+    def _has_rounds(self) -> bool:
         return self.scheduler.has_work or self._loop.pending is not None
 
     def handle(self, record: Submit | Cancel | GiveBackWaiting | LinkRecord) -> None:
         match record:
+            case Submit() if record.sampling.grammar is not None:
+                self._compiling.add(record)
             case Submit():
                 self.scheduler.add(self._sequence(record))
             case Cancel():
+                self._compiling.cancel(record.sequence)
                 self.scheduler.cancel(record.sequence)
                 self.speculator.end(record.sequence)
                 self._cancelled.append(record.sequence)
@@ -99,7 +112,15 @@ class EngineCore:
             case _:
                 self.handle_link(record)
 
-    def _sequence(self, record: Submit) -> Sequence:
+    def _admit_compiled(self) -> None:
+        for record, compiled in self._compiling.take(idle=not self._has_rounds):
+            if isinstance(compiled, InputError):
+                delta = Delta(record.sequence, [], None, 0, finished=True, error=str(compiled))
+                self._returned.append(delta)
+            else:
+                self.scheduler.add(self._sequence(record, compiled))
+
+    def _sequence(self, record: Submit, grammar: GrammarFollower | None = None) -> Sequence:
         return Sequence(
             record.sequence,
             unpack_tokens(record.prompt),
@@ -112,12 +133,15 @@ class EngineCore:
             record.scope,
             record.speculation,
             record.prompt_logprobs,
+            grammar,
         )
 
     def _give_back(self) -> None:
+        numbers = [record.sequence for record in self._compiling.take_all()]
         for sequence in self.scheduler.give_back():
             self.speculator.end(sequence.id)
-            self._returned.append(Delta(sequence.id, [], None, 0, finished=True, returned=True))
+            numbers.append(sequence.id)
+        self._returned += [Delta(i, [], None, 0, finished=True, returned=True) for i in numbers]
 
     def handle_link(self, record: LinkRecord) -> None:
         """Also while a forward is held back for what it says."""
@@ -133,6 +157,8 @@ class EngineCore:
                 endpoints.follow(record.link, record.epoch, record.frames, record.load)
 
     def step(self) -> StepOutput:
+        if self._compiling:
+            self._admit_compiled()
         deltas, self._returned = self._returned, []
         deltas += self._loop.step()
         self.speculator.endpoints.flush()

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
 from ssd_engine.speculation.frames import TargetFrame
@@ -85,6 +86,9 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         verify=verify if rate is None else SyntheticVerifier(rate, speculator),
         kept=_kept(runner, options),
         spelled_bytes=spelled_out(vocabulary.token_bytes, vocabulary.control_spellings),
+        grammars=GrammarCompiler(
+            vocabulary.tokenizer, options.model.vocab_size, options.model.eos_token_ids
+        ),
     )
     inbox.core = core
     settle_memory()

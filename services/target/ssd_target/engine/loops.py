@@ -97,4 +97,6 @@ class ChainedLoop(OverlappedLoop):
         """Whether the token after it can be drawn without a word from here."""
         if not work.chunk.num_logits == len(work.chunk.tokens) == 1:
             return False
+        if work.sequence.grammar is not None:  # what may follow depends on the token before
+            return work.is_over
         return work.is_over or self._speculator.is_plain(work.sequence)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ssd_engine.forward.result import ForwardResult
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
-    NonFiniteLogits,
+    NothingDrawn,
     RoundOutcome,
     verify,
 )
@@ -26,14 +26,14 @@ class SyntheticVerifier:
         works: Sequence[Work],
         scored: ForwardResult,
         distributions: Sequence[DraftDistributions | None],
-    ) -> list[RoundOutcome | NonFiniteLogits]:
+    ) -> list[RoundOutcome | NothingDrawn]:
         return list(map(self._make_up, works, verify(works, scored, distributions)))
 
     def _make_up(
-        self, work: Work, outcome: RoundOutcome | NonFiniteLogits
-    ) -> RoundOutcome | NonFiniteLogits:
+        self, work: Work, outcome: RoundOutcome | NothingDrawn
+    ) -> RoundOutcome | NothingDrawn:
         sequence, tokens = work.sequence, work.speculation.tokens
-        if isinstance(outcome, NonFiniteLogits) or work.is_over:
+        if isinstance(outcome, NothingDrawn) or work.is_over:
             return outcome
         chances = random.Random(f"{(sequence.sampling.seed, sequence.num_committed)}")
         accepted = 0

@@ -183,7 +183,7 @@ class SpeculationCollector:
             "position",  # counted from 0, as elsewhere in the field
             {str(position): accepted[position] for position in range(self._depth)},
         )
-        sources = ("cache", "just_in_time", "ngram", "sync", "plain")
+        sources = ("cache", "just_in_time", "ngram", "sync", "grammar", "plain")
         yield labelled(
             CounterMetricFamily,
             "ssd_rounds",

@@ -61,7 +61,7 @@ class Parser:
         """``work`` on a message of this kind."""
         if len(data) <= INLINE_BYTES:
             message = decode_message(kind, data)
-            if not _has_chat(message):  # another process renders those
+            if not _takes_long(message):
                 return work(message)
         reading = _Reading()
         task = asyncio.ensure_future(
@@ -123,8 +123,9 @@ class _Reading:
     begun: bool = False
 
 
-def _has_chat(message: Message) -> bool:
-    return any(field.name == "chat" for field, _ in message.ListFields())
+def _takes_long(message: Message) -> bool:
+    """Chats are rendered by another process, and grammars are compiled."""
+    return any(field.name in ("chat", "grammar") for field, _ in message.ListFields())
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:

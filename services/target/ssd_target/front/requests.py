@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
 from ssd_engine.errors import InputError
+from ssd_engine.grammar.compiler import GrammarCompiler
+from ssd_engine.grammar.spec import Grammar
 from ssd_engine.sampling.params import (
     MAX_BANNED_TOKENS,
     MAX_TOP_LOGPROBS,
@@ -16,7 +18,7 @@ from ssd_engine.sampling.params import (
 from ssd_engine.text.completion import Completion, StopRules
 from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from ssd_engine.text.tokenizer import Tokenizer
-from ssd_serving.rpc.messages import check_tokens, decode_message, parse_sampling
+from ssd_serving.rpc.messages import check_tokens, decode_message, parse_grammar, parse_sampling
 from ssd_target.front.chat_prompts import JSON, MAX_JSON_SYNTAX_BYTES, parse_chat
 from ssd_target.records.engine_records import Submit
 from ssd_target.records.speculation_options import SpeculationRequest
@@ -40,6 +42,7 @@ class RequestLimits:
     eos_token_ids: tuple[int, ...]
     synthetic: bool = False  # acceptance is made up
     sampling: SamplingDefaults = NEUTRAL
+    grammars: GrammarCompiler | None = None
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,15 @@ def parse_request(
         raise InputError("cache_salt", f"at most {MAX_CACHE_SALT_BYTES} bytes")
     sampling = parse_sampling(message.sampling, limits.sampling.options())
     check_sampling(sampling, limits.vocab_size)
+    grammar = parse_grammar(message.grammar)
     prompt = parse_prompt(message, tokenizer, limits, most)
     generated = parse_token_ids("generated_token_ids", message.generated_token_ids, limits)
     rules = parse_rules(message.stop, len(prompt), limits, message.output.special_tokens)
     table = tokenizer.spelled_bytes if rules.special_tokens else tokenizer.token_bytes
     completion = _resume(generated, rules, table)
+    if grammar is not None:
+        _check_grammar(grammar, generated, completion, message.stop, limits)
+        sampling = replace(sampling, grammar=grammar)
     return ParsedRequest(
         request_id=message.request_id or secrets.token_hex(8),
         prompt=prompt,
@@ -287,6 +294,27 @@ def _prompt_logprobs(options: pb.LogprobOptions, completion: Completion) -> int 
             "generated_token_ids has ended the request, nothing is computed: leave it out",
         )
     return options.top_n
+
+
+def _check_grammar(
+    grammar: Grammar,
+    generated: list[int],
+    completion: Completion,
+    stop: pb.StopOptions,
+    limits: RequestLimits,
+) -> None:
+    """A grammar says where a text ends: nothing else may hold it open."""
+    if stop.ignore_eos:
+        raise InputError("stop.ignore_eos", "cannot be kept: a grammar says where the text ends")
+    if stop.min_tokens:
+        raise InputError("stop.min_tokens", "cannot be kept: a grammar says where the text ends")
+    if limits.grammars is None:
+        raise InputError("grammar", "is not served here: this server makes acceptance up")
+    follower = limits.grammars.follow(grammar)
+    ended = completion.finish is not None  # by its last token, which is no part of the text
+    text = generated[:-1] if ended else generated
+    if (fits := follower.num_allowed([], text)) < len(text):
+        raise InputError("generated_token_ids", f"token {fits} does not follow the grammar")
 
 
 def _resume(generated: list[int], rules: StopRules, token_bytes: Sequence[bytes]) -> Completion:

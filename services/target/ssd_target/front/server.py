@@ -8,6 +8,7 @@ from multiprocessing import Pipe
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import load_sampling_defaults
 from ssd_engine.errors import ConfigError
+from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
 from ssd_serving.config import StepSizes, max_message_bytes
@@ -160,9 +161,18 @@ class TargetServer(ServiceServer):
         if self._config.synthetic_acceptance is not None:
             log.warning("--synthetic-acceptance: texts are not the model's, for load tests alone")
         tokenizer = self._tokenizer
-        self._engine.send(Vocabulary(tokenizer.token_bytes, tokenizer.control_spellings))
+        self._engine.send(
+            Vocabulary(tokenizer.token_bytes, tokenizer.control_spellings, tokenizer.serialized())
+        )
         # While the engine loads the same files.
         self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))
+
+    def _grammars(self) -> GrammarCompiler | None:
+        """None where texts are not the model's, and no grammar could hold them."""
+        if self._config.synthetic_acceptance is not None:
+            return None
+        model = self._plan.model
+        return GrammarCompiler(self._tokenizer.serialized(), model.vocab_size, model.eos_token_ids)
 
     def open(self, ready: Ready) -> list[str]:
         plan = self._plan
@@ -185,6 +195,7 @@ class TargetServer(ServiceServer):
                 eos_token_ids=plan.model.eos_token_ids,
                 synthetic=self._config.synthetic_acceptance is not None,
                 sampling=plan.sampling,
+                grammars=self._grammars(),
             ),
             info=_model_info(self._config, plan, self._tokenizer, ready, self._digest.result()),
             terms=SpeculationTerms(

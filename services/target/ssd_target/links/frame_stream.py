@@ -144,4 +144,6 @@ def _size(frame: TargetFrame) -> int:
     if not isinstance(frame, Open):
         return 64
     options = 16 * len(frame.sampling.logit_bias) + 4 * len(frame.sampling.banned)
+    if frame.sampling.grammar is not None:
+        options += len(frame.sampling.grammar.source)
     return 256 + len(frame.prompt) + len(frame.output) + options

@@ -15,10 +15,11 @@ from ssd_target.records.speculation_stats import SpeculationStats
 
 
 class Vocabulary(Record, frozen=True):
-    """The first record: the bytes of each token id, for stop strings."""
+    """The first record: the bytes of each token id, for stop strings, and what cuts texts."""
 
     token_bytes: list[bytes]
     control_spellings: dict[int, bytes]  # control tokens as they are written
+    tokenizer: str  # what the tokenizers library reads one from, for grammars
 
 
 class Submit(Record, frozen=True):

@@ -46,6 +46,7 @@ class SpeculationStats(msgspec.Struct, array_like=True):
     just_in_time_rounds: int = 0
     ngram_rounds: int = 0
     sync_rounds: int = 0
+    grammar_rounds: int = 0
     plain_rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -147,4 +148,5 @@ _ROUNDS = {
     Source.JUST_IN_TIME: "just_in_time_rounds",
     Source.NGRAM: "ngram_rounds",
     Source.SYNC: "sync_rounds",
+    Source.GRAMMAR: "grammar_rounds",
 }

@@ -4,6 +4,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.kvcache.block_pool import BlockLease
 from ssd_engine.sampling.history import History
 from ssd_engine.sampling.params import SamplingParams
@@ -72,6 +73,7 @@ class Sequence:
         scope: str = "",
         speculation: SpeculationRequest | None = None,
         prompt_logprobs: int | None = None,
+        grammar: GrammarFollower | None = None,
     ) -> None:
         """``owner``: the identity whose request it is. ``scope``: within which its prefix may be
         shared."""
@@ -85,6 +87,7 @@ class Sequence:
         self.prompt_logprobs = prompt_logprobs  # the same of the tokens of its prompt
         self.num_scored = 0  # tokens of the prompt, the first ones, after which these were told
         self.history = History.of(sampling, prompt, self.output)
+        self.grammar = grammar
         self.state = SequenceState.WAITING
         self.lease: BlockLease | None = None
         self.num_written = 0  # tokens whose KV is in the cache

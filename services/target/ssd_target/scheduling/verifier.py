@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 
 import torch
 from torch import Tensor
 
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.result import ForwardResult, RejectionVerdict
+from ssd_engine.grammar.allowed import Allowed
 from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.rejection import SampledSpeculation, verify_rejection
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample, target_distribution
 from ssd_engine.speculation.speculation import accepted_path
+from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.work import Work
 
 Verdict = tuple[Rows[int], list[int]]  # the path that was right, and the tokens that are emitted
@@ -34,8 +36,15 @@ class RoundOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class NonFiniteLogits:
-    """Takes the place of an outcome: the model gave NaN or infinity, and nothing can be drawn."""
+class NothingDrawn:
+    """Takes the place of an outcome: nothing can be drawn."""
+
+    problem: str
+
+
+NON_FINITE = NothingDrawn(
+    "the model gave non-finite logits for this request (weights or dtype overflow)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +65,15 @@ def sample_rows(work: Work) -> list[SampleRow]:
             sequence.sampling,
             sequence.prompt,
             sequence.output + speculated[:i] if i else sequence.output,
+            _allowed(sequence, speculated[:i]),
         )
         for i in range(work.chunk.num_logits)
     ]
+
+
+def _allowed(sequence: Sequence, speculated: list[int]) -> Allowed | None:
+    grammar = sequence.grammar
+    return None if grammar is None else grammar.allowed(sequence.output, speculated)
 
 
 def draws(works: Rows[Work]) -> list[Draw]:
@@ -80,7 +95,7 @@ def _draws(work: Work) -> list[Draw]:
 # Decides how rounds end; ``verify`` does so by what the model says.
 Verifier = Callable[
     [Rows[Work], ForwardResult, Rows[DraftDistributions | None]],
-    list[RoundOutcome | NonFiniteLogits],
+    list[RoundOutcome | NothingDrawn],
 ]
 
 
@@ -88,7 +103,7 @@ def verify(
     works: Rows[Work],
     scored: ForwardResult,
     distributions: Rows[DraftDistributions | None] = (),
-) -> list[RoundOutcome | NonFiniteLogits]:
+) -> list[RoundOutcome | NothingDrawn]:
     """Outcomes of rounds whose rows [sum of num_logits] were scored, round after round.
 
     Coupled: the target draws its own token in every row; a speculated one is right when it is
@@ -97,12 +112,12 @@ def verify(
     ends = list(accumulate(work.chunk.num_logits for work in works))
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
     distributions = distributions or [None] * len(works)
-    outcomes: dict[int, RoundOutcome | NonFiniteLogits] = {}
+    outcomes: dict[int, RoundOutcome | NothingDrawn] = {}
     if scored.drawn is not None:
         outcomes = {
             i: _drawn_by_device(work, scored, scored.drawn, spans[i])
             for i, work in enumerate(works)
-            if distributions[i] is None
+            if distributions[i] is None and work.sequence.grammar is None
         }
     outcomes |= _rejecting_by_device(works, scored, spans, distributions)
     others = [i for i in range(len(works)) if i not in outcomes]
@@ -117,12 +132,12 @@ def verify(
 
 def _drawn_by_device(
     work: Work, scored: ForwardResult, drawn: list[int], span: slice
-) -> RoundOutcome | NonFiniteLogits:
+) -> RoundOutcome | NothingDrawn:
     own, wanted = drawn[span], work.sequence.num_logprobs
     path = accepted_path(work.speculation, own)
     tokens = own[: len(path) + 1]
     if any(scored.broken[span][: len(tokens)]):
-        return NonFiniteLogits()
+        return NON_FINITE
     if wanted is None:
         return RoundOutcome(path, tokens, None)
     values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
@@ -134,12 +149,12 @@ def _rejecting_by_device(
     scored: ForwardResult,
     spans: Rows[slice],
     distributions: Rows[DraftDistributions | None],
-) -> dict[int, RoundOutcome | NonFiniteLogits]:
+) -> dict[int, RoundOutcome | NothingDrawn]:
     """The outcomes of rounds with DraftDistributions, where the device can tell."""
     rounds = {
         i: (spans[i].start, _sampled_speculation(works[i], each.wire))
         for i, each in enumerate(distributions)
-        if each is not None
+        if each is not None and works[i].sequence.grammar is None
     }
     if scored.reject is None or not rounds:
         return {}
@@ -152,11 +167,11 @@ def _rejecting_by_device(
 
 def _rejected_outcome(
     work: Work, scored: ForwardResult, verdict: RejectionVerdict, span: slice
-) -> RoundOutcome | NonFiniteLogits:
+) -> RoundOutcome | NothingDrawn:
     path, wanted = range(verdict.accepted), work.sequence.num_logprobs
     tokens = [*work.speculation.tokens[: verdict.accepted], verdict.token]
     if verdict.token < 0 or any(scored.broken[span][: len(tokens)]):
-        return NonFiniteLogits()
+        return NON_FINITE
     if wanted is None:
         return RoundOutcome(path, tokens, None)
     # The likeliest tokens are the row's; the device has reported them with what it drew itself.
@@ -169,21 +184,33 @@ def _rejected_outcome(
 
 def _verify_logits(
     works: Rows[Work], logits: Tensor, distributions: Rows[DraftDistributions | None]
-) -> list[RoundOutcome | NonFiniteLogits]:
+) -> list[RoundOutcome | NothingDrawn]:
     """From logits [sum of num_logits, vocab]."""
     # A row that holds NaN or +inf has a maximum that is not finite.
     finite: list[bool] = logits.amax(dim=-1).isfinite().tolist()
     ends = list(accumulate(work.chunk.num_logits for work in works))
     spans = [slice(end - w.chunk.num_logits, end) for w, end in zip(works, ends, strict=True)]
-    verdicts = _verdicts(works, logits, spans, distributions)
+    rows = [sample_rows(work) for work in works]
+    verdicts = _verdicts(works, rows, logits, spans, distributions)
     return [
-        _outcome(work, *verdict, logits[span], finite[span])
-        for work, verdict, span in zip(works, verdicts, spans, strict=True)
+        _outcome(work, *_drawable(own, *verdict), logits[span], finite[span])
+        for work, own, verdict, span in zip(works, rows, verdicts, spans, strict=True)
     ]
+
+
+def _drawable(rows: list[SampleRow], path: Rows[int], tokens: list[int]) -> Verdict:
+    """Without the tokens of rows that no token can follow."""
+    count = sum(1 for _ in takewhile(_has_next, rows))
+    return (path, tokens) if len(tokens) <= count else (path[: max(0, count - 1)], tokens[:count])
+
+
+def _has_next(row: SampleRow) -> bool:
+    return row.allowed is None or bool(row.allowed.any())
 
 
 def _verdicts(
     works: Rows[Work],
+    rows: Rows[list[SampleRow]],
     logits: Tensor,
     spans: Rows[slice],
     distributions: Rows[DraftDistributions | None],
@@ -193,9 +220,10 @@ def _verdicts(
     rejecting = [i for i, each in enumerate(distributions) if each is not None]
     verdicts: dict[int, Verdict] = {}
     if coupled:
-        verdicts |= _coupled(works, _rows_of(logits, spans, coupled), coupled)
+        verdicts |= _coupled(works, rows, _rows_of(logits, spans, coupled), coupled)
     if rejecting:
-        verdicts |= _rejecting(works, _rows_of(logits, spans, rejecting), rejecting, distributions)
+        logits = _rows_of(logits, spans, rejecting)
+        verdicts |= _rejecting(works, rows, logits, rejecting, distributions)
     return [verdicts[i] for i in range(len(works))]
 
 
@@ -205,8 +233,10 @@ def _rows_of(logits: Tensor, spans: Rows[slice], chosen: Rows[int]) -> Tensor:
     return torch.cat([logits[spans[i]] for i in chosen])
 
 
-def _coupled(works: Rows[Work], logits: Tensor, chosen: Rows[int]) -> dict[int, Verdict]:
-    drawn = iter(sample(logits, [row for i in chosen for row in sample_rows(works[i])]))
+def _coupled(
+    works: Rows[Work], rows: Rows[list[SampleRow]], logits: Tensor, chosen: Rows[int]
+) -> dict[int, Verdict]:
+    drawn = iter(sample(logits, [row for i in chosen for row in rows[i]]))
     verdicts = {}
     for i in chosen:
         own = list(islice(drawn, works[i].chunk.num_logits))
@@ -217,16 +247,16 @@ def _coupled(works: Rows[Work], logits: Tensor, chosen: Rows[int]) -> dict[int, 
 
 def _rejecting(
     works: Rows[Work],
+    rows: Rows[list[SampleRow]],
     logits: Tensor,
     chosen: Rows[int],
     distributions: Rows[DraftDistributions | None],
 ) -> dict[int, Verdict]:
-    rows = [row for i in chosen for row in sample_rows(works[i])]
     wires = {i: each.wire for i in chosen if (each := distributions[i]) is not None}
     # Target and draft may be grown to different vocabularies. No token beyond the smallest of them
     # has a probability.
     width = min([logits.shape[1], *(wire.shape[1] for wire in wires.values() if wire is not None)])
-    p = target_distribution(logits, rows)[:, :width]
+    p = target_distribution(logits, [row for i in chosen for row in rows[i]])[:, :width]
     rounds = [
         _sampled_speculation(works[i], None if wire is None else wire[:, :width])
         for i, wire in wires.items()
@@ -244,10 +274,12 @@ def _sampled_speculation(work: Work, wire: Tensor | None) -> SampledSpeculation:
 
 def _outcome(
     work: Work, path: Rows[int], tokens: list[int], logits: Tensor, finite: list[bool]
-) -> RoundOutcome | NonFiniteLogits:
+) -> RoundOutcome | NothingDrawn:
+    if not tokens and work.sequence.grammar is not None:
+        return NothingDrawn(f"grammar: {work.sequence.grammar.problem}")
     # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
     if not all(finite[: len(tokens)]):
-        return NonFiniteLogits()
+        return NON_FINITE
     wanted = work.sequence.num_logprobs
     if wanted is None:
         return RoundOutcome(path, tokens, None)

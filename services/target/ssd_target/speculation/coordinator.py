@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
+from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.speculation.frames import Source
+from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.tracing.events import NoTrace, Trace
 from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.records.speculation_stats import SpeculationStats
@@ -136,7 +138,24 @@ class SpeculationCoordinator:
         self._missed_rows.guess(rows)
         if self._sync is not None:
             self._sync.draft([row for row in rows if row.strategy is self._sync])
+        for row, sequence in zip(rows, sequences, strict=True):
+            if sequence.grammar is not None:
+                self._hold_to_grammar(row, sequence, sequence.grammar)
         return rows
+
+    def _hold_to_grammar(
+        self, row: RowSpeculation, sequence: Sequence, grammar: GrammarFollower
+    ) -> None:
+        """Leaves out what cannot be right. Tokens that are certain are speculated where that is
+        more: they take no forward of their own."""
+        fits = grammar.num_allowed(sequence.output, row.speculation.tokens)
+        if fits < len(row.speculation):
+            row.cut(fits)
+        endpoint = self.endpoints.of(row.state)
+        most = self.depth if endpoint is None else min(self.depth, endpoint.max_depth)
+        forced = grammar.forced(sequence.output, min(most, row.state.room()))
+        if len(forced) > len(row.speculation):
+            row.speculation, row.source, row.wire = Speculation(forced), Source.GRAMMAR, None
 
     def take_nothing(self, sequences: Rows[Sequence]) -> list[RowSpeculation]:
         """The rows of a forward that was launched before its speculations could be looked up."""

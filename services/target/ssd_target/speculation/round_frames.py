@@ -15,6 +15,8 @@ from ssd_target.speculation.endpoints.sequence_speculation import (
 )
 from ssd_target.speculation.pacing import Pacing
 
+OWN = (Source.SYNC, Source.GRAMMAR)  # the target's, as its look-up is
+
 
 class RoundFrames:
     """Frames go out with the endpoints' next flush."""
@@ -50,7 +52,7 @@ class RoundFrames:
                 state.sequence.id,
                 session.round,
                 row.speculation.tokens,
-                Source.NGRAM if row.source is Source.SYNC else row.source,  # the target's own
+                Source.NGRAM if row.source in OWN else row.source,
                 state.told_depth,
                 self._pacing.verify_micros(),
             ),

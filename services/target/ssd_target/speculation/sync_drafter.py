@@ -73,7 +73,8 @@ class SyncDrafter:
         """Fill every row; it stays empty where the draft model has no room for its sequence."""
         served = [row for row in rows if self._follow(row.sequence)]
         wanting = [row for row in served if row.depth]
-        if self._runner.chains and wanting and all(map(self._is_close, wanting)):
+        free = all(row.sequence.grammar is None for row in wanting)
+        if self._runner.chains and wanting and free and all(map(self._is_close, wanting)):
             self._draft_in_a_chain(wanting)
             return
         while unfinished := [row for row in served if len(row.tokens) < row.depth]:
@@ -205,7 +206,7 @@ def _draw(row: DraftRow, in_flight: int | None = None) -> Draw:
 
 def _guess(rows: Rows[DraftRow], scored: ForwardResult) -> None:
     """The next token of each row."""
-    if scored.following is not None:
+    if scored.following is not None and all(row.sequence.grammar is None for row in rows):
         for i, (row, token) in enumerate(zip(rows, scored.following.tolist(), strict=True)):
             row.tokens.append(token)
             if row.down_weight is not None and scored.sigma is not None:
@@ -229,4 +230,6 @@ def _guess(rows: Rows[DraftRow], scored: ForwardResult) -> None:
 
 def _sample_row(row: DraftRow) -> SampleRow:
     sequence = row.sequence
-    return sample_row(sequence.sampling, sequence.prompt, sequence.output, row.tokens)
+    return sample_row(
+        sequence.sampling, sequence.prompt, sequence.output, row.tokens, sequence.grammar
+    )

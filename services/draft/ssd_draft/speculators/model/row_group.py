@@ -34,7 +34,12 @@ class RowGroup:
     @property
     def chosen_by_device(self) -> bool:
         """Whether the tokens after its rows are those that the device chooses."""
-        return not self.is_chain and self.plan.ranks <= RANKS + 1
+        return self.is_ranked_by_device and not self.is_chain and self.plan.ranks <= RANKS + 1
+
+    @property
+    def is_ranked_by_device(self) -> bool:
+        """What a grammar allows is known here alone."""
+        return self.state.sequence.grammar is None
 
     @property
     def coupled(self) -> bool:
@@ -85,14 +90,15 @@ class RowGroup:
     def sample_rows(self) -> list[SampleRow]:
         """One for each row: what lies before the token, where the host draws it from logits."""
         sequence, drafting = self.state.sequence, self.state.drafting
-        prompt, output, params = sequence.prompt, sequence.output, sequence.sampling
         chain = sequence.speculation
+        tails: Sequence[Sequence[int]]
         if drafting is None:
-            count = self.part.num_logits
-            return [sample_row(params, prompt, output, chain[:i]) for i in range(count)]
-        if isinstance(drafting, DecidedBranch):
-            return [sample_row(params, prompt, output, drafting.branches[0].tokens)]
-        return [
-            sample_row(params, prompt, output, (*chain[: each.accepted], each.token, *each.tokens))
-            for each in drafting.branches
-        ]
+            tails = [chain[:i] for i in range(self.part.num_logits)]
+        elif isinstance(drafting, DecidedBranch):
+            tails = [drafting.branches[0].tokens]
+        else:
+            tails = [
+                (*chain[: each.accepted], each.token, *each.tokens) for each in drafting.branches
+            ]
+        about = (sequence.sampling, sequence.prompt, sequence.output)
+        return [sample_row(*about, tail, sequence.grammar) for tail in tails]

@@ -92,6 +92,13 @@ class RowSpeculation:
         request = self.state.request
         return request.down_weight if request.verification is Verification.REJECTION else None
 
+    def cut(self, count: int) -> None:
+        """Leaves so many tokens of the speculation."""
+        self.speculation = Speculation(self.speculation.tokens[:count])
+        self.wire = None if self.wire is None else self.wire[:count]
+        if not count:
+            self.source = Source.NONE
+
     def fill(self, source: Source) -> None:
         """With the branch of the outcome, as far as it is here."""
         session = self.state.session

@@ -1,0 +1,150 @@
+"""Compiles grammars for the tokens of one model, by llguidance.
+
+llguidance was chosen over xgrammar. It needs nothing else installed, compiles a schema in a
+millisecond, holds bounds on the work of every step, and refuses what it cannot hold a text to.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from ssd_engine.errors import InputError
+from ssd_engine.grammar.follower import GrammarFollower
+from ssd_engine.grammar.schema_errors import find_place
+from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+
+MOST_KEPT = 64  # compiled grammars, those that were used last
+MAX_CHOICES = 4096
+# As json.dumps writes it: what need not be chosen takes no time, and no text goes on for ever with
+# spaces. A schema may say otherwise under "x-guidance".
+JSON_DEFAULTS: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+JSON_ALWAYS: Any = {"lenient": False}  # what cannot be held is refused
+# Work is counted in steps of the library: about 50,000 of the lexer's first ones and 15,000 of its
+# later ones take a millisecond, and so do 20,000 items of the parser.
+LIMITS: dict[str, Any] = dict(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=40_000,
+    max_lexer_states=50_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+
+class GrammarCompiler:
+    """Thread-safe."""
+
+    def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """``tokenizer``: what the tokenizers library reads one from. A text that must come is cut
+        into tokens as it does it, and no other ones are allowed there."""
+        self._serialized, self._vocab_size = tokenizer, vocab_size
+        self._eos = list(eos_token_ids)
+        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        """Made for the first grammar: of a large vocabulary it takes a second."""
+        try:
+            return LLTokenizer(self._serialized, n_vocab=self._vocab_size, eos_token=self._eos)
+        except Exception as error:
+            problem = f"this model's tokenizer is none that texts can be held to one with: {error}"
+            raise InputError("grammar", problem) from None
+
+    def follow(self, grammar: Grammar) -> GrammarFollower:
+        """Raises InputError for a grammar that cannot be compiled."""
+        with self._lock:
+            start = self._kept.get(grammar)
+            if start is None:
+                start = self._kept[grammar] = self._compile(grammar)
+            self._kept.move_to_end(grammar)
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            return GrammarFollower(start.deep_copy(), self._vocab_size)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        size = len(grammar.source.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            raise InputError(grammar.kind.field, f"{size} bytes, at most {MAX_GRAMMAR_BYTES}")
+        matcher = self._matcher(_library_grammar(grammar))
+        if matcher.is_error():
+            raise self._refusal(grammar, matcher.get_error())
+        matcher.compute_bitmask()  # what the first step would have to wait for
+        if matcher.is_error():
+            raise self._refusal(grammar, matcher.get_error())
+        return matcher
+
+    def _matcher(self, source: str) -> LLMatcher:
+        limits = LLParserLimits(**LIMITS)
+        return LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+
+    def _refusal(self, grammar: Grammar, problem: str) -> InputError:
+        field = grammar.kind.field
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            place, problem = find_place(json.loads(grammar.source), problem, self._schema_problem)
+            field += place
+        return InputError(field, problem.strip())
+
+    def _schema_problem(self, schema: object) -> str:
+        return self._matcher(_json_grammar(json.dumps(schema))).get_error()
+
+
+def _library_grammar(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return _checked_json_grammar(grammar)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case GrammarKind.CHOICES:
+            return LLMatcher.grammar_from_lark(_choices(grammar))
+        case GrammarKind.CONTEXT_FREE:
+            return LLMatcher.grammar_from_lark(_lark(grammar))
+
+
+def _checked_json_grammar(grammar: Grammar) -> str:
+    try:
+        return _json_grammar(_checked_schema(grammar))
+    except ValueError as error:  # the library's: too deep, or options of its own that are wrong
+        raise InputError(grammar.kind.field, str(error)) from None
+
+
+def _json_grammar(schema: str) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, JSON_DEFAULTS, JSON_ALWAYS)
+
+
+def _checked_schema(grammar: Grammar) -> str:
+    try:
+        schema = json.loads(grammar.source)
+    except (ValueError, RecursionError) as error:
+        raise InputError(grammar.kind.field, f"is no JSON: {error}") from None
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, dict):
+        raise InputError(grammar.kind.field, "must be an object, or true")
+    return grammar.source
+
+
+def _choices(grammar: Grammar) -> str:
+    texts = json.loads(grammar.source)
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise InputError(
+            grammar.kind.field, f"must have 1 to {MAX_CHOICES} texts, has {len(texts)}"
+        )
+    return "start: " + " | ".join(json.dumps(text) for text in texts)
+
+
+def _lark(grammar: Grammar) -> str:
+    try:
+        return any_to_lark(grammar.source)
+    except Exception as error:
+        raise InputError(grammar.kind.field, f"is neither Lark nor GBNF: {error}") from None

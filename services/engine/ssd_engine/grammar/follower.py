@@ -1,0 +1,56 @@
+"""Where one text stands in its grammar, and which tokens can come next."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher
+
+from ssd_engine.grammar.allowed import Allowed
+
+
+class GrammarFollower:
+    """Goes back and forth between the texts that one sequence may become."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._num_bytes = -(-vocab_size // 8)
+        self._path: list[int] = []  # tokens up to where it stands
+        self.problem = "no token of this model can go on with the grammar here"
+
+    def allowed(self, output: Sequence[int], tail: Sequence[int] = ()) -> Allowed | None:
+        """The tokens that can follow output and tail. There is none when a bound was reached, or no
+        token spells what must come: ``problem`` says so then. None where these are no text of the
+        grammar, so that nothing will ever be drawn after them."""
+        if not self._go_to([*output, *tail]):
+            return None
+        bits = np.zeros(self._num_bytes, np.uint8)
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self.problem = self._matcher.get_error().strip()
+            return bits
+        found = np.frombuffer(mask, np.uint8)[: self._num_bytes]
+        bits[: len(found)] = found
+        return bits
+
+    def num_allowed(self, output: Sequence[int], tail: Sequence[int]) -> int:
+        """How many tokens of the tail can follow the output, one after another."""
+        if not self._go_to(output):
+            return 0
+        return self._matcher.validate_tokens(list(tail))
+
+    def forced(self, output: Sequence[int], most: int) -> list[int]:
+        """The next tokens, as far as there is no other in their place."""
+        return self._matcher.compute_ff_tokens()[:most] if self._go_to(output) else []
+
+    def _go_to(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens are a beginning of a text of the grammar."""
+        pairs = zip(self._path, tokens, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if common < len(self._path):
+            self._matcher.rollback(len(self._path) - common)
+            del self._path[common:]
+        new = list(tokens[common:])
+        done = self._matcher.try_consume_tokens(new) if new else 0
+        self._path += new[:done]
+        return done == len(new)
