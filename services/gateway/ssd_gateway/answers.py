@@ -6,7 +6,7 @@ What has come while the reader was not ready is passed on as one chunk.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from secrets import token_hex
 from typing import Any
@@ -114,10 +114,12 @@ class AnswerResponse:
         write_timeout: float,
         metrics: GatewayMetrics,
         request_id: str,
+        params: Mapping[str, str],
     ) -> None:
-        """``stream``: None for one piece."""
+        """``stream``: None for one piece. ``params``: names of fields, for errors of targets."""
         self._answer, self._shape, self._stream = answer, shape, stream
         self._write_timeout, self._metrics = write_timeout, metrics
+        self._params = params
         self._sent = False  # the whole answer
         self._headers = [(b"x-request-id", request_id.encode())]
         self._about = {
@@ -157,7 +159,7 @@ class AnswerResponse:
             self._metrics.gone()
             log.info("a stream was cut: %s", error)
         except Exception as error:
-            await self._fail(api_error(error), error, events, scope, receive, send)
+            await self._fail(api_error(error, self._params), error, events, scope, receive, send)
         finally:
             self._metrics.left(answer.num_moves)
             await answer.close()

@@ -7,6 +7,7 @@ import click
 
 from ssd_engine.process.log import FORMATS
 from ssd_gateway import __version__
+from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from ssd_gateway.config import GatewayConfig, check_gateway
 from ssd_serving.command_line import (
     CONTEXT,
@@ -42,6 +43,11 @@ def main() -> None:
     "--allow-unknown-fields",
     "Drop fields that are not known, instead of refusing the request.",
     is_flag=True,
+)
+@option(
+    "--tool-parser",
+    "How models write calls of tools. auto: as targets say; none: requests with tools are refused.",
+    type=click.Choice(["auto", *TOOL_FORMATS, "none"]),
 )
 @option("--max-body-mib", "Largest body, in MiB.", type=int)
 @option("--max-header-kib", "Largest headers, in KiB.", type=int)

@@ -40,6 +40,7 @@ class GatewayConfig:
     cors_origin: tuple[str, ...] = ()
     page: bool = True
     allow_unknown_fields: bool = False
+    tool_parser: str = "auto"
     max_body_mib: int = 16
     max_header_kib: int = 32
     max_connections: int = 4096

@@ -60,6 +60,16 @@ class Gateway:
             raise ApiError(503, "no target is known", "server_error", retry_after=1)
         return in_order(serving, affinity)
 
+    def chat_format(self, model: str | None) -> pb.ChatFormat:
+        """How the model writes calls and thoughts; --tool-parser has the last word on calls."""
+        form = pb.ChatFormat()
+        known = [each.info for each in self.targets_for(model) if each.info is not None]
+        if known:
+            form.CopyFrom(known[0].chat_format)
+        if self.config.tool_parser != "auto":
+            form.tools = self.config.tool_parser
+        return form
+
     def metadata_for(self, request: Request) -> "MetadataFor":
         return MetadataFor(self.keys, request)
 

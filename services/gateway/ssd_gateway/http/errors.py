@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape: a status, and a body that names the field and the fix."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -77,8 +78,9 @@ def bad_request(param: str | None, message: str, code: str | None = None) -> Api
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
-def api_error(error: Exception) -> ApiError:
-    """What a failure on the way to a target, or in this process, means to the caller."""
+def api_error(error: Exception, params: Mapping[str, str] | None = None) -> ApiError:
+    """What a failure on the way to a target, or in this process, means to the caller. ``params``:
+    fields of this request, by the names that the targets' contract has for them."""
     match error:
         case ApiError():
             return error
@@ -107,16 +109,20 @@ def api_error(error: Exception) -> ApiError:
         case DeadlineError():
             return ApiError(504, str(error), SERVER, code="timeout")
         case ClientError():
-            return _of_status(error)
+            return _of_status(error, params or {})
         case SSDError():
             return ApiError(500, str(error), SERVER)
     return ApiError(500, "the gateway failed; its log says why", SERVER)
 
 
-def _of_status(error: ClientError) -> ApiError:
+def _of_status(error: ClientError, params: Mapping[str, str]) -> ApiError:
     message = str(error)
     match error.status:
         case grpc.StatusCode.INVALID_ARGUMENT:
+            for theirs, ours in params.items():
+                if error.field.startswith(theirs):
+                    param = ours + error.field.removeprefix(theirs)
+                    return ApiError(400, message.replace(error.field, param, 1), param=param)
             code = "context_length_exceeded" if "context of" in message else None
             return ApiError(400, message, param=param_of(error.field), code=code)
         case grpc.StatusCode.UNAUTHENTICATED:
@@ -130,7 +136,8 @@ def _of_status(error: ClientError) -> ApiError:
 
 def param_of(field: str) -> str | None:
     """The name that the caller has used: chat.messages_json[2].role is messages[2].role."""
-    if field.startswith("chat.messages_json"):
-        return "messages" + field.removeprefix("chat.messages_json")
+    for listed in ("messages", "tools"):
+        if field.startswith(f"chat.{listed}_json"):
+            return listed + field.removeprefix(f"chat.{listed}_json")
     stem = field.partition("[")[0]
     return PARAMS.get(stem) or stem.removeprefix("sampling.") or None

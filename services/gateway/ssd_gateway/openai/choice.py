@@ -6,8 +6,12 @@ from itertools import accumulate, pairwise
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.generate.speculation import origin_name
+from ssd_gateway.chat_formats.chat_parser import ChatParser
+from ssd_gateway.chat_formats.chat_reading import ChatReading
+from ssd_gateway.chat_formats.message import MessageDelta
 from ssd_gateway.openai.translation import Wanted, unpack
 
+REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 ORIGINS = {value: origin_name(value) for value in pb.TokenOrigin.values()}
 
 
@@ -26,6 +30,7 @@ class ChoiceDelta:
     """What is new of a choice."""
 
     text: str = ""
+    message: MessageDelta | None = None  # what a chat makes of the text
     entries: list[TokenEntry] = field(default_factory=list)  # where anything is told of tokens
     token_ids: list[int] = field(default_factory=list)
     first: bool = False
@@ -33,7 +38,8 @@ class ChoiceDelta:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text or self.entries or self.token_ids or self.first)
+        has_text = self.text if self.message is None else not self.message.is_empty
+        return not (has_text or self.entries or self.token_ids or self.first)
 
 
 @dataclass(slots=True)
@@ -41,6 +47,7 @@ class Choice:
     index: int
     wanted: Wanted
     echo: str | None = None
+    reading: ChatReading | None = None  # None: a text completion
     started: pb.GenerateStarted | None = None
     finish: pb.GenerateFinish | None = None
     prompt: list[pb.GeneratePrompt] = field(default_factory=list)
@@ -51,6 +58,7 @@ class Choice:
     num_tokens: int = 0
     target: str = ""
     num_moves: int = 0
+    _parser: ChatParser | None = None
 
     def take(self, response: pb.GenerateResponse) -> None:
         match response.WhichOneof("event"):
@@ -76,8 +84,30 @@ class Choice:
             self._begin(delta)
         if not self.wanted.no_output:
             self._extend(delta, messages)
+        if self.reading is not None:
+            delta.message = self._parse(delta.text, self.reading)
         self.passed_on, self.finish_told = True, self.finish is not None
         return delta
+
+    @property
+    def finish_reason(self) -> str | None:
+        """None while it goes on. A text that ends by itself, with calls, ends for these."""
+        finish, parser = self.finish, self._parser
+        if finish is None:
+            return None
+        reason = REASONS.get(finish.reason, "stop")
+        if reason != "stop" or parser is None or not parser.has_called:
+            return reason
+        cut = parser.is_calling and finish.WhichOneof("stopped_by") == "stop_string"
+        return "stop" if cut else "tool_calls"
+
+    def _parse(self, text: str, reading: ChatReading) -> MessageDelta:
+        if self._parser is None:
+            self._parser = reading.parser("".join(part.text for part in self.prompt))
+        message = self._parser.push(text)
+        if self.finish is not None:
+            self._parser.finish(message)
+        return message
 
     def _begin(self, delta: ChoiceDelta) -> None:
         wanted = self.wanted

@@ -1,6 +1,6 @@
 """The fields of requests, as JSON gives them: their types, and what cannot be honoured."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,12 +22,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "store": NOTHING,
     "verbosity": (None, "medium"),
     "web_search_options": NOTHING,
-    "tools": NOTHING,
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
     "functions": NOTHING,
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "suffix": (None, ""),
     "priority": (None, 0),
@@ -38,13 +34,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "bad_words": NOTHING,
     "prompt_logprobs": (None,),
     "logprob_token_ids": NOTHING,
-    "structured_outputs": NOTHING,
     "guided_json": NOTHING,
     "guided_regex": NOTHING,
     "guided_choice": NOTHING,
     "guided_grammar": NOTHING,
-    "regex": NOTHING,
-    "ebnf": NOTHING,
     "json_schema": NOTHING,
     "stop_regex": NOTHING,
     "no_stop_trim": NOTHING,
@@ -59,6 +52,7 @@ INFORMATIVE = ("user", "metadata", "safety_identifier")
 
 
 Fields = TypeVar("Fields", bound=Struct)
+Converted = TypeVar("Converted")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -72,6 +66,28 @@ class SpeculationFields(Struct, forbid_unknown_fields=True):
     depth: Count | None = None
     verification: str | None = None
     endpoints: list[str] | None = None
+
+
+class JsonSchemaFields(Struct, forbid_unknown_fields=True):
+    name: str = ""
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None  # a text is held to its schema either way
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFields | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """One of them is to be there."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationFields(Struct, kw_only=True):
@@ -99,6 +115,10 @@ class GenerationFields(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields | None = None
     speculative: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None
@@ -120,6 +140,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -137,6 +160,7 @@ class TokenizeFields(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -156,10 +180,16 @@ def read_fields(body: bytes, kind: type[Fields], allow_unknown: bool) -> Fields:
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     for name in [name for name in given if name not in known]:
         _check_unknown(name, given.pop(name), allow_unknown)
+    return converted(given, kind)
+
+
+def converted(given: Any, kind: type[Converted], place: str = "") -> Converted:
+    """What is ``given`` at a place of a request, as a type; raises an ApiError that names where it
+    is wrong."""
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), place) from None
 
 
 def _check_unknown(name: str, value: Any, allow_unknown: bool) -> None:
@@ -174,11 +204,17 @@ def _check_unknown(name: str, value: Any, allow_unknown: bool) -> None:
         )
 
 
-def _invalid(problem: str) -> ApiError:
+def _invalid(problem: str, root: str) -> ApiError:
     """msgspec says: Expected `int`, got `str` - at `$.n`; or: missing required field `prompt`."""
     what, _, place = problem.partition(" - at `$")
-    param = place.rstrip("`").removeprefix(".")
+    param = (root + place.rstrip("`")).removeprefix(".")
     if what.startswith("Object missing required field"):
-        param = param or what.split("`")[1]
-        return bad_request(param, "is missing", "missing_required_parameter")
+        return bad_request(_inner(param, what), "is missing", "missing_required_parameter")
+    if what.startswith("Object contains unknown field"):
+        return bad_request(_inner(param, what), "is not known; leave it out", "unknown_parameter")
     return bad_request(param or None, what[:1].lower() + what[1:], "invalid_type")
+
+
+def _inner(param: str, what: str) -> str:
+    """The field of ``param`` that msgspec names."""
+    return f"{param}.{what.split('`')[1]}".removeprefix(".")

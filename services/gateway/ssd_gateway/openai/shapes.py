@@ -3,24 +3,34 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ssd.v1 import target_pb2 as pb
+from ssd_gateway.chat_formats.message import CallDelta, MessageDelta
 from ssd_gateway.openai.choice import Choice, ChoiceDelta
 from ssd_gateway.openai.logprobs import chat_logprobs, completion_logprobs
-
-REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
 class ChatShape:
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def chunk_choice(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
+        message = delta.message or MessageDelta()
         content: dict[str, Any] = {"role": "assistant"} if delta.first else {}
-        if delta.text or delta.first:
-            content["content"] = delta.text
+        if message.reasoning:
+            content["reasoning_content"] = message.reasoning
+        if message.content or delta.first:
+            content["content"] = message.content
+        if message.calls:
+            content["tool_calls"] = [{"index": call.index, **_call(call)} for call in message.calls]
         return {"index": choice.index, "delta": content, **self._about(choice, delta)}
 
     def whole_choice(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        said = delta.message or MessageDelta()
+        silent = said.calls and not said.content
+        content = None if silent else said.content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message["tool_calls"] = [_call(call) for call in said.calls]
         return {"index": choice.index, "message": message, **self._about(choice, delta)}
 
     def _about(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
@@ -28,6 +38,14 @@ class ChatShape:
         told = wanted.logprobs and delta.entries
         logprobs = chat_logprobs(delta.entries, wanted.tokens_as_ids) if told else None
         return {"logprobs": logprobs, **told_of(choice, delta)}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    """A call, or what is new of it."""
+    if call.id is None:
+        return {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class CompletionShape:
@@ -54,9 +72,7 @@ Shape = ChatShape | CompletionShape
 def told_of(choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
     """What both shapes say: how the choice ended, if it has, and its tokens, where asked for."""
     finish = choice.finish
-    about: dict[str, Any] = {
-        "finish_reason": None if finish is None else REASONS.get(finish.reason, "stop"),
-    }
+    about: dict[str, Any] = {"finish_reason": choice.finish_reason}
     if finish is not None:
         stopped_by = finish.WhichOneof("stopped_by")
         about["stop_reason"] = getattr(finish, stopped_by) if stopped_by else None

@@ -1,8 +1,8 @@
 """From OpenAI's fields to requests of the targets' contract. Pure: no input, no output."""
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from secrets import randbits
 from typing import Any
@@ -12,8 +12,13 @@ from google.protobuf import json_format, struct_pb2
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
+from ssd_gateway.chat_formats.chat_reading import ChatReading
+from ssd_gateway.chat_formats.reasoning import Thinking
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import ChatRequest, CompletionRequest, GenerationFields
+from ssd_gateway.openai.reading import reading_of
+from ssd_gateway.openai.structured_output import NamedGrammar, grammar_of
+from ssd_gateway.openai.tools import ToolUse, check_tools, tool_use, with_parsed_arguments
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is not said
 MAX_PROMPTS = 128
@@ -48,6 +53,8 @@ class TranslatedRequest:
     wanted: Wanted
     affinity: bytes  # requests of the same beginning go to the same target
     echoes: list[str | None]  # what to echo for each choice; None: as the target says
+    reading: ChatReading | None = None  # of a chat
+    params: Mapping[str, str] = field(default_factory=dict)  # fields by the targets' names
 
 
 def seed_of_choice(seed: int, index: int) -> int:
@@ -58,7 +65,11 @@ def seed_of_choice(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def translate_chat(fields: ChatRequest, request_id: str) -> TranslatedRequest:
+def translate_chat(
+    fields: ChatRequest, request_id: str, form: pb.ChatFormat | None = None
+) -> TranslatedRequest:
+    """``form``: how the model writes what is more than text; None: that is not known."""
+    form = form or pb.ChatFormat()
     base = _base(fields, request_id)
     most = fields.max_completion_tokens
     most = fields.max_tokens if most is None else most
@@ -75,16 +86,39 @@ def translate_chat(fields: ChatRequest, request_id: str) -> TranslatedRequest:
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
     )
     _ask(base, wanted)
+    use, own = tool_use(fields, form.tools), grammar_of(fields)
+    reading = reading_of(fields, form, use, has_grammar=own is not None)
+    grammar = own if use is None else _grammar_of_calls(use, own, reading.thinking)
+    if grammar is not None:
+        base.grammar.CopyFrom(grammar.grammar)
+    base.return_prompt |= reading.by_prompt
     choices = _choices(base, fields)
-    return TranslatedRequest(choices, wanted, _affinity(fields, base), [None] * len(choices))
+    return TranslatedRequest(
+        choices,
+        wanted,
+        _affinity(fields, base),
+        [None] * len(choices),
+        reading,
+        {} if grammar is None else grammar.params,
+    )
+
+
+def _grammar_of_calls(
+    use: ToolUse, own: NamedGrammar | None, thinking: Thinking
+) -> NamedGrammar | None:
+    if own is not None:
+        raise bad_request(own.param, 'cannot be together with tools, unless tool_choice is "none"')
+    return use.grammar(thinking)
 
 
 def chat_prompt(fields: Any) -> pb.ChatPrompt:
     """``fields``: a request with messages, and how the template is to render them."""
     chat = pb.ChatPrompt(
-        messages_json=msgspec.json.encode(fields.messages),
+        messages_json=msgspec.json.encode(with_parsed_arguments(fields.messages)),
         continue_final_message=bool(fields.continue_final_message),
     )
+    if check_tools(fields.tools) and getattr(fields, "tool_choice", None) != "none":
+        chat.tools_json = msgspec.json.encode(fields.tools)
     if fields.add_generation_prompt is not None:
         chat.add_generation_prompt = fields.add_generation_prompt
     kwargs = dict(fields.chat_template_kwargs or {})
@@ -126,6 +160,8 @@ def translate_completion(fields: CompletionRequest, request_id: str) -> Translat
         no_output=not most,
     )
     _ask(base, wanted)
+    if (grammar := grammar_of(fields)) is not None:
+        base.grammar.CopyFrom(grammar.grammar)
     requests, echoes = [], []
     for prompt in prompts:
         request = pb.GenerateRequest()
@@ -136,7 +172,9 @@ def translate_completion(fields: CompletionRequest, request_id: str) -> Translat
             request.token_ids = pack(prompt)
         requests += _choices(request, fields)
         echoes += [prompt if isinstance(prompt, str) else None] * n
-    return TranslatedRequest(requests, wanted, _affinity(fields, requests[0]), echoes)
+    params = {} if grammar is None else grammar.params
+    affinity = _affinity(fields, requests[0])
+    return TranslatedRequest(requests, wanted, affinity, echoes, params=params)
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:

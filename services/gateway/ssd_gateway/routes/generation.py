@@ -30,7 +30,8 @@ class GenerationRoutes:
         fields = await self._gateway.read(request, ChatRequest)
         await self._gateway.learn(request)
         request_id = _request_id(request, fields)
-        translated = translate_chat(fields, request_id)
+        form = self._gateway.chat_format(fields.model)
+        translated = translate_chat(fields, request_id, form)
         return self._answer(request, fields, translated, ChatShape(), request_id)
 
     async def completion(self, request: Request) -> AnswerResponse:
@@ -56,7 +57,8 @@ class GenerationRoutes:
             for each in translated.requests
         ]
         choices = [
-            Choice(index, translated.wanted, echo) for index, echo in enumerate(translated.echoes)
+            Choice(index, translated.wanted, echo, translated.reading)
+            for index, echo in enumerate(translated.echoes)
         ]
         info = targets[0].info
         model = fields.model or (info.name if info else "")
@@ -69,6 +71,7 @@ class GenerationRoutes:
             config.write_timeout,
             gateway.metrics,
             request_id,
+            translated.params,
         )
 
 

@@ -1,0 +1,101 @@
+"""What a text must be: the fields for it, and the grammar of the targets' contract."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ssd.v1 import target_pb2 as pb
+from ssd_gateway.http.errors import bad_request
+from ssd_gateway.openai.fields import GenerationFields, ResponseFormat, StructuredOutputs
+
+ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True)
+class NamedGrammar:
+    """A grammar, and the field of the request that it comes from."""
+
+    param: str
+    grammar: pb.Grammar
+
+    @property
+    def params(self) -> dict[str, str]:
+        """What the targets' contract calls the field, and what the caller does."""
+        return {f"grammar.{self.grammar.WhichOneof('rule')}": self.param}
+
+
+def grammar_of(fields: GenerationFields) -> NamedGrammar | None:
+    """None: any text. Raises where two fields ask for one."""
+    found = list(_found(fields))
+    if len(found) > 1:
+        first, second = found[0].param, found[1].param
+        raise bad_request(second, f"cannot be together with {first}: leave one of them out")
+    return found[0] if found else None
+
+
+def _found(fields: GenerationFields) -> Iterator[NamedGrammar]:
+    if fields.response_format is not None:
+        yield from _response_format(fields.response_format)
+    if fields.structured_outputs is not None:
+        yield _structured_outputs(fields.structured_outputs)
+    if fields.regex is not None:
+        yield NamedGrammar("regex", pb.Grammar(regex=fields.regex))
+    if fields.ebnf is not None:
+        yield NamedGrammar("ebnf", pb.Grammar(context_free=fields.ebnf))
+
+
+def _response_format(given: ResponseFormat) -> Iterator[NamedGrammar]:
+    inner = given.json_schema
+    if (inner is not None) != (given.type == "json_schema"):
+        raise bad_request(
+            "response_format.json_schema", 'belongs to "type": "json_schema", and is needed there'
+        )
+    if given.type == "json_object":
+        yield NamedGrammar("response_format", pb.Grammar(json_schema=ANY_OBJECT))
+    if inner is not None:
+        place = "response_format.json_schema.schema"
+        if inner.schema is None:
+            raise bad_request(place, "is missing", "missing_required_parameter")
+        yield NamedGrammar(place, pb.Grammar(json_schema=_encoded(inner.schema)))
+
+
+def _structured_outputs(given: StructuredOutputs) -> NamedGrammar:
+    values = {name: getattr(given, name) for name in given.__struct_fields__}
+    named = [name for name, value in values.items() if value is not None and value is not False]
+    if len(named) != 1:
+        got = ", ".join(named) or "none"
+        raise bad_request(
+            "structured_outputs", f"exactly one of {', '.join(values)} is needed, got {got}"
+        )
+    place = f"structured_outputs.{named[0]}"
+    return NamedGrammar(place, _of_structured_outputs(place, named[0], values[named[0]]))
+
+
+def _of_structured_outputs(place: str, name: str, value: Any) -> pb.Grammar:
+    match name:
+        case "json":
+            return pb.Grammar(json_schema=_schema(place, value))
+        case "regex":
+            return pb.Grammar(regex=value)
+        case "choice":
+            return pb.Grammar(choices=pb.Choices(texts=value))
+        case "grammar":
+            return pb.Grammar(context_free=value)
+    return pb.Grammar(json_schema=ANY_OBJECT)
+
+
+def _schema(place: str, given: dict[str, Any] | str) -> str:
+    if isinstance(given, dict):
+        return _encoded(given)
+    try:
+        json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(place, f"is no JSON: {error}") from None
+    return given
+
+
+def _encoded(schema: Any) -> str:
+    return msgspec.json.encode(schema).decode()

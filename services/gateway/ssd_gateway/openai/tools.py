@@ -1,0 +1,182 @@
+"""Tools of a request: what is checked of them, which may be called, and how calls are written."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from ssd.v1 import target_pb2 as pb
+from ssd_gateway.chat_formats.reasoning import Thinking
+from ssd_gateway.chat_formats.registry import TOOL_FORMATS
+from ssd_gateway.chat_formats.tool_format import ToolFormat
+from ssd_gateway.chat_formats.tool_grammar import CallableTool, calls_alone, calls_in_text
+from ssd_gateway.http.errors import bad_request
+from ssd_gateway.openai.fields import ChatRequest, converted
+from ssd_gateway.openai.structured_output import NamedGrammar
+
+MAX_TOOLS = 128
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+NO_ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+
+
+class FunctionFields(Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolFields(Struct):
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(Struct, forbid_unknown_fields=True):
+    """A choice of one tool."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How the tools of a request may be called."""
+
+    form: ToolFormat
+    functions: list[FunctionFields]
+    must_call: bool
+    several: bool
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(each.name for each in self.functions)
+
+    def grammar(self, thinking: Thinking) -> NamedGrammar | None:
+        """None where nothing is asked of calls."""
+        if self.must_call:
+            tools = [CallableTool(each.name, _schema(each)) for each in self.functions]
+            text = calls_alone(self.form, tools, self.several, thinking)
+        elif self.several and not any(each.strict for each in self.functions):
+            return None
+        else:
+            tools = [CallableTool(each.name, _loose_schema(each)) for each in self.functions]
+            text = calls_in_text(self.form, tools, self.several, thinking)
+        return NamedGrammar("tools", pb.Grammar(context_free=text))
+
+
+def _schema(function: FunctionFields) -> dict[str, Any]:
+    if function.parameters is None:
+        return NO_ARGUMENTS
+    return {"type": "object", **function.parameters}
+
+
+def _loose_schema(function: FunctionFields) -> dict[str, Any]:
+    return _schema(function) if function.strict else {"type": "object"}
+
+
+def tool_use(fields: ChatRequest, format_name: str) -> ToolUse | None:
+    """None where the request has no tools, or none may be called. ``format_name``: how the model
+    writes calls."""
+    functions, choice = check_tools(fields.tools), fields.tool_choice
+    if not functions:
+        if choice not in (None, "none", "auto"):
+            raise bad_request("tool_choice", "needs tools")
+        return None
+    chosen = _chosen(choice, functions)
+    if not chosen:
+        return None
+    if format_name not in TOOL_FORMATS:
+        raise bad_request(
+            "tools",
+            "how this model writes calls of tools is not known; the gateway can be told by "
+            f"--tool-parser {'|'.join(TOOL_FORMATS)}",
+            "unsupported_parameter",
+        )
+    must_call = choice not in (None, "auto")
+    several = fields.parallel_tool_calls is not False
+    return ToolUse(TOOL_FORMATS[format_name], chosen, must_call, several)
+
+
+def check_tools(tools: Sequence[dict[str, Any]] | None) -> list[FunctionFields]:
+    """The functions, all of whose fields are what they must be."""
+    if len(tools or ()) > MAX_TOOLS:
+        raise bad_request("tools", f"at most {MAX_TOOLS}, got {len(tools or ())}")
+    functions = [each.function for each in converted(tools or [], list[ToolFields], "tools")]
+    known: set[str] = set()
+    for i, function in enumerate(functions):
+        _check(f"tools[{i}].function", function, known)
+        known.add(function.name)
+    return functions
+
+
+def _check(place: str, function: FunctionFields, known: set[str]) -> None:
+    if NAME.fullmatch(function.name) is None:
+        raise bad_request(f"{place}.name", "must have 1 to 128 letters, digits, or any of _ . -")
+    if function.name in known:
+        raise bad_request(f"{place}.name", f"another tool has the name {function.name!r}")
+    if (function.parameters or {}).get("type", "object") != "object":
+        raise bad_request(f"{place}.parameters.type", 'must be "object"')
+
+
+def _chosen(choice: Any, functions: list[FunctionFields]) -> list[FunctionFields]:
+    """Functions that may be called."""
+    match choice:
+        case "none":
+            return []
+        case None | "auto" | "required":
+            return functions
+        case str():
+            raise bad_request("tool_choice", "must be auto, none, required, or name a function")
+    name = converted(choice, NamedTool, "tool_choice").function.name
+    chosen = [each for each in functions if each.name == name]
+    if not chosen:
+        raise bad_request("tool_choice.function.name", f"{name!r} is none of the tools")
+    return chosen
+
+
+# Messages with calls
+
+
+def with_parsed_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as chat templates take them: arguments of earlier calls are objects."""
+    return [_parsed(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _parsed(place: str, message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": list(_parsed_calls(f"{place}.tool_calls", calls))}
+
+
+def _parsed_calls(place: str, calls: list[Any]) -> Iterator[Any]:
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            arguments = _arguments(f"{place}[{i}].function.arguments", function["arguments"])
+            yield {**call, "function": {**function, "arguments": arguments}}
+        else:
+            yield call
+
+
+def _arguments(place: str, text: str) -> Any:
+    if not text.strip():
+        return {}
+    try:
+        arguments = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(place, f"is no JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise bad_request(place, "must be an object in JSON")
+    return arguments
