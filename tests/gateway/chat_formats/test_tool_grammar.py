@@ -1,0 +1,150 @@
+"""Grammars of calls, held against texts by the library that targets use, byte by byte."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from ssd_gateway.chat_formats.chat_parser import ChatParser
+from ssd_gateway.chat_formats.reasoning import ReasoningParser, Thinking
+from ssd_gateway.chat_formats.registry import TOOL_FORMATS
+from ssd_gateway.chat_formats.tool_grammar import CallableTool, calls_alone, calls_in_text
+from tests.gateway.chat_formats.pieces import message_of
+
+DAYS = {"type": "array", "items": {"type": "integer"}}
+STRICT = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": DAYS},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [
+    CallableTool("weather", STRICT),
+    CallableTool("weather_now", {"type": "object"}),
+    CallableTool("time", NOTHING),
+]
+GOOD = [
+    ("weather", '{"city": "Zürich", "days": [1, 2]}'),
+    ("weather_now", '{"any": [{"thing": null}, -1.5e3, "</tool_call>"]}'),
+    ("time", "{}"),
+]
+BAD = [
+    ("weather", '{"town"'),
+    ("weather", "{}"),
+    ("weather_now", "[]"),
+    ("time", '{"a"'),
+    ("hour", "{}"),
+]
+
+
+@dataclass
+class Bytes:
+    """A vocabulary of the 256 bytes and an end."""
+
+    eos_token_id: int = 256
+    bos_token_id: int | None = None
+    tokens: list[bytes] = field(default_factory=lambda: [*(bytes([i]) for i in range(256)), b"END"])
+    special_token_ids: tuple[int, ...] = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def verdict(grammar: str, text: str) -> str:
+    """``whole``: a text may end so; ``begun``: it may go on; ``wrong``: none goes on so."""
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = text.encode()
+    if matcher.try_consume_tokens(list(data)) < len(data):
+        return "wrong"
+    return "whole" if matcher.is_accepting() else "begun"
+
+
+def written(form: str, calls: list[tuple[str, str]]) -> str:
+    this = TOOL_FORMATS[form]
+    objects = [f'{{"name": "{name}", "{this.arguments}": {text}}}' for name, text in calls]
+    return this.separator.join(f"{this.before}{each}{this.after}" for each in objects)
+
+
+def read(form: str, text: str) -> list[tuple[str, str]]:
+    calls = TOOL_FORMATS[form].parser({tool.name for tool in TOOLS})
+    found: list[tuple[str, str]] = message_of(
+        ChatParser(ReasoningParser(Thinking.MAYBE), calls), [text]
+    )["calls"]
+    return found
+
+
+both = pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+
+
+@both
+def test_calls_alone(form: str) -> None:
+    grammar = calls_alone(TOOL_FORMATS[form], TOOLS, True, Thinking.NEVER)
+    for calls in (GOOD, *([each] for each in GOOD)):
+        text = written(form, calls)
+        assert verdict(grammar, text) == "whole"
+        assert read(form, text) == calls
+        first = written(form, calls[:1])
+        assert {verdict(grammar, first[:end]) for end in range(len(first))} == {"begun"}
+    for text in ("Hm", written(form, GOOD) + "x", "<think>"):
+        assert verdict(grammar, text) == "wrong"
+
+
+@both
+@pytest.mark.parametrize("call", BAD)
+def test_no_other_call_is_allowed(form: str, call: tuple[str, str]) -> None:
+    for make in (calls_alone, calls_in_text):
+        grammar = make(TOOL_FORMATS[form], TOOLS, True, Thinking.NEVER)
+        assert verdict(grammar, written(form, [call])) == "wrong"
+        assert verdict(grammar, written(form, [GOOD[0], call])) == "wrong"
+
+
+@both
+def test_one_call_at_most(form: str) -> None:
+    for make in (calls_alone, calls_in_text):
+        grammar = make(TOOL_FORMATS[form], TOOLS, False, Thinking.NEVER)
+        assert verdict(grammar, written(form, GOOD[:1])) == "whole"
+        assert verdict(grammar, written(form, GOOD[:2])) == "wrong"
+
+
+@both
+def test_text_is_free_until_it_comes_to_a_call(form: str) -> None:
+    this = TOOL_FORMATS[form]
+    grammar = calls_in_text(this, TOOLS, True, Thinking.NEVER)
+    trigger = "" if form == "hermes" else this.trigger
+    for text in (
+        "",
+        "Hi {1} é <tool>\n",
+        written(form, GOOD),
+        f"So: {trigger}{written(form, GOOD)}",
+    ):
+        assert verdict(grammar, text) == "whole"
+    assert verdict(grammar, f"So: {this.trigger}") == "begun"
+    assert verdict(grammar, f"So: {this.trigger}Hi") == "wrong"
+    assert verdict(grammar, written(form, GOOD[:1]) + " Hi") == "wrong"
+
+
+def test_an_answer_of_llama_that_begins_with_an_object_is_a_call() -> None:
+    grammar = calls_in_text(TOOL_FORMATS["llama3"], TOOLS, True, Thinking.NEVER)
+    assert verdict(grammar, "{1}") == verdict(grammar, "\n {") == "wrong"
+
+
+@both
+@pytest.mark.parametrize("make", [calls_alone, calls_in_text])
+def test_thoughts_come_first(form: str, make: object) -> None:
+    assert callable(make)
+    calls = written(form, GOOD)
+    may = make(TOOL_FORMATS[form], TOOLS, True, Thinking.MAYBE)
+    inside = make(TOOL_FORMATS[form], TOOLS, True, Thinking.INSIDE)
+    assert verdict(may, calls) == "whole"
+    assert verdict(may, f"<think>\nHm {{é\n</think>\n\n{calls}") == "whole"
+    assert verdict(inside, f"\nHm <tool_call> {{é\n</think>\n\n{calls}") == "whole"
+    assert verdict(inside, calls) == "begun"
+    for text in ("<think></think><tool_call>x", "<think></think>{x"):
+        assert (
+            verdict(calls_alone(TOOL_FORMATS[form], TOOLS, True, Thinking.MAYBE), text) == "wrong"
+        )
