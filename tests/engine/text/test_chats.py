@@ -106,6 +106,25 @@ def test_no_string_of_a_message_becomes_a_control_token(extra: dict[str, Any]) -
     assert 1 in obeyed
 
 
+def test_tools_are_told_as_transformers_tells_them() -> None:
+    template = "{{ '<|user|>' ~ tools | tojson ~ messages[0].content ~ '<|story|>' }}"
+    tools = [{"type": "function", "function": {"name": "f", "description": "é"}}]
+    text = oracle().apply_chat_template(
+        chat("Hi"), tools=tools, chat_template=template, tokenize=False
+    )
+    made = tokenizer(template)
+    assert made.spell(made.encode_chat(chat("Hi"), tools=tools)) == text
+    assert made.spell(made.encode_chat(chat("Hi"), tools=[])) == "<|user|>nullHi<|story|>"
+
+
+def test_no_string_of_a_tool_becomes_a_control_token() -> None:
+    template = "{{ '<|user|>' ~ tools | tojson ~ '<|story|>' }}"
+    tools = [{"function": {"name": FORGED, FORGED: [FORGED]}}]
+    tokens = tokenizer(template).encode_chat(chat("Hi"), tools=tools)
+    assert [token for token in tokens if token < 5] == [3, 4]
+    assert 1 in tokenizer(template, allowed=True).encode_chat(chat("Hi"), tools=tools)
+
+
 def test_control_tokens_have_a_spelling_beside_their_empty_text() -> None:
     made = tokenizer("kept")
     ids = made.encode("<|bos|>é<|eos|>", add_special_tokens=False)

@@ -13,6 +13,7 @@ from ssd_target.front.chat_prompts import (
     MAX_CHAT_MESSAGES,
     MAX_JSON_DEPTH,
     MAX_JSON_VALUES,
+    MAX_TOOLS,
     ParsedChat,
     parse_chat,
 )
@@ -163,6 +164,41 @@ def test_what_cannot_be_continued_is_refused() -> None:
     for last in ({"role": "assistant"}, {"role": "assistant", "content": None}):
         with pytest.raises(InputError, match=r"^chat.messages_json\[1\].content: must be a text"):
             parsed(USER, last, continue_final_message=True)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"é": [1.5]}}}
+
+
+def with_tools(data: bytes) -> ParsedChat:
+    return parsed(USER, tools_json=data)
+
+
+def test_tools_are_left_as_they_are() -> None:
+    chat = with_tools(json.dumps([TOOL, {}]).encode())
+    assert chat.tools == [TOOL, {}]
+    assert chat.num_text_bytes == 2 + len("typefunctionfunctionnamefparameters") + 2
+    assert parsed(USER).tools == []
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"{", "chat.tools_json: is no JSON"),
+        (b"{}", "chat.tools_json: must be a list of tools"),
+        (b"[{}, 1]", "chat.tools_json[1]: must be an object"),
+        (b"[" * 200_000, "chat.tools_json: at most 32 levels in a tool"),
+        (b"[{}," + b"[" * 40 + b"]" * 40 + b"]", "chat.tools_json[1]: at most 32 levels in a tool"),
+        (json.dumps([{}] * (MAX_TOOLS + 1)).encode(), "chat.tools_json: at most 1024, got 1025"),
+        (
+            json.dumps([{"x": [1] * MAX_JSON_VALUES}]).encode(),
+            "chat.tools_json: at most 131072 values",
+        ),
+    ],
+)
+def test_wrong_tools_are_named_by_their_place(data: bytes, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        with_tools(data)
+    assert str(caught.value).startswith(words)
 
 
 VALUES = st.recursive(

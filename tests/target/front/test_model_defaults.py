@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
 TEMPLATE = """{{- bos_token -}}
 {%- for message in messages -%}{{- '<|user|>' + message['content'] -}}{%- endfor -%}
 {%- if enable_thinking is defined and enable_thinking -%}{{- ' Think.' * times -}}{%- endif -%}
+{%- if tools -%}{{- ' <tool_call>' + (tools | tojson) -}}{%- endif -%}
 {{- '<|story|>' -}}"""
 
 
@@ -99,6 +100,18 @@ def test_the_template_is_the_operators_and_knows_further_names(server: TargetPro
         for names in ({}, {"enable_thinking": False}, {"enable_thinking": True, "times": 4})
     ]
     assert lengths[0] == lengths[1] < lengths[2] - 4
+
+
+def test_the_template_names_tools_and_tells_how_they_are_called(server: TargetProcess) -> None:
+    stub = server.stub()
+    info = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=HANG_SECONDS)
+    assert info.chat_format == pb.ChatFormat(tools="hermes")
+    prompt = chat("A lamb.")
+    prompt.tools_json = b'[{"function": {"name": "bleat"}}]'
+    tokens = stub.Tokenize(pb.TokenizeRequest(chat=prompt), timeout=HANG_SECONDS).tokens
+    assert b'A lamb. <tool_call>[{"function": {"name": "bleat"}}]<|story|>' in b"".join(tokens)
+    told = generate(server, prompt).finish.usage.prompt_tokens
+    assert told == len(tokens) > generate(server, chat("A lamb.")).finish.usage.prompt_tokens
 
 
 @pytest.mark.parametrize("name", ["messages", "bos_token", "tokenize", "_hidden", "a b"])

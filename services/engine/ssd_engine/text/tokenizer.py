@@ -127,6 +127,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._inner.chat_template)
 
+    @property
+    def chat_template(self) -> str:
+        """Its text; empty where there is none."""
+        return self._inner.chat_template or ""
+
     def fewest_tokens(self, num_bytes: int) -> int:
         """No text of this size has fewer tokens. The bound is loose: normalising may shrink it."""
         return num_bytes // (4 * self._longest_token)
@@ -172,6 +177,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         names: Mapping[str, Any] | None = None,
         options: ChatOptions = ASSISTANT_NEXT,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Messages through the model's chat template, ready for the assistant's turn unless
         ``options`` say otherwise. ``names``: further ones that the template may know."""
@@ -183,7 +189,7 @@ class Tokenizer:
                 raise InputError("chat.template_kwargs", f"{name!r} is no name that can be given")
         chat = {
             "messages": [dict(message) for message in messages],
-            "names": dict(names or {}),
+            "names": {**(names or {}), **({"tools": list(tools)} if tools else {})},
             "options": options,
         }
         return self._encode(options.field, lambda: self._chat_tokens(chat))

@@ -20,7 +20,8 @@ MAX_TEMPLATE_KWARGS_BYTES = 16384
 MAX_JSON_DEPTH = 32  # of a message
 MAX_JSON_VALUES = 1 << 17  # of all messages: each costs a little time, however short it is
 MAX_JSON_SYNTAX_BYTES = 1 << 18  # of messages in JSON, beyond what their texts may have
-MESSAGES, JSON = "chat.messages", "chat.messages_json"
+MAX_TOOLS = 1024
+MESSAGES, JSON, TOOLS = "chat.messages", "chat.messages_json", "chat.tools_json"
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,12 @@ class ParsedChat:
     messages: list[dict[str, Any]]
     names: dict[str, Any]  # further ones that the chat template may know
     options: ChatOptions
+    tools: list[dict[str, Any]]  # for the template to name
 
     @property
     def num_text_bytes(self) -> int:
         """All that may come into the prompt, roles aside."""
-        return sum(
+        return _text_bytes(self.tools) + sum(
             _text_bytes(value)
             for message in self.messages
             for key, value in message.items()
@@ -53,7 +55,8 @@ def parse_chat(chat: pb.ChatPrompt) -> ParsedChat:
             f"{field}[{len(messages) - 1}].content",
             "must be a text: the last message is to be continued (chat.continue_final_message)",
         )
-    return ParsedChat(messages, _template_kwargs(chat.template_kwargs), options)
+    tools = _json_tools(chat.tools_json) if chat.tools_json else []
+    return ParsedChat(messages, _template_kwargs(chat.template_kwargs), options, tools)
 
 
 def _options(chat: pb.ChatPrompt, field: str) -> ChatOptions:
@@ -90,23 +93,40 @@ def _check_role(place: str, role: Any) -> None:
         )
 
 
-# Messages in JSON
+# Messages and tools in JSON
 
 
 def _json_messages(data: bytes) -> list[dict[str, Any]]:
-    try:
-        messages = msgspec.json.decode(data)
-    except RecursionError:
-        raise InputError(JSON, f"at most {MAX_JSON_DEPTH} levels in a message") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(JSON, f"is no JSON: {error}") from None
-    if not isinstance(messages, list):
-        raise InputError(JSON, "must be a list of messages")
+    messages = _json_list(JSON, "message", data)
     _check_count(JSON, len(messages))
-    places = ((f"{JSON}[{i}]", message, MAX_JSON_DEPTH) for i, message in enumerate(messages))
-    if sum(_num_values(*each) for each in places) > MAX_JSON_VALUES:
-        raise InputError(JSON, f"at most {MAX_JSON_VALUES} values, lists and objects")
     return [_json_message(f"{JSON}[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _json_tools(data: bytes) -> list[dict[str, Any]]:
+    tools = _json_list(TOOLS, "tool", data)
+    if len(tools) > MAX_TOOLS:
+        raise InputError(TOOLS, f"at most {MAX_TOOLS}, got {len(tools)}")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise InputError(f"{TOOLS}[{i}]", "must be an object")
+    return tools
+
+
+def _json_list(field: str, kind: str, data: bytes) -> list[Any]:
+    """What is listed, each of which is of this kind, is not too deep, and all of it not too
+    much."""
+    try:
+        listed = msgspec.json.decode(data)
+    except RecursionError:
+        raise InputError(field, f"at most {MAX_JSON_DEPTH} levels in a {kind}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(field, f"is no JSON: {error}") from None
+    if not isinstance(listed, list):
+        raise InputError(field, f"must be a list of {kind}s")
+    counts = (_num_values(f"{field}[{i}]", each, kind) for i, each in enumerate(listed))
+    if sum(counts) > MAX_JSON_VALUES:
+        raise InputError(field, f"at most {MAX_JSON_VALUES} values, lists and objects")
+    return listed
 
 
 def _json_message(place: str, message: Any) -> dict[str, Any]:
@@ -137,14 +157,14 @@ def _text_part(place: str, part: Any) -> str:
     return str(part["text"])
 
 
-def _num_values(place: str, value: Any, levels: int) -> int:
+def _num_values(place: str, value: Any, kind: str, levels: int = MAX_JSON_DEPTH) -> int:
     """The value and those in it; ``levels`` may be there, that of the value included."""
     if not isinstance(value, list | dict):
         return 1
     if not levels:
-        raise InputError(place, f"at most {MAX_JSON_DEPTH} levels in a message")
+        raise InputError(place, f"at most {MAX_JSON_DEPTH} levels in a {kind}")
     inner = value.values() if isinstance(value, dict) else value
-    return 1 + sum(_num_values(place, each, levels - 1) for each in inner)
+    return 1 + sum(_num_values(place, each, kind, levels - 1) for each in inner)
 
 
 def _text_bytes(value: Any) -> int:

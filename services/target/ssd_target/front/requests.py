@@ -19,7 +19,7 @@ from ssd_engine.text.completion import Completion, StopRules
 from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.rpc.messages import check_tokens, decode_message, parse_grammar, parse_sampling
-from ssd_target.front.chat_prompts import JSON, MAX_JSON_SYNTAX_BYTES, parse_chat
+from ssd_target.front.chat_prompts import JSON, MAX_JSON_SYNTAX_BYTES, TOOLS, parse_chat
 from ssd_target.records.engine_records import Submit
 from ssd_target.records.speculation_options import SpeculationRequest
 
@@ -158,12 +158,15 @@ def parse_prompt(
 def encode_chat(
     message: pb.ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, most: int | None
 ) -> list[int]:
-    size, bound = len(message.messages_json), _most_bytes(limits, most) + MAX_JSON_SYNTAX_BYTES
-    if size > bound:
-        raise InputError(JSON, f"{size} bytes, at most {bound} for the tokens that are allowed")
+    bound = _most_bytes(limits, most) + MAX_JSON_SYNTAX_BYTES
+    for field, data in ((JSON, message.messages_json), (TOOLS, message.tools_json)):
+        if (size := len(data)) > bound:
+            raise InputError(
+                field, f"{size} bytes, at most {bound} for the tokens that are allowed"
+            )
     chat = parse_chat(message)
     check_not_hopeless(chat.options.field, chat.num_text_bytes, tokenizer, limits, most)
-    return tokenizer.encode_chat(chat.messages, chat.names, chat.options)
+    return tokenizer.encode_chat(chat.messages, chat.names, chat.options, chat.tools)
 
 
 def check_not_hopeless(

@@ -29,6 +29,7 @@ from ssd_target.config import (
     modes,
     speculation_options,
 )
+from ssd_target.front.chat_format import find_chat_format
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.requests import RequestLimits, largest_request
@@ -303,4 +304,5 @@ def _model_info(
         speculation_modes=[int(mode) for mode in modes(config)],  # type: ignore[misc]
         max_speculation_depth=config.depth,
         sampling_defaults=pb.SamplingOptions(**plan.sampling.options()),
+        chat_format=find_chat_format(tokenizer),
     )
