@@ -17,7 +17,7 @@ def cuts(text: str) -> Iterator[list[str]]:
 
 def message_of(parser: ChatParser, pieces: Sequence[str]) -> dict[str, Any]:
     """What is told of all pieces together; a call's name must come before its arguments."""
-    deltas = [parser.push(piece) for piece in pieces]
+    deltas = [pushed(parser, piece) for piece in pieces]
     last = MessageDelta()
     parser.finish(last)
     calls: list[list[str]] = []
@@ -33,6 +33,12 @@ def message_of(parser: ChatParser, pieces: Sequence[str]) -> dict[str, Any]:
         "content": "".join(delta.content for delta in [*deltas, last]),
         "calls": [tuple(call) for call in calls],
     }
+
+
+def pushed(parser: ChatParser, piece: str) -> MessageDelta:
+    message = MessageDelta()
+    parser.push(piece, message)
+    return message
 
 
 def message_however_cut(make: Callable[[], ChatParser], text: str) -> dict[str, Any]:

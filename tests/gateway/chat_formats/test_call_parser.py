@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ssd_gateway.chat_formats.chat_parser import ChatParser
 from ssd_gateway.chat_formats.reasoning import ReasoningParser, Thinking
 from ssd_gateway.chat_formats.registry import TOOL_FORMATS
-from tests.gateway.chat_formats.pieces import message_however_cut, message_of
+from tests.gateway.chat_formats.pieces import message_however_cut, message_of, pushed
 from tests.scale import share
 
 NAMES = {"weather", "time"}
@@ -80,6 +80,8 @@ NO_CALLS = [
     '<tool_call>\n{"name": weather, "arguments": {}}',
     '<tool_call>\n{"name": "weather", "colour": 1, "arguments": {}}',
     '<tool_call>\n{"name": "weather", "argu',
+    '<tool_call>\n{"arguments": {"a": 1}, "name": "rm"}\n</tool_call>',
+    '<tool_call>\n{"name": "' + "x" * 2000,
     '{"answer": {"name": "weather", "parameters": {}}}',
     '{"name": "weather", "name": "time"}',
     '{"name": "weather"',
@@ -133,9 +135,9 @@ def test_a_call_that_is_cut_keeps_what_is_there() -> None:
 
 def test_names_come_before_arguments_are_complete() -> None:
     parser = parser_of("hermes")()
-    told = parser.push('<tool_call>\n{"name": "weather", "arguments": {"ci')
+    told = pushed(parser, '<tool_call>\n{"name": "weather", "arguments": {"ci')
     assert [(call.name, call.arguments) for call in told.calls] == [("weather", '{"ci')]
-    assert [call.arguments for call in parser.push('ty": "').calls] == ['ty": "']
+    assert [call.arguments for call in pushed(parser, 'ty": "').calls] == ['ty": "']
 
 
 JSON_VALUES = st.recursive(

@@ -1,6 +1,12 @@
 """What waits is passed on as one chunk, and nothing of it is lost."""
 
+from typing import Any
+
+import pytest
+
 from ssd.v1 import target_pb2 as pb
+from ssd_gateway.chat_formats.chat_reading import ChatReading
+from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from ssd_gateway.openai.choice import Choice, pieces_of
 from ssd_gateway.openai.translation import Wanted, pack
 
@@ -35,6 +41,47 @@ def test_messages_that_wait_become_one_delta() -> None:
     assert {entry.origin for entry in delta.entries} == {"cache"}
     assert choice.finish_told
     assert not choice.has_news
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+READING = ChatReading(tools=TOOL_FORMATS["hermes"], names={"f"})
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "reason"),
+    [
+        (CALL, {"reason": pb.FINISH_REASON_STOP}, "tool_calls"),
+        (CALL, {"reason": pb.FINISH_REASON_LENGTH}, "length"),
+        (CALL, {"reason": pb.FINISH_REASON_STOP, "stop_string": "x"}, "tool_calls"),
+        (CALL[:-15], {"reason": pb.FINISH_REASON_STOP, "stop_string": "}"}, "stop"),
+        (CALL[:20], {"reason": pb.FINISH_REASON_STOP}, "stop"),
+        ("Hi", {"reason": pb.FINISH_REASON_STOP}, "stop"),
+    ],
+)
+def test_a_text_that_ends_with_calls_ends_for_them(
+    text: str, end: dict[str, Any], reason: str
+) -> None:
+    choice = Choice(0, Wanted(), reading=READING)
+    choice.take(started())
+    choice.take(tokens(*text))
+    assert choice.finish_reason is None
+    choice.take(pb.GenerateResponse(finish=pb.GenerateFinish(**end)))
+    assert choice.finish_reason == reason
+
+
+def test_a_chunk_that_would_say_nothing_is_empty() -> None:
+    choice = Choice(0, Wanted(), reading=READING)
+    for response in (started(), tokens("Hi <to")):
+        choice.take(response)
+    delta = choice.pass_on()
+    assert delta.message is not None
+    assert delta.message.content == "Hi "
+    choice.take(tokens("ol_c"))
+    assert choice.pass_on().is_empty
+    choice.take(finish())
+    delta = choice.pass_on()
+    assert delta.message is not None
+    assert delta.message.content == "<tool_c"
 
 
 def test_an_end_that_comes_alone_is_news() -> None:

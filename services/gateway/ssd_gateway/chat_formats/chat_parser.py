@@ -19,10 +19,8 @@ class ChatParser:
         """Within a call that has no end yet."""
         return self._calls is not None and self._calls.is_calling
 
-    def push(self, text: str) -> MessageDelta:
-        message = MessageDelta()
+    def push(self, text: str, message: MessageDelta) -> None:
         self._push_answer(self._reasoning.push(text, message), message)
-        return message
 
     def finish(self, message: MessageDelta) -> None:
         """The text has ended with this message: what was held back is told."""
@@ -32,6 +30,6 @@ class ChatParser:
 
     def _push_answer(self, text: str, message: MessageDelta) -> None:
         if self._calls is None:
-            message.content += text
+            message.add_content(text)
         else:
             self._calls.push(text, message)

@@ -24,7 +24,7 @@ class JsonValue:
     def __init__(self) -> None:
         self.is_over = False
         self._closing: list[str] = []  # brackets that are open
-        self._word = ""  # of a number, a literal or \\u
+        self._word: list[str] = []  # a number, a literal, or what follows \\u
         self._is_key = False
         self._step: Step = self._value
 
@@ -42,9 +42,9 @@ class JsonValue:
         elif char == '"':
             self._is_key, self._step = False, self._string
         elif char == "-" or char in "0123456789":
-            self._word, self._step = char, self._number
+            self._word, self._step = [char], self._number
         elif char in LITERALS:
-            self._word, self._step = char, self._literal
+            self._word, self._step = [char], self._literal
         else:
             raise BrokenJson
 
@@ -62,14 +62,14 @@ class JsonValue:
 
     def _string(self, char: str) -> None:
         if char == '"':
-            self._end_value() if not self._is_key else self._expect_colon()
+            if self._is_key:
+                self._step = self._colon
+            else:
+                self._end_value()
         elif char == "\\":
             self._step = self._escape
         elif char < " ":
             raise BrokenJson
-
-    def _expect_colon(self) -> None:
-        self._step = self._colon
 
     def _colon(self, char: str) -> None:
         if char == ":":
@@ -79,7 +79,7 @@ class JsonValue:
 
     def _escape(self, char: str) -> None:
         if char == "u":
-            self._word, self._step = "", self._unicode
+            self._word, self._step = [], self._unicode
         elif char in '"\\/bfnrt':
             self._step = self._string
         else:
@@ -88,23 +88,23 @@ class JsonValue:
     def _unicode(self, char: str) -> None:
         if char not in HEXADECIMAL:
             raise BrokenJson
-        self._word += char
+        self._word.append(char)
         if len(self._word) == 4:
             self._step = self._string
 
     def _literal(self, char: str) -> None:
-        self._word += char
-        whole = LITERALS[self._word[0]]
-        if not whole.startswith(self._word):
+        self._word.append(char)
+        word, whole = "".join(self._word), LITERALS[self._word[0]]
+        if not whole.startswith(word):
             raise BrokenJson
-        if self._word == whole:
+        if word == whole:
             self._end_value()
 
     def _number(self, char: str) -> None:
         if char in NUMBER_CHARACTERS:
-            self._word += char
+            self._word.append(char)
             return
-        if NUMBER.fullmatch(self._word) is None:
+        if NUMBER.fullmatch("".join(self._word)) is None:
             raise BrokenJson
         if self._closing:
             self._step = self._after

@@ -11,20 +11,40 @@ class CallDelta:
     index: int
     id: str | None = None
     name: str | None = None
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
 
 
-@dataclass(slots=True)
 class MessageDelta:
-    """What is new of a message."""
+    """What is new of a message. Texts are kept in pieces: there may be very many."""
 
-    reasoning: str = ""
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.calls: list[CallDelta] = []
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
 
     @property
     def is_empty(self) -> bool:
-        return not (self.reasoning or self.content or self.calls)
+        return not (self._reasoning or self._content or self.calls)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    def add_reasoning(self, text: str) -> None:
+        if text:
+            self._reasoning.append(text)
+
+    def add_content(self, text: str) -> None:
+        if text:
+            self._content.append(text)
 
     def begin_call(self, index: int, name: str) -> None:
         self.calls.append(CallDelta(index, f"call_{token_hex(12)}", name))
@@ -32,4 +52,4 @@ class MessageDelta:
     def add_arguments(self, index: int, text: str) -> None:
         if not self.calls or self.calls[-1].index != index:
             self.calls.append(CallDelta(index))
-        self.calls[-1].arguments += text
+        self.calls[-1].pieces.append(text)

@@ -39,7 +39,7 @@ class ReasoningParser:
         held, self._held = self._held, ""
         if self._step == self._before and not self._begins_inside:
             return held
-        message.reasoning += held.rstrip("\n")
+        message.add_reasoning(held.rstrip("\n"))
         return ""
 
     # Each step takes all that is there, and returns what is behind the thoughts.
@@ -66,7 +66,7 @@ class ReasoningParser:
             held = next((k for k in range(longest, 0, -1) if END.startswith(text[-k:])), 0)
             thought = text[: len(text) - held]
         told = thought.rstrip("\n")
-        message.reasoning += told
+        message.add_reasoning(told)
         if not tag:
             self._held = text[len(told) :]
         return self._closed(rest, message) if tag else ""

@@ -59,18 +59,21 @@ class Choice:
     target: str = ""
     num_moves: int = 0
     _parser: ChatParser | None = None
+    _message: MessageDelta = field(default_factory=MessageDelta)  # not passed on yet
 
     def take(self, response: pb.GenerateResponse) -> None:
         match response.WhichOneof("event"):
             case "tokens":
                 self.pending.append(response.tokens)
                 self.num_tokens += len(response.tokens.token_ids)
+                self._read(response.tokens.text)
             case "started":
                 self.started, self.prompt = response.started, []
             case "prompt":
                 self.prompt.append(response.prompt)
             case "finish":
                 self.finish = response.finish
+                self._read("")
 
     @property
     def has_news(self) -> bool:
@@ -85,7 +88,7 @@ class Choice:
         if not self.wanted.no_output:
             self._extend(delta, messages)
         if self.reading is not None:
-            delta.message = self._parse(delta.text, self.reading)
+            delta.message, self._message = self._message, MessageDelta()
         self.passed_on, self.finish_told = True, self.finish is not None
         return delta
 
@@ -101,13 +104,15 @@ class Choice:
         cut = parser.is_calling and finish.WhichOneof("stopped_by") == "stop_string"
         return "stop" if cut else "tool_calls"
 
-    def _parse(self, text: str, reading: ChatReading) -> MessageDelta:
+    def _read(self, text: str) -> None:
+        """Texts of a chat are read as they come: a long one is never read all at once."""
+        if self.reading is None:
+            return
         if self._parser is None:
-            self._parser = reading.parser("".join(part.text for part in self.prompt))
-        message = self._parser.push(text)
+            self._parser = self.reading.parser("".join(part.text for part in self.prompt))
+        self._parser.push(text, self._message)
         if self.finish is not None:
-            self._parser.finish(message)
-        return message
+            self._parser.finish(self._message)
 
     def _begin(self, delta: ChoiceDelta) -> None:
         wanted = self.wanted
