@@ -1,15 +1,20 @@
 """Fields for what a text must be become grammars, or are refused by name."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import grpc
+import openai
 import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.errors import BadInputError
 from ssd_gateway.http.errors import api_error
+from tests.client import scripted_target
+from tests.client.scripted_target import invalid
 from tests.gateway.openai.test_translation import chat, completion, refused
+from tests.processes import gateway
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "$defs": {"é": True}}
 NAMED = {"name": "person", "schema": SCHEMA, "strict": True, "description": "Who it is."}
@@ -110,3 +115,23 @@ def test_a_target_s_error_names_the_caller_s_field(given: dict[str, Any], place:
         told = api_error(error, translated.params)
         assert (told.status, told.param) == (400, f"{place}.properties.age.type")
         assert str(told) == f"{place}.properties.age.type: is no type"
+
+
+def test_over_http_too(tmp_path: Path) -> None:
+    field = "grammar.json_schema.properties.age"
+    refuse = invalid(f"{field}: is no schema", field, "is no schema")
+    with scripted_target.serve(scripted_target.Script(refuse=refuse)) as target:
+        target.set_ready()
+        with (
+            gateway(tmp_path, targets=[target.address]) as front,
+            openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as sdk,
+            pytest.raises(openai.BadRequestError) as caught,
+        ):
+            wanted: Any = {"type": "json_schema", "json_schema": NAMED}
+            sdk.chat.completions.create(
+                model="scripted",
+                messages=[{"role": "user", "content": "Who?"}],
+                response_format=wanted,
+            )
+    assert caught.value.param == "response_format.json_schema.schema.properties.age"
+    assert json.loads(target.requests[0].grammar.json_schema) == SCHEMA
