@@ -23,6 +23,7 @@ from ssd_client.terminal import params, render
 from ssd_client.terminal.options import (
     SectionedCommand,
     chat_options,
+    grammar_options,
     local_options,
     output_options,
     prompt_options,
@@ -136,6 +137,7 @@ def cli(context: click.Context) -> None:
 @chat_options
 @sampling_options
 @stop_options
+@grammar_options
 @speculation_options
 @output_options
 @serving_options

@@ -19,7 +19,7 @@ TOKENS = 300 if FULL else 80
 
 
 def requests() -> list[dict[str, Any]]:
-    """Streams of all kinds: several choices, log probabilities, long prompts, samples."""
+    """Streams of all kinds: several choices, log probabilities, long prompts, samples, grammars."""
     base = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     long = " ".join([STORY] * 40)
     asked = []
@@ -30,6 +30,9 @@ def requests() -> list[dict[str, Any]]:
             {**base, "prompt": STORY, "seed": seed, "logprobs": 2, "top_k": 20, "top_p": 0.9},
             {**base, "prompt": long, "seed": seed, "repetition_penalty": 1.1},
         ]
+    schema = {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 40}
+    held = {"max_tokens": TOKENS, "stream": True, "structured_outputs": {"json": schema}}
+    asked += [{**held, "prompt": STORY, "seed": seed, "logprobs": 1} for seed in range(2)]
     return asked
 
 
@@ -90,7 +93,7 @@ def finish(streams: list[Stream]) -> list[dict[int, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("killed", ["target", "draft"])
-def test_sixteen_streams_survive_a_kill(tmp_path: Path, killed: str) -> None:
+def test_eighteen_streams_survive_a_kill(tmp_path: Path, killed: str) -> None:
     with ExitStack() as stack:
         drafting = stack.enter_context(draft(tmp_path / "draft"))
         flags = ("--draft", drafting.address, "--draft-model", "stories-draft")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,7 @@ TRACE_EVENTS = "200000"
 @click.option("--max-tokens", type=params.uint(least=2), default=128, show_default=True)
 @click.option("--temperature", type=params.NUMBER, default=0.0, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="Always --max-tokens tokens.")
+@click.option("--json-schema", type=params.TEXT_FILE, help="Texts follow this schema.")
 @click.option("--seed", type=params.uint(32), default=0, show_default=True)
 @click.option("--depth", type=params.uint(least=1), help="Tokens of a speculation at most.")
 @click.option("--chat/--no-chat", default=True, help="Prompts as a user's message, or as they are.")
@@ -148,6 +150,8 @@ def _check(flags: dict[str, Any]) -> None:
             check_output(f"--{name.split('_')[0]}", flags[name])
     if flags["temperature"] < 0:
         raise BadInputError(f"--temperature: 0 or more is needed, got {flags['temperature']:g}")
+    if flags["json_schema"] is not None:
+        _check_schema(flags)
     if flags["request_rate"] and flags["concurrency"] != (1,):
         raise BadInputError("--request-rate has no --concurrency: requests come when they come")
     if flags["link_delay"] and (not flags["local"] or "ssd" not in (flags["modes"] or MODES)):
@@ -155,6 +159,15 @@ def _check(flags: dict[str, Any]) -> None:
     for name, module in (("report", "matplotlib"), ("wandb", "wandb")):
         if flags[name] is not None:
             check_extra(name, module)
+
+
+def _check_schema(flags: dict[str, Any]) -> None:
+    if flags["ignore_eos"]:
+        raise BadInputError("--ignore-eos: a text that follows --json-schema ends where that says")
+    try:
+        json.loads(flags["json_schema"])
+    except ValueError as error:
+        raise BadInputError(f"--json-schema is no JSON: {error}") from None
 
 
 def _settings(flags: dict[str, Any], subject: Subject) -> Settings:

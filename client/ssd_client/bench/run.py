@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -150,6 +151,8 @@ class Bench:
         )
         if settings.depth is not None:
             options["depth"] = settings.depth
+        if settings.json_schema is not None:
+            options["json_schema"] = settings.json_schema
 
         def ask(number: int, prompt: str) -> MeasuredRequest:
             asked = chat_of(prompt) if settings.chat else TextPrompt(prompt)
@@ -231,6 +234,9 @@ def baseline_ask(server: OpenAIServer, settings: Settings) -> Ask:
         }
         if settings.ignore_eos:
             content["ignore_eos"] = True  # vLLM, SGLang and llama.cpp know it
+        if settings.json_schema is not None:
+            schema = {"name": "answer", "schema": json.loads(settings.json_schema)}
+            content["response_format"] = {"type": "json_schema", "json_schema": schema}
         if settings.chat:
             content["messages"] = [{"role": "user", "content": prompt}]
         else:

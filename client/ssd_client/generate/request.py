@@ -6,6 +6,7 @@ Only what was set goes on the wire; for the rest the server's defaults hold.
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,13 @@ _LISTS = {
     "stop_token_id": ("stop", "token_ids"),
     "draft": ("speculation", "endpoints"),
 }
+# Options that say what a text must be, and the fields that they fill.
+GRAMMARS = {
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "choice": "choices",
+    "grammar": "context_free",
+}
 _CHOICES: dict[str, Mapping[str, Any]] = {"mode": MODES, "verification": VERIFICATIONS}
 
 
@@ -97,6 +105,7 @@ def build_request(prompt: Prompt, options: RequestOptions) -> target_pb2.Generat
     _set_prompt(request, prompt, options.get("chat_template_kwargs"))
     _set_values(request, options)
     _set_lists(request, options)
+    _set_grammar(request.grammar, options)
     if options.get("ignore_eos"):
         request.stop.ignore_eos = True
     top_logprobs = options.get("top_logprobs")
@@ -178,6 +187,21 @@ def _set_lists(request: target_pb2.GenerateRequest, options: Mapping[str, Any]) 
                 getattr(getattr(request, part), field).extend(options[name])
     with _named("logit_bias"):
         request.sampling.logit_bias.update(options.get("logit_bias", {}))
+
+
+def _set_grammar(grammar: target_pb2.Grammar, options: Mapping[str, Any]) -> None:
+    given = [name for name in GRAMMARS if options.get(name)]
+    if len(given) > 1:
+        raise BadInputError(f"{' and '.join(given)}: a text follows one of them alone")
+    for name in given:
+        value = options[name]
+        with _named(name):
+            if name == "choice":
+                grammar.choices.texts.extend(value)
+            elif name == "json_schema" and not isinstance(value, str):
+                grammar.json_schema = json.dumps(value)
+            else:
+                setattr(grammar, GRAMMARS[name], value)
 
 
 @contextlib.contextmanager

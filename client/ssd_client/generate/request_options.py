@@ -24,6 +24,10 @@ class RequestOptions(TypedDict, total=False):
     stop: Sequence[str]
     stop_token_id: Sequence[int]
     ignore_eos: bool
+    json_schema: str | Mapping[str, Any]  # the text is a JSON value that it describes
+    regex: str  # or it matches this
+    choice: Sequence[str]  # or it is one of these
+    grammar: str  # or a context-free grammar describes it: Lark or GBNF
     logprobs: bool
     top_logprobs: int
     mode: str  # "ssd", "sync" or "off"

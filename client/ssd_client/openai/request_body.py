@@ -14,6 +14,12 @@ from ssd_client.errors import BadInputError
 from ssd_client.generate.request import SAMPLING
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 
+_GRAMMARS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "choices": "choice",
+    "context_free": "grammar",
+}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
@@ -29,6 +35,7 @@ def body_of(request: target_pb2.GenerateRequest) -> dict[str, Any]:
         **{name: getattr(sampling, name) for name in SAMPLING if sampling.HasField(name)},
         "seed": sampling.seed if sampling.HasField("seed") else randbits(64),
         **_end(request),
+        **_grammar(request.grammar),
         **_logprobs(request),
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -70,7 +77,18 @@ def _end(request: target_pb2.GenerateRequest) -> dict[str, Any]:
         found["stop_token_ids"] = list(stop.token_ids)
     if stop.ignore_eos:
         found["ignore_eos"] = True
+    if stop.min_tokens:
+        found["min_tokens"] = stop.min_tokens
     return found
+
+
+def _grammar(grammar: target_pb2.Grammar) -> dict[str, Any]:
+    """By the names that vLLM has for them."""
+    rule = grammar.WhichOneof("rule")
+    if rule is None:
+        return {}
+    value = list(grammar.choices.texts) if rule == "choices" else getattr(grammar, rule)
+    return {"structured_outputs": {_GRAMMARS[rule]: value}}
 
 
 def _logprobs(request: target_pb2.GenerateRequest) -> dict[str, Any]:

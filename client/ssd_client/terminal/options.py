@@ -120,6 +120,22 @@ stop_options = options(
     click.option("--ignore-eos", is_flag=True, help="Go on after the end of the sequence."),
 )
 
+grammar_options = options(
+    "What the text must be",
+    click.option(
+        "--json-schema", type=params.TEXT_FILE, help="A JSON value that this schema describes."
+    ),
+    click.option("--regex", type=params.UTF8, help="What a regular expression matches."),
+    click.option(
+        "--choice", type=params.UTF8_LINES, multiple=True, help="One of some texts; repeatable."
+    ),
+    click.option(
+        "--grammar",
+        type=params.TEXT_FILE,
+        help="What a context-free grammar describes: Lark, GBNF.",
+    ),
+)
+
 speculation_options = options(
     "Speculation",
     click.option(

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -137,12 +138,22 @@ def _parse_json_object(text: str) -> dict[str, Any]:
     return content
 
 
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no UTF-8 text") from None
+
+
 UINTS = Parsed(_parse_uints, "n,n")  # each at least 1: 1,2,4
 RATES = Parsed(_parse_rates, "x,x")  # above 0: 0.5,2
 MILLISECONDS = Parsed(_parse_milliseconds, "ms,ms")  # from 0 to 10,000: 0,5,20
 PERCENT = Parsed(_parse_percent, "percent")
 NUMBER = Parsed(parse_number, "x")
 SECONDS = Parsed(_parse_seconds, "seconds")
+TEXT_FILE = Parsed(_read_text, "file")  # its text
 UTF8 = Parsed(_check_utf8, "text")
 UTF8_LINES = _ParsedLines(_check_utf8, "text")
 ADDRESS = Parsed(check_address, "host:port")

@@ -6,6 +6,7 @@ import pytest
 
 from ssd.v1 import target_pb2
 from ssd_client.connection.endpoints import check_address
+from ssd_client.errors import BadInputError
 from ssd_client.generate.request import (
     ChatPrompt,
     TextPrompt,
@@ -93,6 +94,30 @@ def test_every_option_has_its_field():
             down_weight=0.5,
         ),
     )
+
+
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("options", "grammar"),
+    [
+        (RequestOptions(json_schema=SCHEMA), {"json_schema": '{"type": "object"}'}),
+        (RequestOptions(json_schema='{"a": 1}'), {"json_schema": '{"a": 1}'}),
+        (RequestOptions(regex="a+"), {"regex": "a+"}),
+        (RequestOptions(choice=["a", "b"]), {"choices": {"texts": ["a", "b"]}}),
+        (RequestOptions(grammar="start: A"), {"context_free": "start: A"}),
+        (RequestOptions(choice=()), {}),
+    ],
+)
+def test_a_grammar_has_its_rule(options, grammar):
+    expected = target_pb2.GenerateRequest(text="x", grammar=grammar or None)
+    assert build_request(TextPrompt("x"), options) == expected
+
+
+def test_a_text_follows_one_grammar_alone():
+    with pytest.raises(BadInputError, match="json_schema and regex"):
+        build_request(TextPrompt("x"), RequestOptions(json_schema=SCHEMA, regex="a"))
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,6 @@ from tests.processes import gateway as start_gateway
 from tests.security.certificates import Authority
 
 SEEDED = ("--seed", "11", "--temperature", "0.9", "--max-tokens", "24")
-# The last digits of log probabilities depend on how many rows a round has.
-PLAIN_SEEDED = (*SEEDED, "--mode", "off")
 TOKEN = "a-token-of-some-length-for-the-gateway"
 TOKENS = f'[[token]]\nname = "me"\nroles = ["generate"]\ntoken = "{TOKEN}"\n'
 
@@ -48,10 +46,12 @@ def generate(*arguments: str) -> Result:
     "asked",
     [
         ("Once upon a time", *SEEDED, "--stop", "and", "--mode", "ssd", "--depth", "3"),
-        ("--chat", "Tell me a story.", "--system", "Short.", *PLAIN_SEEDED, "--top-logprobs", "2"),
-        ("--token-ids", "1,300,301", *PLAIN_SEEDED, "--logprobs", "--logit-bias", "5=-3"),
+        ("--chat", "Tell me a story.", "--system", "Short.", *SEEDED, "--top-logprobs", "2"),
+        ("--token-ids", "1,300,301", *SEEDED, "--logprobs", "--logit-bias", "5=-3"),
+        ("Once upon a time", *SEEDED, "--choice", "a red fox", "--choice", "a hen", "--logprobs"),
+        ("--chat", "Tell me a story.", *SEEDED, "--regex", "[a-z ]{3,20}[.]", "--min-tokens", "0"),
     ],
-    ids=["text", "chat", "tokens"],
+    ids=["text", "chat", "tokens", "choices", "expression"],
 )  # fmt: skip
 def test_the_answer_is_the_targets_own(
     asked: tuple[str, ...], gateway: GatewayProcess, traced_pair: TracedPair

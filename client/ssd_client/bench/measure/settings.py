@@ -34,6 +34,7 @@ class Settings:
     depth: int | None = None
     chat: bool = True
     baselines: tuple[str, ...] = ()
+    json_schema: str | None = None  # that the texts follow
 
     @property
     def loads(self) -> tuple[float, ...]:
