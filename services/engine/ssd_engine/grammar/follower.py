@@ -8,6 +8,8 @@ from llguidance import LLMatcher
 
 from ssd_engine.grammar.allowed import Allowed
 
+MOST_KEPT = 32  # places
+
 
 class GrammarFollower:
     """Goes back and forth between the texts that one sequence may become."""
@@ -16,6 +18,7 @@ class GrammarFollower:
         self._matcher = matcher
         self._num_bytes = -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
+        self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
         self.problem = "no token of this model can go on with the grammar here"
 
     def allowed(self, output: Sequence[int], tail: Sequence[int] = ()) -> Allowed | None:
@@ -24,6 +27,12 @@ class GrammarFollower:
         grammar, so that nothing will ever be drawn after them."""
         if not self._go_to([*output, *tail]):
             return None
+        place = len(self._path)
+        if place not in self._allowed:
+            self._allowed[place] = self._compute()
+        return self._allowed[place]
+
+    def _compute(self) -> Allowed:
         bits = np.zeros(self._num_bytes, np.uint8)
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
@@ -50,7 +59,10 @@ class GrammarFollower:
         if common < len(self._path):
             self._matcher.rollback(len(self._path) - common)
             del self._path[common:]
+            self._allowed = {at: bits for at, bits in self._allowed.items() if at <= common}
         new = list(tokens[common:])
+        if len(self._allowed) > MOST_KEPT:
+            self._allowed = {}
         done = self._matcher.try_consume_tokens(new) if new else 0
         self._path += new[:done]
         return done == len(new)
