@@ -123,6 +123,15 @@ def test_a_text_that_is_cut_short_is_the_beginning_of_one(pair: Pair) -> None:
     assert output.tokens[11:] == resumed.tokens
 
 
+def test_rejection_follows_a_schema_too(pair: Pair) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["red", "blue"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    for seed in range(4):
+        message = with_speculation(request(schema, seed, 1.0), mode=SYNC)
+        message.speculation.verification = pb.VERIFICATION_MODE_REJECTION
+        assert check_text(generate(pair.target, message), schema)
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -17,7 +17,7 @@ class PlainDecoding:
         return RowSpeculation(state, self)
 
     def launch(self, row: RowSpeculation) -> None:
-        row.state.session.launch(0)
+        row.state.session.launch(len(row.speculation))
 
     def observe(self, row: RowSpeculation, tokens: int, row_seconds: float) -> None:
         """It is compared with nothing."""

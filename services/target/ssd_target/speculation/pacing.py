@@ -36,7 +36,7 @@ class Pacing:
     def accepted(self, row: RowSpeculation, accepted: int, endpoint: DraftEndpoint | None) -> None:
         """A round has ended; ``endpoint`` holds the sequence."""
         drafted = len(row.speculation)
-        if not drafted:
+        if not drafted or row.source is Source.GRAMMAR:  # which is nobody's guess
             return
         if row.source is Source.NGRAM:
             self._ngram_alpha.observe(accepted, drafted)

@@ -45,7 +45,7 @@ class Distributions:
         state = row.state
         if state.request.verification is not Verification.REJECTION or not row.speculation:
             return None
-        if row.source is not Source.SYNC and not state.rejecting:
+        if row.source not in (Source.SYNC, Source.GRAMMAR) and not state.rejecting:
             state.stats.fell_back("coupled: the endpoint is not trusted")
             return None
         if row.source in DRAWN_THERE:
