@@ -105,7 +105,7 @@ def test_a_mode_changes_no_token(sdk: openai.OpenAI, mode: str) -> None:
     assert extra["prompt_token_ids"]
     assert "".join(each["text"] for each in extra["token_origins"]) == asked.choices[0].text
     origins = {each["origin"] for each in extra["token_origins"]}
-    assert origins <= {"target", "cache", "just_in_time", "ngram", "sync"}
+    assert origins <= {"target", "cache", "just_in_time", "ngram", "sync", "grammar"}
     assert (origins == {"target"}) == (mode == "off")
 
 

@@ -18,7 +18,7 @@ from tests.gateway.page.browser import (
 from tests.tools import needs_tool
 
 pytestmark = needs_tool("Chromium", *CHROMIUM)
-ORIGINS = ("cache", "just_in_time", "ngram", "sync", "target")
+ORIGINS = ("cache", "just_in_time", "ngram", "sync", "grammar", "target")
 
 LOOKS = """spans => spans.map(span => {
   const style = getComputedStyle(span);
@@ -58,7 +58,7 @@ def test_every_origin_has_a_colour_and_an_underline_of_its_own(page: Page) -> No
     assert len({line for _, _, line in shown}) == len(ORIGINS)
     assert shown == looks(page.locator("#legend"))
     expect(answer.locator(".token").nth(1)).to_have_attribute("title", "just in time")
-    label = "Tokens: 1 cache, 1 just in time, 1 n-gram, 1 sync, 1 target"
+    label = "Tokens: 1 cache, 1 just in time, 1 n-gram, 1 sync, 1 grammar, 1 target"
     expect(answer.get_by_role("img")).to_have_attribute("aria-label", label)
 
 

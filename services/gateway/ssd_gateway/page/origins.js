@@ -8,6 +8,7 @@ export const ORIGINS = {
   just_in_time: ["just in time", "Drafted after the outcome was known; the target waited for it."],
   ngram: ["n-gram", "Guessed from the text so far."],
   sync: ["sync", "Drafted by the model inside the target, between two rounds."],
+  grammar: ["grammar", "No other token could come: the schema or grammar left no choice."],
   target: ["target", "The target's own token."],
 };
 
