@@ -49,6 +49,7 @@ SERVICES = {
         "gateway/page/test_page_origins.py",
         "gateway/page/test_page_race.py",
         "gateway/page/test_page_safety.py",
+        "gateway/page/test_page_structured.py",
     ),
     "watched": (
         "deploy/test_logs.py",

@@ -5,10 +5,16 @@ import { apiKey } from "/page/settings.js";
 /** A call that was refused or broken off, with what the gateway says about it. */
 export class ApiError extends Error {
   constructor(error, status) {
-    super(error?.message ?? `The gateway answered with status ${status}.`);
+    super(worded(error) ?? `The gateway answered with status ${status}.`);
     this.param = error?.param ?? null;
     this.status = status;
   }
+}
+
+/** Most messages begin with the name of the field that is wrong; the others get it here. */
+function worded(error) {
+  const { message, param } = error ?? {};
+  return message && param && !message.includes(param) ? `${param}: ${message}` : message;
 }
 
 export async function getJson(path) {

@@ -5,7 +5,8 @@ import { Generation } from "/page/generation.js";
 import { forget, newConversation, store, storedConversations, titleOf } from "/page/history.js";
 import { AnswerView, questionNode, sends } from "/page/message.js";
 import { fillLegend } from "/page/origins.js";
-import { chosenModel, samplingFields, seedDigits, speculationFields } from "/page/settings.js";
+import { chosenModel, hasSchema, samplingFields, seedDigits, speculationFields, structureTexts } from "/page/settings.js";
+import { answerToSend } from "/page/tool_calls.js";
 
 const SHOWN = "ssd.shown";
 
@@ -100,7 +101,7 @@ export class Chat {
     if (message.role === "user") {
       return questionNode(message, (text) => this.#continueFrom(index, text));
     }
-    const view = new AnswerView(message, () => this.#regenerate(index));
+    const view = new AnswerView(message, () => this.#regenerate(index), () => this.#sendResults(index));
     this.#views.set(message, view);
     view.update(this.shown, this.#running?.message === message);
     return view.node;
@@ -110,6 +111,7 @@ export class Chat {
     const text = this.prompt.value;
     if (!text.trim() || this.#running) return;
     this.prompt.value = "";
+    this.#views.get(this.conversation.messages.at(-1))?.calls.keepResults();
     this.#continueFrom(this.conversation.messages.length, text);
   }
 
@@ -118,6 +120,12 @@ export class Chat {
     this.stop();
     this.conversation.messages.splice(index, Infinity, { role: "user", content: text });
     this.#answer(index);
+  }
+
+  /** Goes on after the calls of an answer; what came after them is gone. */
+  #sendResults(index) {
+    this.#views.get(this.conversation.messages[index]).calls.keepResults();
+    this.#regenerate(index + 1);
   }
 
   #regenerate(index) {
@@ -135,7 +143,7 @@ export class Chat {
   async #answer(index) {
     const { conversation } = this;
     const asked = toSend(conversation);
-    const message = { role: "assistant", content: "", tokens: [], statistics: {}, error: null };
+    const message = newAnswer();
     conversation.messages.push(message);
     const running = { generation: new Generation(`Chat: ${titleOf(conversation)}`), message, conversation };
     this.#setRunning(running);
@@ -145,7 +153,8 @@ export class Chat {
     announce("Answering");
     try {
       const fields = { ...samplingFields(), ...speculationFields() };
-      await running.generation.run(chosenModel(), asked, fields, seedDigits(), () => this.#grow(running));
+      const texts = { ...structureTexts(), seed: seedDigits() };
+      await running.generation.run(chosenModel(), asked, fields, texts, () => this.#grow(running));
     } catch (error) {
       message.error = error.message;
     }
@@ -154,6 +163,8 @@ export class Chat {
 
   #grow({ generation, message }) {
     message.content = generation.text;
+    message.thoughts = generation.thoughts;
+    message.calls = generation.calls;
     message.tokens = generation.tokens;
     message.statistics = generation.statistics();
     this.#draw();
@@ -256,9 +267,17 @@ export class Chat {
   }
 }
 
+/** Makes an answer that has nothing yet; ``json`` says that it is held to a schema. */
+function newAnswer() {
+  const parts = { content: "", thoughts: "", calls: [], tokens: [] };
+  return { role: "assistant", ...parts, statistics: {}, error: null, json: hasSchema() };
+}
+
 /** Returns the messages as the API takes them; answers that never began are left out. */
 function toSend({ system, messages }) {
-  const said = messages.filter((message) => message.content).map(({ role, content }) => ({ role, content }));
+  const said = messages.flatMap((message) =>
+    message.role === "user" ? [{ role: "user", content: message.content }] : answerToSend(message),
+  );
   return system.trim() ? [{ role: "system", content: system }, ...said] : said;
 }
 

@@ -1,6 +1,7 @@
 /** One generation: the request, what has arrived of its answer, and how fast it came. */
 
 import { postStream } from "/page/api.js";
+import { addCallPieces } from "/page/tool_calls.js";
 
 const RECENT = 12;
 const recent = []; // the newest first; the timeline offers them
@@ -9,9 +10,12 @@ export const recentGenerations = () => recent;
 
 export class Generation {
   text = "";
+  thoughts = "";
+  calls = []; // of tools
   tokens = []; // [text, origin] each
   ids = [];
   finish = null;
+  stopReason = null;
   usage = null;
   metrics = null;
   done = false;
@@ -33,9 +37,10 @@ export class Generation {
     this.#abort.abort();
   }
 
-  /** Sends the messages to a model and calls ``onChange`` as its answer grows. */
-  async run(model, messages, fields, seed, onChange) {
-    const [path, body] = request(model, messages, fields, seed);
+  /** Sends the messages to a model and calls ``onChange`` as its answer grows. ``texts`` are more
+   * fields, each in JSON already; those that are undefined are left out. */
+  async run(model, messages, fields, texts, onChange) {
+    const [path, body] = request(model, messages, fields, texts);
     this.#began = performance.now();
     this.startedAt = Date.now();
     try {
@@ -58,8 +63,11 @@ export class Generation {
     if (!choice) return;
     const text = choice.delta?.content ?? choice.text ?? "";
     this.text += text;
+    this.thoughts += choice.delta?.reasoning_content ?? "";
+    addCallPieces(this.calls, choice.delta?.tool_calls ?? []);
     this.ids.push(...(choice.token_ids ?? []));
     this.finish = choice.finish_reason ?? this.finish;
+    this.stopReason = choice.stop_reason ?? this.stopReason;
     const origins = choice.token_origins ?? (text ? [{ text, origin: "" }] : []);
     this.tokens.push(...origins.map((token) => [token.text, token.origin]));
     if (origins.length) this.#arrived(origins.length);
@@ -89,6 +97,7 @@ export class Generation {
       prefix: usage?.prompt_tokens_details?.cached_tokens ?? null,
       ...pick(metrics?.ssd ?? {}, ["hits", "late", "misses", "rounds", "mode", "seed", "moved"]),
       finish: this.stopped ? "stopped" : this.finish,
+      stopReason: this.stopReason,
     };
   }
 
@@ -98,8 +107,9 @@ export class Generation {
   }
 }
 
-/** Models without a chat template continue the last message as plain text. */
-function request(model, messages, fields, seed) {
+/** Models without a chat template continue the last message as plain text. Texts go out as they were
+ * written: numbers of this language would lose digits, and its objects the order of their names. */
+function request(model, messages, fields, texts) {
   const chat = model?.has_chat_template !== false;
   const body = JSON.stringify({
     ...(model ? { model: model.id } : {}),
@@ -111,7 +121,8 @@ function request(model, messages, fields, seed) {
     return_token_origins: true,
   });
   const path = chat ? "/v1/chat/completions" : "/v1/completions";
-  return [path, seed === undefined ? body : `${body.slice(0, -1)},"seed":${seed}}`];
+  const given = Object.entries(texts).filter(([, text]) => text !== undefined);
+  return [path, `${body.slice(0, -1)}${given.map(([name, text]) => `,"${name}":${text}`).join("")}}`];
 }
 
 function pick(source, names) {

@@ -1,6 +1,7 @@
 /** Markdown of a model's answer as DOM nodes; no HTML of the model is ever parsed. */
 
-import { copyButton, make } from "/page/dom.js";
+import { CodeBlock } from "/page/code.js";
+import { make } from "/page/dom.js";
 import { printable } from "/page/printable.js";
 
 const DEEPEST = 6; // quotes in lists in quotes
@@ -125,10 +126,7 @@ function nested(lines, depth) {
 function renderCode(lines) {
   const [, fence, language] = FENCE.exec(lines[0]);
   const closed = lines.length > 1 && lines.at(-1).trim().startsWith(fence);
-  const code = make("code", {}, lines.slice(1, closed ? -1 : undefined).join("\n"));
-  const head = make("div", { class: "code-head" }, make("span", {}, language || "code"));
-  head.append(copyButton(() => code.textContent));
-  return make("div", { class: "code" }, head, make("pre", { tabindex: "0" }, code));
+  return new CodeBlock(language || "code", lines.slice(1, closed ? -1 : undefined).join("\n")).node;
 }
 
 /** The page's own headings are of the first two levels. */

@@ -4,6 +4,8 @@ import { copyButton, counted, make } from "/page/dom.js";
 import { MarkdownView } from "/page/markdown.js";
 import { shareBar, tokenSpan } from "/page/origins.js";
 import { printable } from "/page/printable.js";
+import { JsonView, schemaResult } from "/page/schema_result.js";
+import { CallsView } from "/page/tool_calls.js";
 
 /** Makes a question; ``onEdit`` gets the text that replaces it. */
 export function questionNode(message, onEdit) {
@@ -45,19 +47,24 @@ export function sends(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target.tagName === "TEXTAREA";
 }
 
-/** An answer: rendered or by origins, with its statistics or its error below. */
+/** An answer: rendered or by origins, with its thoughts above, and its calls, its result, its
+ * statistics or its error below. */
 export class AnswerView {
   #shown = null;
   #count = 0;
 
-  constructor(message, onRegenerate) {
+  constructor(message, onRegenerate, onResults) {
     this.message = message;
+    this.thoughts = new ThoughtsView();
+    this.calls = new CallsView(onResults);
+    this.result = make("div", { class: "result" });
     this.body = make("div", { class: "body" });
     this.foot = make("div", { class: "foot" });
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.again = make("button", { type: "button", class: "quiet", click: onRegenerate }, "Regenerate");
     const actions = make("div", { class: "actions" }, copyButton(() => printable(message.content)), this.again);
-    const parts = [this.body, this.problem, this.foot, actions];
+    const { thoughts, body, calls, result, problem, foot } = this;
+    const parts = [thoughts.node, body, calls.node, result, problem, foot, actions];
     this.node = make("article", { class: "message answer", "aria-label": "Answer" }, ...parts);
   }
 
@@ -65,7 +72,10 @@ export class AnswerView {
   update(shown, running) {
     if (shown !== this.#shown) this.#begin(shown);
     if (shown === "origins") this.#appendTokens();
-    else this.markdown.update(this.message.content);
+    else this.rendered.update(this.message.content);
+    this.thoughts.update(this.message.thoughts ?? "");
+    this.calls.update(this.message.calls ?? [], running);
+    this.result.replaceChildren(...(this.message.json && !running ? schemaResult(this.message) : []));
     this.node.setAttribute("aria-busy", String(running));
     this.node.classList.toggle("running", running);
     this.again.disabled = running;
@@ -79,13 +89,26 @@ export class AnswerView {
     this.#count = 0;
     this.body.replaceChildren();
     this.body.className = `body ${shown}`;
-    this.markdown = new MarkdownView(this.body);
+    if (shown === "rendered") this.rendered = new (this.message.json ? JsonView : MarkdownView)(this.body);
   }
 
   #appendTokens() {
     const { tokens } = this.message;
     this.body.append(...tokens.slice(this.#count).map(tokenSpan));
     this.#count = tokens.length;
+  }
+}
+
+/** What a model thought before it answered: folded away until somebody wants to read it. */
+class ThoughtsView {
+  constructor() {
+    this.text = make("div", { class: "plain" });
+    this.node = make("details", { class: "thoughts", hidden: true }, make("summary", {}, "Thoughts"), this.text);
+  }
+
+  update(thoughts) {
+    this.text.textContent = printable(thoughts);
+    this.node.hidden = !thoughts;
   }
 }
 

@@ -43,7 +43,7 @@ class Lane {
     const ofMode = { ...fields, speculation: { mode: this.mode } };
     this.node.classList.add("running");
     try {
-      await this.generation.run(chosenModel(), messages, ofMode, seed, this.draw);
+      await this.generation.run(chosenModel(), messages, ofMode, { seed }, this.draw);
     } catch (error) {
       this.error = error.message;
     }

@@ -1,6 +1,7 @@
 /** Settings of requests: a form whose fields are kept in the browser; what is empty is not sent. */
 
 import { byId, make, say } from "/page/dom.js";
+import { isObject, readJson } from "/page/json.js";
 
 const NUMBERS = {
   temperature: "Temperature",
@@ -11,6 +12,10 @@ const NUMBERS = {
   frequency_penalty: "Frequency penalty",
 };
 const WHOLE = { top_k: "Top-k", max_tokens: "Tokens at most" };
+const JSON_FIELDS = {
+  schema: { label: "JSON schema", fits: isObject, kind: "an object" },
+  tools: { label: "Tools", fits: Array.isArray, kind: "a list" },
+};
 const KEPT = "ssd.settings";
 const form = byId("settings-form");
 let models = [];
@@ -40,6 +45,26 @@ export function seedDigits() {
 export function speculationFields() {
   const mode = value("speculation");
   return mode ? { speculation: { mode } } : {};
+}
+
+export const hasSchema = () => value("schema") !== "";
+
+/** Returns what the answer may be, as texts in JSON: the schema that it is held to, and tools. */
+export function structureTexts() {
+  const [schema, tools] = [jsonText("schema"), jsonText("tools")];
+  const named = schema && `{"name":"answer","schema":${schema},"strict":true}`;
+  return { response_format: named && `{"type":"json_schema","json_schema":${named}}`, tools };
+}
+
+/** Returns the text of a field as it was written; text that is not what it must be is an error. */
+function jsonText(name) {
+  const text = value(name);
+  const { label, fits, kind } = JSON_FIELDS[name];
+  if (text === "") return undefined;
+  const { value: found, problem } = readJson(text);
+  if (problem) throw new Error(`${label}: this is not JSON (${problem}).`);
+  if (!fits(found)) throw new Error(`${label}: this must be ${kind} in JSON.`);
+  return text;
 }
 
 export function asWhole(text, label) {
@@ -91,12 +116,20 @@ function keep() {
 }
 
 function check() {
+  say(byId("settings-problem"), problemOf(() => samplingFields() && seedDigits()));
+  for (const name of Object.keys(JSON_FIELDS)) {
+    const problem = problemOf(() => jsonText(name));
+    say(byId(`${name}-problem`), problem);
+    form.elements[name].setAttribute("aria-invalid", String(problem !== ""));
+  }
+}
+
+function problemOf(read) {
   try {
-    samplingFields();
-    seedDigits();
-    say(byId("settings-problem"), "");
+    read();
+    return "";
   } catch (error) {
-    say(byId("settings-problem"), error.message);
+    return error.message;
   }
 }
 
@@ -106,6 +139,7 @@ export function startSettings(onChange, onKey) {
   for (const [name, text] of Object.entries(kept())) {
     if (form.elements[name] && name !== "model") form.elements[name].value = text;
   }
+  check();
   byId("open-settings").addEventListener("click", () => dialog.showModal());
   form.addEventListener("input", () => {
     keep();
