@@ -1,7 +1,7 @@
 /** JSON text: read, and laid out over lines. */
 
 const DEEPEST = 40; // levels that are indented: a model may nest without end
-const PARTS = /"(?:[^"\\]|\\[^])*"?|[{}[\],:]|[^\s{}[\],:"]+/g;
+const PARTS = /"(?:[^"\\]+|\\[^])*"?|[{}[\],:]|[^\s{}[\],:"]+/g;
 
 /** Returns the value of a text, or what is wrong with it. */
 export function readJson(text) {
