@@ -74,6 +74,7 @@ PLACE = "grammar.json_schema/properties/a~1b/items/anyOf/1"
             "grammar.json_schema",
             "minimum",
         ),
+        (GrammarKind.JSON_SCHEMA, nested({"enum": [2**53 + 1]}), f"{PLACE}/enum/0", "2^53"),
         (GrammarKind.REGEX, "(", "grammar.regex", "unclosed group"),
         (GrammarKind.CHOICES, "[]", "grammar.choices", f"1 to {MAX_CHOICES}"),
         (GrammarKind.CONTEXT_FREE, "start = nothing", "grammar.context_free", ""),

@@ -16,7 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from ssd_engine.errors import InputError
 from ssd_engine.grammar.follower import GrammarFollower
-from ssd_engine.grammar.schema_errors import find_place
+from ssd_engine.grammar.schema_errors import find_large_number, find_place
 from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 MOST_KEPT = 64  # compiled grammars, those that were used last
@@ -131,6 +131,9 @@ def _checked_schema(grammar: Grammar) -> str:
         return "{}"
     if not isinstance(schema, dict):
         raise InputError(grammar.kind.field, "must be an object, or true")
+    if (place := find_large_number(schema)) is not None:
+        problem = "is beyond 2^53: texts cannot be held to a whole number as large as that"
+        raise InputError(grammar.kind.field + place, problem)
     return grammar.source
 
 

@@ -1,4 +1,4 @@
-"""Finds the place inside a JSON schema that a compiler refuses."""
+"""Finds the place inside a JSON schema that cannot be compiled, or not as it is meant."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,6 +8,7 @@ ONE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if"
 MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 MOST_TRIALS = 200
+LARGEST_EXACT = 2**53  # of whole numbers: beyond it a double leaves some out
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -31,6 +32,20 @@ def find_place(schema: Any, problem: str, check: Callable[[Any], str]) -> tuple[
                 place, problem, schema, going = place + step, found, part, True
                 break
     return place, problem
+
+
+def find_large_number(schema: Any) -> str | None:
+    """The place of a whole number that has more digits than the library keeps."""
+    parts: list[tuple[str, Any]] = [("", schema)]
+    while parts:
+        place, part = parts.pop()
+        if isinstance(part, Mapping):
+            parts += [(f"{place}/{_escaped(name)}", value) for name, value in part.items()]
+        elif isinstance(part, list):
+            parts += [(f"{place}/{i}", value) for i, value in enumerate(part)]
+        elif isinstance(part, int) and abs(part) > LARGEST_EXACT:
+            return place
+    return None
 
 
 def _mapping(schema: Any) -> Mapping[str, Any]:
