@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import click
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -243,7 +244,7 @@ def show_error(error: ClientError, hint: str = "") -> None:
 
 
 def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
-    values = {each.name: getattr(info, each.name) for each in info.DESCRIPTOR.fields}
+    values = _fields(info)
     del values["speculation_endpoints"]  # the longest goes last
     return {
         **values,
@@ -251,7 +252,8 @@ def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
         "sampling_defaults": _sampling_json(info.sampling_defaults),
         "eos_token_ids": list(info.eos_token_ids),
         "speculation_modes": [mode_name(each) for each in info.speculation_modes],
-        "speculation_endpoints": [_endpoint_json(each) for each in info.speculation_endpoints],
+        "chat_format": _fields(info.chat_format),
+        "speculation_endpoints": [_fields(each) for each in info.speculation_endpoints],
     }
 
 
@@ -265,8 +267,8 @@ def _load_json(load: target_pb2.TargetLoad) -> dict[str, Any]:
     return {name: getattr(load, name) for name in names}
 
 
-def _endpoint_json(endpoint: target_pb2.SpeculationEndpoint) -> dict[str, Any]:
-    return {each.name: getattr(endpoint, each.name) for each in endpoint.DESCRIPTOR.fields}
+def _fields(message: Message) -> dict[str, Any]:
+    return {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
 
 
 def show_model_info(rows: dict[str, Any]) -> None:
