@@ -12,6 +12,7 @@ from ssd_client import Client
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from tests.process_tree import is_alive, spawned
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
+from tests.scale import full_only
 from tests.waiting import wait_until
 from tools.attack.frozen import HANG_NOW, hung_call
 
@@ -35,7 +36,7 @@ def is_up(service: ServiceProcess, what: str) -> bool:
     return service.health(what) == SERVING
 
 
-@pytest.mark.parametrize("which", ["engine", "rank"])
+@pytest.mark.parametrize("which", ["engine", full_only("rank")])
 def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: str) -> None:
     ranks = ["--tp", "2"] if which == "rank" else []
     flags = ["--engine-timeout", TIMEOUT, *ranks]

@@ -15,7 +15,7 @@ from tests.scale import FULL
 from tests.waiting import HANG_SECONDS, wait_until
 
 STORY = "Once upon a time there was a lamb who could not sleep."
-TOKENS = 300 if FULL else 80
+TOKENS = 300 if FULL else 48
 
 
 def requests() -> list[dict[str, Any]]:

@@ -144,8 +144,10 @@ def test_a_draft_that_may_prepare_for_nothing_still_helps(pairs: dict[str, Pair]
 def what_is_drafted_is_emitted(patch: pytest.MonkeyPatch) -> None:
     """Unverified."""
 
-    def verdict(works: Any, logits: Any, chosen: Any) -> dict[int, tuple[range, list[int]]]:
-        own = real(works, logits, chosen)
+    def verdict(
+        works: Any, rows: Any, logits: Any, chosen: Any
+    ) -> dict[int, tuple[range, list[int]]]:
+        own = real(works, rows, logits, chosen)
         drafted = {i: works[i].speculation.tokens for i in chosen}
         return {i: (range(len(drafted[i])), [*drafted[i], own[i][1][-1]]) for i in chosen}
 
