@@ -43,7 +43,12 @@ def test_a_text_that_is_none_of_the_grammar_has_no_next_token(
     assert follower.allowed(wrong) is None
     assert follower.allowed([], wrong) is None
     assert follower.num_allowed([], wrong) == 0
-    assert follower.allowed([]) is not None  # it finds its way back
+    beyond = [10**6]
+    assert follower.allowed(beyond) is None
+    assert follower.num_allowed([], beyond) == 0
+    allowed = follower.allowed([])  # it finds its way back
+    assert allowed is not None
+    assert allowed.any()
 
 
 def test_certain_tokens_are_the_only_ones_of_their_places(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -266,6 +266,37 @@ def test_logprobs_are_the_models_own_whatever_the_options(options: dict[str, Any
 def test_without_being_asked_for_there_are_no_logprobs() -> None:
     outcome = verify_one(round_of(make_sequence({}), []), make_logits(1, 0))
     assert outcome.logprobs is None
+
+
+# Grammars
+
+
+class EndingGrammar:
+    """Any token, until there are so many; then none."""
+
+    problem = "a bound was reached"
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def allowed(self, output: Rows[int], tail: Rows[int] = ()) -> NDArray[np.uint8]:
+        bits = np.zeros(-(-VOCAB // 8), np.uint8)
+        return bits if len(output) + len(tail) >= self._most else ~bits
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("drawable", [0, 1, 2, 3])
+def test_what_can_be_drawn_is_before_a_grammar_ends(options: dict[str, Any], drawable: int) -> None:
+    sequence, logits = make_sequence(options), make_logits(3, 5)
+    plain = plain_decoding(sequence, logits)
+    sequence.grammar = cast(Any, EndingGrammar(len(sequence.output) + drawable))
+    (outcome,) = verify([round_of(sequence, plain[:2])], ForwardResult(lambda: logits))
+    if not drawable:
+        assert outcome == NothingDrawn("grammar: a bound was reached")
+    else:
+        assert isinstance(outcome, RoundOutcome)
+        assert outcome.tokens == plain[:drawable]
+        assert outcome.accepted == drawable - 1
 
 
 # Broken logits

@@ -65,8 +65,9 @@ class GrammarCompiler:
         """Raises InputError for a grammar that cannot be compiled."""
         with self._lock:
             start = self._kept.get(grammar)
-            if start is None:
-                start = self._kept[grammar] = self._compile(grammar)
+        start = start or self._compile(grammar)  # nobody else waits for it
+        with self._lock:
+            self._kept[grammar] = start
             self._kept.move_to_end(grammar)
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)

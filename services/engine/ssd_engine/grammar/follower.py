@@ -16,7 +16,7 @@ class GrammarFollower:
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
-        self._num_bytes = -(-vocab_size // 8)
+        self._vocab_size, self._num_bytes = vocab_size, -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
         self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
         self.problem = "no token of this model can go on with the grammar here"
@@ -46,7 +46,7 @@ class GrammarFollower:
         """How many tokens of the tail can follow the output, one after another."""
         if not self._go_to(output):
             return 0
-        return self._matcher.validate_tokens(list(tail))
+        return self._matcher.validate_tokens(self._known(tail))
 
     def forced(self, output: Sequence[int], most: int) -> list[int]:
         """The next tokens, as far as there is no other in their place."""
@@ -60,9 +60,13 @@ class GrammarFollower:
             self._matcher.rollback(len(self._path) - common)
             del self._path[common:]
             self._allowed = {at: bits for at, bits in self._allowed.items() if at <= common}
-        new = list(tokens[common:])
+        new = tokens[common:]
         if len(self._allowed) > MOST_KEPT:
             self._allowed = {}
-        done = self._matcher.try_consume_tokens(new) if new else 0
+        done = self._matcher.try_consume_tokens(self._known(new)) if new else 0
         self._path += new[:done]
         return done == len(new)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Up to the first that is no token: after one the library would say no more."""
+        return list(takewhile(lambda token: token < self._vocab_size, tokens))

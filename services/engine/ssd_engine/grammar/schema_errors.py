@@ -1,5 +1,6 @@
 """Finds the place inside a JSON schema that cannot be compiled, or not as it is meant."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ from typing import Any
 ONE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-MOST_TRIALS = 200
+MOST_TRIALS, MOST_SECONDS = 200, 1.0
 LARGEST_EXACT = 2**53  # of whole numbers: beyond it a double leaves some out
 DEFINITIONS = ("$defs", "definitions")
 
@@ -17,7 +18,7 @@ def find_place(schema: Any, problem: str, check: Callable[[Any], str]) -> tuple[
 
     ``check`` says what is wrong with a schema, or nothing.
     """
-    place, trials = "", 0
+    place, trials, end = "", 0, time.monotonic() + MOST_SECONDS
     named = {key: schema[key] for key in DEFINITIONS if key in _mapping(schema)}
     going = True
     while going:
@@ -26,7 +27,7 @@ def find_place(schema: Any, problem: str, check: Callable[[Any], str]) -> tuple[
             if not isinstance(part, Mapping):
                 continue
             trials += 1
-            if trials > MOST_TRIALS:
+            if trials > MOST_TRIALS or time.monotonic() > end:
                 return place, problem
             if found := check({**named, **part}):
                 place, problem, schema, going = place + step, found, part, True

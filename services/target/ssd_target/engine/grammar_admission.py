@@ -7,6 +7,7 @@ from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.grammar.follower import GrammarFollower
 from ssd_target.records.engine_records import Submit
 
+THREADS = 2  # one slow grammar does not hold up another
 IDLE_SECONDS = 0.002  # for so long it is waited for where there is nothing else to do
 
 Admitted = tuple[Submit, GrammarFollower | InputError]
@@ -24,7 +25,7 @@ class GrammarAdmission:
     def add(self, record: Submit) -> None:
         if self._compiler is None or record.sampling.grammar is None:
             raise RuntimeError("a request without a grammar, or an engine without a vocabulary")
-        self._pool = self._pool or ThreadPoolExecutor(1, "grammars")
+        self._pool = self._pool or ThreadPoolExecutor(THREADS, "grammars")
         compiled = self._pool.submit(self._compiler.follow, record.sampling.grammar)
         self._waiting[record.sequence] = record, compiled
 
