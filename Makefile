@@ -75,10 +75,10 @@ style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# One worker more than there are cores, as tests wait for processes that they start. Tests that share
+# Two workers more than there are cores, as tests wait for processes that they start. Tests that share
 # services stay on one worker (tests/side_by_side.py). Types are checked by one of the tests.
 # Services start faster where Python may keep what it has compiled.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $$(expr $$(nproc) + 1) --durations 10
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $$(expr $$(nproc) + 2) --durations 10
 
 test: style
 	$(PYTEST)
