@@ -137,15 +137,34 @@ def _interval(values: list[float]) -> str:
 # Chunks, from a scripted target
 
 
-async def read_stream(address: str, max_tokens: int = 100, until: int | None = None) -> int:
-    """The number of chunks; with ``until`` it stops there, and leaves the connection open."""
+async def ask(
+    address: str, content: dict[str, object]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A streamed completion, on a connection of its own."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
-    body = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True}).encode()
+    body = json.dumps({**content, "stream": True}).encode()
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     )
+    return reader, writer
+
+
+async def read_answer(address: str, content: dict[str, object]) -> str:
+    """The text of a streamed completion."""
+    reader, writer = await ask(address, content)
+    data = b""
+    while more := await reader.read(1 << 18):
+        data += more
+    writer.close()
+    events = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+async def read_stream(address: str, max_tokens: int = 100, until: int | None = None) -> int:
+    """The number of chunks; with ``until`` it stops there, and leaves the connection open."""
+    reader, writer = await ask(address, {"prompt": "a", "max_tokens": max_tokens})
     count = 0
     while data := await reader.read(1 << 18):
         count += data.count(b"data: {")

@@ -120,6 +120,7 @@ class Client:
     """Requests to one target."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self._stub = rpc.TargetServiceStub(grpc.insecure_channel(address))
 
     def wait_for_links(self, count: int, limit_s: float = 120.0) -> None:

@@ -21,7 +21,8 @@ from tests.scale import full_only
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-VOCAB = 128_256 if DEVICE.type == "cuda" else 2500
+FEW = 2500  # tokens: of so many random ones, those that are looked at have nearly all of the mass
+VOCAB = 128_256 if DEVICE.type == "cuda" else FEW
 RANKS = 17
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -68,7 +69,7 @@ def test_guesses_are_ranked_by_the_targets_noise_as_on_the_host(seed: int) -> No
 
 @pytest.mark.parametrize("seed", [2])
 def test_what_filters_leave_out_is_guessed_after_the_best_that_they_leave(seed: int) -> None:
-    logits, rows = random_logits(seed), sample_rows(seed)
+    logits, rows = random_logits(seed)[:, :FEW], sample_rows(seed)
     left = warp_logits(logits, [row.params for row in rows]).isfinite()
     drawn = sample(logits, rows)
     for i, row in enumerate(rows):
