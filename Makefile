@@ -75,16 +75,17 @@ style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# Two workers more than there are cores, as tests wait for processes that they start. Tests that share
-# services stay on one worker (tests/side_by_side.py). Types are checked by one of the tests.
-# Services start faster where Python may keep what it has compiled.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $$(expr $$(nproc) + 2) --durations 10
+# Two workers more than there are cores, as tests wait for processes that they start; checks in full
+# keep the cores busy by themselves. Tests that share services stay on one worker
+# (tests/side_by_side.py). Types are checked by one of the tests. Services start faster where Python
+# may keep what it has compiled.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --durations 10 --numprocesses
 
 test: style
-	$(PYTEST)
+	$(PYTEST) $$(expr $$(nproc) + 2)
 
 test-full: style
-	SSD_TEST_FULL=1 $(PYTEST)
+	SSD_TEST_FULL=1 $(PYTEST) $$(nproc)
 
 # As many processes as there are cores do nothing but burn them; they end with the shell that began them.
 test-under-load: style
