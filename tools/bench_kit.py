@@ -146,6 +146,7 @@ class Client:
         before: Sequence[tuple[str, str]] = (),
         top_logprobs: int | None = None,
         verification: str = "coupled",
+        grammar: pb.Grammar | None = None,
         **sampling: Any,
     ) -> Generated:
         """``before``: earlier turns of the chat, as (role, text). ``top_logprobs``: None for no log
@@ -153,7 +154,8 @@ class Client:
         request = pb.GenerateRequest(
             generated_token_ids=pack_tokens(list(generated)),
             sampling=pb.SamplingOptions(temperature=temperature, seed=seed, **sampling),
-            stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
+            stop=pb.StopOptions(max_tokens=tokens, ignore_eos=grammar is None),
+            grammar=grammar,
             speculation=pb.SpeculationOptions(
                 mode=MODES[mode],
                 depth=depth,

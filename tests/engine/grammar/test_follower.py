@@ -3,8 +3,10 @@
 import random
 
 import numpy as np
+import pytest
 
-from ssd_engine.grammar.compiler import GrammarCompiler
+from ssd_engine.grammar.compiler import LIMITS, GrammarCompiler
+from ssd_engine.grammar.masks import HeldRow, mask_bytes, write_masks
 from ssd_engine.grammar.spec import Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
 from tests.scale import share
@@ -66,3 +68,59 @@ def test_certain_tokens_are_the_only_ones_of_their_places(
     after = follower.allowed(forced)
     assert after is not None
     assert len(tokens_of(after)) > 1
+
+
+def test_masks_of_many_rows_are_those_of_each(compiler: GrammarCompiler) -> None:
+    """Rounds of several texts at once, and branches of one; some leave the grammar."""
+    rng = random.Random(3)
+    size = mask_bytes(len(compiler.follow(GRAMMAR).allowed([])) * 8)  # type: ignore[arg-type]
+    for _ in range(share(200)):
+        held: list[HeldRow] = []
+        for _ in range(rng.randint(1, 3)):
+            follower = compiler.follow(GRAMMAR)
+            text = random_text(compiler, rng, rng.randrange(12))
+            cut = rng.randrange(len(text) + 1)
+            output, tail = text[:cut], text[cut:]
+            if rng.random() < 0.5:  # a round
+                tails = [tail[:i] for i in range(len(tail) + 1)]
+            else:
+                tails = [tail, *([*tail[:i], rng.randrange(4000)] for i in range(len(tail)))]
+            held += [HeldRow(len(held) + i, follower, output, t) for i, t in enumerate(tails)]
+        masks = np.zeros((len(held), size), np.uint8)
+        write_masks(masks, held)
+        for row, _, output, tail in held:
+            expected = compiler.follow(GRAMMAR).allowed(output, tail)
+            if expected is not None and expected.any():
+                assert np.array_equal(masks[row, : len(expected)], expected)
+
+
+def random_text(compiler: GrammarCompiler, rng: random.Random, count: int) -> list[int]:
+    follower, text = compiler.follow(GRAMMAR), list[int]()
+    while len(text) < count:
+        allowed = follower.allowed(text)
+        assert allowed is not None
+        text.append(rng.choice([token for token in tokens_of(allowed) if token != END]))
+    return text
+
+
+def test_a_bound_that_only_a_guess_reaches_ends_no_text(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, "step_max_items", 30)
+    grammar = Grammar(GrammarKind.CONTEXT_FREE, 'start: s\ns: s s | "a" | "b" s "c"\n')
+    follower = GrammarCompiler(tokenizer.serialized(), len(tokenizer.token_bytes), [END]).follow(
+        grammar
+    )
+    a = tokenizer.encode("a", add_special_tokens=False)
+    allowed = follower.allowed([], a * 3)
+    assert allowed is not None
+    assert not allowed.any()
+    assert "Too many items" in follower.problem
+    before = follower.allowed([])
+    assert before is not None
+    assert before.any()
+    masks = np.zeros((4, mask_bytes(len(tokenizer.token_bytes))), np.uint8)
+    write_masks(masks, [HeldRow(i, follower, [], a * i) for i in range(4)])
+    assert np.array_equal(masks[0, : len(before)], before)
+    assert (masks[3] == 0xFF).all()
+    assert follower.num_allowed([], a) == 1

@@ -87,9 +87,9 @@ class DraftSequence:
         self.source = Source.NONE  # where this speculation came from; unknown after an open
         self.sampling = frame.sampling
         self.cache_scope = frame.cache_scope
-        self.history = History.of(self.sampling, self.prompt, self.output)
         self._pending_grammar = grammar
         self.grammar = None if grammar is None else grammar.result(OPENING_SECONDS)
+        self.history = self._new_history()
         self.verification = Verification(frame.verification)
         self.down_weight = frame.down_weight
         self.max_tokens = frame.max_tokens
@@ -153,9 +153,13 @@ class DraftSequence:
         # Towards the end less may be wanted.
         return num_taken < min(self.depth, self.planned_depth, frame.depth)
 
+    def _new_history(self) -> History | None:
+        return History.of(self.sampling, self.prompt, self.output, self.grammar)
+
     def _on_round_changed(self, now: float) -> None:
         if self.grammar is None and self._pending_grammar is not None:
             self.grammar = self._pending_grammar.result()
+            self.history = self._new_history()
         self.changed_at = self.pushed_at = now
         self.ready = self.complete = self.tree_counted = self.was_answered = False
         self.plan = None

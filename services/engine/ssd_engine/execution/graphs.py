@@ -46,14 +46,22 @@ log = logging.getLogger(__name__)
 STARTS = 4  # events of a step: more than there are steps whose times are not read yet
 
 
+@dataclass(frozen=True, slots=True)
+class _Notices:
+    """What is called while a step is launched."""
+
+    launched: Callable[[], None]  # the device has begun
+    before_drawing: Callable[[], None]  # what drawing reads has to be there when this is over
+
+
 class _Captured(Protocol):
     """The captured graphs of one side of a step."""
 
     @property
     def num_turns(self) -> int: ...
 
-    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
-        """The event in front of it. ``launched`` is called when the device has begun."""
+    def replay(self, turn: int, drawing: Drawing, notices: "_Notices") -> torch.cuda.Event:
+        """The event in front of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +77,12 @@ class _InParts:
     def num_turns(self) -> int:
         return len(self.beginnings)
 
-    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+    def replay(self, turn: int, drawing: Drawing, notices: _Notices) -> torch.cuda.Event:
         start, beginning = self.beginnings[turn]
         beginning.replay()
-        launched()
+        notices.launched()
         self.rest.replay()
+        notices.before_drawing()  # while the device is busy
         if self.ends:
             self.ends[drawing].replay()
         return start
@@ -91,10 +100,11 @@ class _AtOnce:
     def num_turns(self) -> int:
         return len(self.starts)
 
-    def replay(self, turn: int, drawing: Drawing, launched: Callable[[], None]) -> torch.cuda.Event:
+    def replay(self, turn: int, drawing: Drawing, notices: _Notices) -> torch.cuda.Event:
+        notices.before_drawing()
         self.starts[turn].record(self.stream)
         self.graphs[drawing].replay()
-        launched()
+        notices.launched()
         return self.starts[turn]
 
 
@@ -134,6 +144,7 @@ class GraphRunner:
         self._launches = 0
         self._stream = torch.cuda.current_stream()
         self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
+        self._reading_masks: dict[int, torch.cuda.Event] = {}  # likewise, by sides
         self._expected: _Expected | None = None
         self._last: InFlight | None = None
         self._last_end: torch.cuda.Event | None = None
@@ -192,7 +203,7 @@ class GraphRunner:
         if captured is None:
             step.run(drawing)
         else:
-            captured.replay(turn, drawing, _nothing)
+            captured.replay(turn, drawing, _Notices(_nothing, _nothing))
 
     def launch(
         self,
@@ -222,8 +233,18 @@ class GraphRunner:
         rows = logit_rows(parts)
         if drawing >= Drawing.ADJUSTED:
             step.tell_histories(rows, draws)
-        told = _Told(parts, rows, drawing, partial(self._expect, parts, draws, dummy_slot))
-        return self._fly(step, side, told, launched or _nothing)
+        held = any(draw is not None and draw.is_held for draw in draws)
+        told = _Told(parts, rows, drawing, held, partial(self._expect, parts, draws, dummy_slot))
+        write_masks = partial(self._write_masks, step, side, rows, draws) if held else _nothing
+        return self._fly(step, side, told, _Notices(launched or _nothing, write_masks))
+
+    def _write_masks(
+        self, step: Step, side: int, rows: Sequence[int], draws: Sequence[Draw | None]
+    ) -> None:
+        """Steps of all shapes have the same ones, for each side."""
+        if (before := self._reading_masks.get(side)) is not None:
+            before.synchronize()
+        step.write_masks(rows, draws)
 
     def deepen(
         self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
@@ -232,7 +253,7 @@ class GraphRunner:
         if flight is not self._last or not isinstance(flight, InFlight):
             return None
         step, told = flight.step, flight.told
-        if step.num_sides == 1 or not all(map(_goes_deeper, told.parts)):
+        if step.num_sides == 1 or told.held or not all(map(_goes_deeper, told.parts)):
             return None
         side = self._launches % step.num_sides
         if (before := self._using.get((step.shape, side))) is not None:
@@ -240,11 +261,9 @@ class GraphRunner:
         step.use(side)
         if not step.deepen(flight.side, told.drawing, slots, widths):
             return None
-        return self._fly(step, side, told, _nothing)
+        return self._fly(step, side, told, _Notices(_nothing, _nothing))
 
-    def _fly(
-        self, step: Step, side: int, told: "_Told", launched: Callable[[], None]
-    ) -> "InFlight":
+    def _fly(self, step: Step, side: int, told: "_Told", notices: _Notices) -> "InFlight":
         """Launch a step whose inputs are filled."""
         turn, drawing = self._launches % STARTS, told.drawing
         self._launches += 1
@@ -252,15 +271,18 @@ class GraphRunner:
         end = self._ends[turn]
         if self._eager:
             start = self._starts[turn]
+            notices.before_drawing()
             start.record(self._stream)
             with torch.inference_mode():
                 step.run(drawing)
-            launched()
+            notices.launched()
         else:
             captured = self._captured[step.shape, side]
-            start = captured.replay(turn // step.num_sides, drawing, launched)
+            start = captured.replay(turn // step.num_sides, drawing, notices)
         end.record(self._stream)
         self._using[step.shape, side] = end
+        if told.held:
+            self._reading_masks[side] = end
         self._last = InFlight(self, step, side, told, start, end, self._rejector)
         return self._last
 
@@ -314,6 +336,7 @@ class _Told:
     parts: Sequence[Part]
     rows: Sequence[int]  # rows of the step that ask for logits
     drawing: Drawing
+    held: bool  # some of these rows are, by grammars
     look_ahead: Callable[[], None]  # for a caller who asks whether it is done while it is not
 
 

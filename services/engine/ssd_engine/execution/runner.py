@@ -208,7 +208,8 @@ class ModelRunner:
         places = min(self.options.max_num_seqs, max(shape.runs for shape in shapes))
         most_rows = max(shape.rows for shape in shapes)
         vocab, overlap = self.config.head_rows, self._kernels.overlap
-        return Histories(places, most_rows, vocab, self.device, overlap, self.options.max_path)
+        about = (places, most_rows, vocab, self.device, overlap, self.options.max_path)
+        return Histories(*about, self.config.vocab_size)
 
     def _finish_kernels(self) -> None:
         """What is compiled on first use is compiled now."""

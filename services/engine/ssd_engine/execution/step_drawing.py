@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd_engine.forward.batch import Draw, Drawing, drawing_of
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.forward.step_inputs import HistoryInputs, StepInputs, StepRun, StepShape
+from ssd_engine.grammar.masks import HeldRow, write_masks
 from ssd_engine.kernels.elementwise import overlapping
 from ssd_engine.kernels.sampling.adjusting import Histories
 from ssd_engine.kernels.sampling.drawing import (
@@ -48,6 +49,9 @@ class StepDrawing:
         self.inputs = StepInputs(shape, device, num_sides)
         self._histories, self._overlap = histories, overlap
         self._history_inputs = HistoryInputs(shape, device, num_sides)
+        self._masks: list[Tensor] = []
+        if histories is not None:
+            self._masks = histories.masks[:num_sides] if num_sides > 1 else histories.masks[-1:]
         # What it may be asked to do; the same on every rank. A draft's guesses need no more for
         # filters than without.
         self.drawings = list(Drawing) if ranks == 1 else [Drawing.PLAIN, Drawing.ADJUSTED]
@@ -113,6 +117,17 @@ class StepDrawing:
             raise RuntimeError("a step without histories has none to be told")
         self._histories.tell(self._history_inputs, rows, draws)
 
+    def write_masks(self, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
+        """Which tokens may be drawn where a grammar decides. It has time until they are drawn."""
+        tokens, held = self.inputs.tokens, []
+        for row, draw in zip(rows, draws, strict=True):
+            if draw is None or draw.history is None or draw.history.grammar is None:
+                continue
+            tail = [*draw.path, *tokens[row + 1 - draw.recent : row + 1].tolist()]
+            held.append(HeldRow(row, draw.history.grammar, draw.history.output, tail))
+        if held:
+            write_masks(self._masks[self._side].numpy().view(np.uint8), held)
+
     def deepen(
         self, source: int, drawing: Drawing, slots: Sequence[int], widths: Sequence[int]
     ) -> bool:
@@ -127,8 +142,8 @@ class StepDrawing:
         """Tokens, or the best of every row, to ``drawn``. The logits stay as they are."""
         adjusted = logits
         if drawing >= Drawing.ADJUSTED and self._histories is not None:
-            about = (self.inputs["tokens"], self.inputs["draw_positions"])
-            adjusted = self._histories.adjust(logits, *about, self._history_inputs)
+            about = (self.inputs["tokens"], self.inputs["draw_positions"], self._history_inputs)
+            adjusted = self._histories.adjust(logits, *about, self._masks[self._side])
         if self.ranks > 1:
             self._guesses.make(adjusted, self.inputs, self.drawn, self._best_of_row)
             return
@@ -249,6 +264,7 @@ class PromptDrawing:
         step.inputs.fill([StepRun([0], [0], [0], [0], [0], draws=[draw]) for draw in draws], 0)
         if drawing >= Drawing.ADJUSTED:
             step.tell_histories(range(len(draws)), draws)
+            step.write_masks(range(len(draws)), draws)
         step.inputs.copy()
         self._logits[: len(draws)] = logits
         step.draw(self._logits, drawing)

@@ -18,7 +18,7 @@ class Drawing(IntEnum):
 
     PLAIN = 0  # temperatures
     FILTERED = 1  # top-k, top-p and min-p
-    ADJUSTED = 2  # penalties and logit bias
+    ADJUSTED = 2  # penalties, logit bias and grammars
     REPORTED = 3  # log probabilities of what was drawn
 
 
@@ -65,6 +65,11 @@ class Draw(NamedTuple):
         if self.history is not None:
             return Drawing.ADJUSTED
         return Drawing.FILTERED if self.filters else Drawing.PLAIN
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the token has to follow a grammar."""
+        return self.history is not None and self.history.grammar is not None
 
     @property
     def filters(self) -> bool:

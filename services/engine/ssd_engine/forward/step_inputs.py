@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.forward.batch import Draw
@@ -247,6 +248,11 @@ class StepInputs:
         slots = np.where(depths > 0, branches * (depths + 1), 0)
         return bool((slots <= self.shape.scratch).all())
 
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """What each row is given."""
+        return self._host.numbers["tokens"]
+
     def put_tokens(self, tokens: Sequence[int]) -> None:
         """Fill in the tokens of a step that has everything else."""
         self._host.part["tokens"][: len(tokens)] = _ints(tokens)
@@ -324,6 +330,7 @@ class HistoryInputs:
             "recent": rows,
             "path_lengths": rows,
             "chained": rows,
+            "held": rows,
             "paths": rows * shape.path,
         }
         spans, size = _spans(sizes)
@@ -359,15 +366,17 @@ class HistoryInputs:
         """``told``: rows, the places of their histories, and how they are drawn. ``added``: tokens
         that are added to histories, after their places."""
         host, rows, width = self._hosts[self._side], self.shape.rows, self.shape.path
-        places, recent, lengths = [-1] * rows, [0] * rows, [0] * rows
+        places, recent, lengths, held = [-1] * rows, [0] * rows, [0] * rows, [0] * rows
         for row, place, draw in told:
             path = draw.path[-width:] if width else ()
             places[row], recent[row], lengths[row] = place, draw.recent, len(path)
+            held[row] = int(draw.is_held)
             host["paths"][row * width : row * width + len(path)] = _ints(path)
         host["places"][:] = _ints(places)
         host["recent"][:] = _ints(recent)
         host["path_lengths"][:] = _ints(lengths)
         host["chained"][:] = _ints([0] * rows)
+        host["held"][:] = _ints(held)
         host["num_new"][0] = len(added)
         host["new_places"][: len(added)] = _ints([place for place, _ in added])
         host["new_tokens"][: len(added)] = _ints([token for _, token in added])

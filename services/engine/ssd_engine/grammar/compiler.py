@@ -71,7 +71,7 @@ class GrammarCompiler:
             self._kept.move_to_end(grammar)
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-            return GrammarFollower(start.deep_copy(), self._vocab_size)
+            return GrammarFollower(start, self._vocab_size)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         size = len(grammar.source.encode())

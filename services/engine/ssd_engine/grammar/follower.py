@@ -14,8 +14,9 @@ MOST_KEPT = 32  # places
 class GrammarFollower:
     """Goes back and forth between the texts that one sequence may become."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
+        """``start`` stays where it is."""
+        self._start, self._matcher = start, start.deep_copy()
         self._vocab_size, self._num_bytes = vocab_size, -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
         self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
@@ -32,11 +33,15 @@ class GrammarFollower:
             self._allowed[place] = self._compute()
         return self._allowed[place]
 
+    def at(self, text: Sequence[int]) -> LLMatcher | None:
+        """The library's, which stands after this text until somebody asks for another place. None
+        where it is no text of the grammar."""
+        return self._matcher if self._go_to(text) else None
+
     def _compute(self) -> Allowed:
         bits = np.zeros(self._num_bytes, np.uint8)
         mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            self.problem = self._matcher.get_error().strip()
+        if self._note_problem():
             return bits
         found = np.frombuffer(mask, np.uint8)[: self._num_bytes]
         bits[: len(found)] = found
@@ -46,7 +51,15 @@ class GrammarFollower:
         """How many tokens of the tail can follow the output, one after another."""
         if not self._go_to(output):
             return 0
-        return self._matcher.validate_tokens(self._known(tail))
+        count = self._matcher.validate_tokens(self._known(tail))
+        self._note_problem()
+        return count
+
+    def _note_problem(self) -> bool:
+        if not self._matcher.is_error():
+            return False
+        self.problem = self._matcher.get_error().strip()
+        return True
 
     def forced(self, output: Sequence[int], most: int) -> list[int]:
         """The next tokens, as far as there is no other in their place."""
@@ -54,6 +67,8 @@ class GrammarFollower:
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
         """Whether these tokens are a beginning of a text of the grammar."""
+        if self._note_problem():  # at a place that perhaps no text will reach
+            self._matcher, self._path, self._allowed = self._start.deep_copy(), [], {}
         pairs = zip(self._path, tokens, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if common < len(self._path):

@@ -86,7 +86,7 @@ class Sequence:
         self.num_logprobs = num_logprobs  # None: no logprobs; n: the chosen token's and the top n
         self.prompt_logprobs = prompt_logprobs  # the same of the tokens of its prompt
         self.num_scored = 0  # tokens of the prompt, the first ones, after which these were told
-        self.history = History.of(sampling, prompt, self.output)
+        self.history = History.of(sampling, prompt, self.output, grammar)
         self.grammar = grammar
         self.state = SequenceState.WAITING
         self.lease: BlockLease | None = None

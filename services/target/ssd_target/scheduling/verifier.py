@@ -117,7 +117,7 @@ def verify(
         outcomes = {
             i: _drawn_by_device(work, scored, scored.drawn, spans[i])
             for i, work in enumerate(works)
-            if distributions[i] is None and work.sequence.grammar is None
+            if distributions[i] is None
         }
     outcomes |= _rejecting_by_device(works, scored, spans, distributions)
     others = [i for i in range(len(works)) if i not in outcomes]
@@ -138,6 +138,11 @@ def _drawn_by_device(
     tokens = own[: len(path) + 1]
     if any(scored.broken[span][: len(tokens)]):
         return NON_FINITE
+    if (grammar := work.sequence.grammar) is not None:
+        count = grammar.num_allowed(work.sequence.output, tokens)
+        path, tokens = _up_to(count, path, tokens)
+        if not tokens:
+            return NothingDrawn(f"grammar: {grammar.problem}")
     if wanted is None:
         return RoundOutcome(path, tokens, None)
     values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
@@ -200,7 +205,10 @@ def _verify_logits(
 
 def _drawable(rows: list[SampleRow], path: Rows[int], tokens: list[int]) -> Verdict:
     """Without the tokens of rows that no token can follow."""
-    count = sum(1 for _ in takewhile(_has_next, rows))
+    return _up_to(sum(1 for _ in takewhile(_has_next, rows)), path, tokens)
+
+
+def _up_to(count: int, path: Rows[int], tokens: list[int]) -> Verdict:
     return (path, tokens) if len(tokens) <= count else (path[: max(0, count - 1)], tokens[:count])
 
 

@@ -73,6 +73,7 @@ class SyncDrafter:
         """Fill every row; it stays empty where the draft model has no room for its sequence."""
         served = [row for row in rows if self._follow(row.sequence)]
         wanting = [row for row in served if row.depth]
+        # What a grammar allows next depends on the token before, which must be known here.
         free = all(row.sequence.grammar is None for row in wanting)
         if self._runner.chains and wanting and free and all(map(self._is_close, wanting)):
             self._draft_in_a_chain(wanting)
@@ -206,7 +207,7 @@ def _draw(row: DraftRow, in_flight: int | None = None) -> Draw:
 
 def _guess(rows: Rows[DraftRow], scored: ForwardResult) -> None:
     """The next token of each row."""
-    if scored.following is not None and all(row.sequence.grammar is None for row in rows):
+    if scored.following is not None:
         for i, (row, token) in enumerate(zip(rows, scored.following.tolist(), strict=True)):
             row.tokens.append(token)
             if row.down_weight is not None and scored.sigma is not None:

@@ -119,7 +119,7 @@ class Adjuster:
         positions[: len(tokens)] = torch.tensor(self._positions)
         on_device = logits.to(DEVICE)
         about = (given, positions.to(DEVICE), self._inputs)
-        adjusted = self._histories.adjust(on_device, *about).cpu()
+        adjusted = self._histories.adjust(on_device, *about, self._histories.masks[0]).cpu()
         assert torch.equal(on_device.cpu(), logits)
         return adjusted[: len(tokens)].clone()
 

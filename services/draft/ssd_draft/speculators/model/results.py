@@ -43,8 +43,7 @@ def _extend_coupled(result: ForwardResult, groups: list[RowGroup]) -> None:
 
 def _extend_drawn(result: ForwardResult, groups: list[RowGroup]) -> None:
     """Rejection: tokens are drawn from distributions, which are kept for the target."""
-    by_device = all(group.is_ranked_by_device for group in groups)
-    if by_device and result.following is not None and result.sigma is not None:
+    if result.following is not None and result.sigma is not None:
         _extend_by_device(result, groups, result.following)
         return
     widths: list[int] = []
@@ -77,7 +76,7 @@ def _extend_by_device(
 def _rankings(result: ForwardResult, groups: list[RowGroup]) -> list[list[int]]:
     """The best guesses of every row, best first."""
     count = max(group.plan.ranks for group in groups)
-    best = result.best if all(group.is_ranked_by_device for group in groups) else None
+    best = result.best
     if best is None or best.shape[1] < count:
         logits = _select(result.logits, groups)
         return ranked_guesses(logits, _sample_rows(groups), count, groups[0].coupled)

@@ -33,13 +33,10 @@ class RowGroup:
 
     @property
     def chosen_by_device(self) -> bool:
-        """Whether the tokens after its rows are those that the device chooses."""
-        return self.is_ranked_by_device and not self.is_chain and self.plan.ranks <= RANKS + 1
-
-    @property
-    def is_ranked_by_device(self) -> bool:
-        """What a grammar allows is known here alone."""
-        return self.state.sequence.grammar is None
+        """Whether the tokens after its rows are those that the device chooses, so that it may go on
+        from them by itself. What a grammar allows next depends on the token, and is found here."""
+        free = self.state.sequence.grammar is None
+        return free and not self.is_chain and self.plan.ranks <= RANKS + 1
 
     @property
     def coupled(self) -> bool:

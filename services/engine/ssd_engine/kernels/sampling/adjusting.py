@@ -1,4 +1,4 @@
-"""Penalties, logit bias and bans on the device: what each sequence has said so far lies there, too.
+"""Penalties, logit bias, bans and grammars on the device, where what each sequence has said lies.
 
 A table has one row for each sequence: how often each token stands in its output, and whether it
 stands in its prompt. What was committed since the last step is added within a step. Tokens that a
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.step_inputs import HistoryInputs
+from ssd_engine.grammar.masks import mask_bytes
 from ssd_engine.kernels.elementwise import overlapping
 from ssd_engine.kernels.sampling.filtering import PIECE, wait_for_inputs
 from ssd_engine.sampling.history import History
@@ -30,6 +31,7 @@ from ssd_engine.sampling.params import (
     SamplingParams,
 )
 
+SIDES = 2  # of a step, at most
 IN_PROMPT = 1
 ALIGNMENT = 16  # numbers; a row begins at a multiple of so many
 ONCE = tl.constexpr(2)  # in the output
@@ -218,6 +220,32 @@ def bias_kernel(
         tl.store(out + row.to(tl.int64) * out_stride + token, x, mask=there)
 
 
+@triton.jit
+def hold_kernel(
+    out,  # [rows, vocab]
+    held,  # [rows]: not 0 where a grammar decides
+    masks,  # [rows, words] int32 in the host's memory: a bit for each token that it allows
+    out_stride,
+    words,
+    vocab,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """What is not allowed becomes -inf, unless it is no logit at all: that must not be hidden."""
+    row, piece = tl.program_id(1), tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    if tl.load(held + row) != 0:
+        token = piece * PIECE + tl.arange(0, PIECE)
+        inside = token < vocab
+        word, bit = token // 32, token % 32
+        bits = tl.load(masks + row * words + word, mask=word < words, other=0)
+        here = out + row.to(tl.int64) * out_stride + token
+        x = tl.load(here, mask=inside, other=0.0)
+        left_out = ((bits >> bit) & 1) == 0
+        is_logit = (x == x) & (x != float("inf"))
+        tl.store(here, float("-inf"), mask=inside & left_out & is_logit)
+
+
 class Histories:
     """The table, and which sequence has which place in it: the last ones that were drawn for.
 
@@ -232,9 +260,11 @@ class Histories:
         device: torch.device,
         overlap: bool = False,
         most_chained: int = 0,
+        num_tokens: int | None = None,
     ) -> None:
         """The largest step has ``rows``. There are places for all sequences of one step.
-        ``most_chained``: steps, one after the other, that follow one that was said in full."""
+        ``most_chained``: steps, one after the other, that follow one that was said in full.
+        ``num_tokens``: that grammars know; None: all."""
         self._vocab, self._device, self._most_chained = vocab, device, most_chained
         self._options = dict(overlapping(overlap), enable_fp_fusion=False)
         self._free = list(range(places))
@@ -252,6 +282,13 @@ class Histories:
         width = -(-vocab // ALIGNMENT) * ALIGNMENT
         self._adjusted = empty(rows, width, kind=torch.float32)[:, :vocab]
         self._trail = empty(max(1, most_chained), rows, kind=torch.int32)
+        words = mask_bytes(num_tokens or vocab) // self._trail.itemsize
+        pinned = device.type == "cuda"
+        # Which tokens a grammar allows; the device reads it where the host has written it. One for
+        # each side of a step, and one for steps that have a single side.
+        self.masks = [
+            torch.zeros(rows, words, dtype=torch.int32, pin_memory=pinned) for _ in range(SIDES + 1)
+        ]
 
     def tell(
         self, inputs: HistoryInputs, rows: Sequence[int], draws: Sequence[Draw | None]
@@ -287,10 +324,15 @@ class Histories:
         return places, added
 
     def adjust(
-        self, logits: Tensor, tokens: Tensor, positions: Tensor, inputs: HistoryInputs
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        inputs: HistoryInputs,
+        masks: Tensor,
     ) -> Tensor:
         """Logits of a step whose rows were given these tokens, and draw those at these positions:
-        [rows, vocab], until the next."""
+        [rows, vocab], until the next. ``masks`` [rows, words]: of rows that are held."""
         rows, vocab = inputs.shape.rows, self._vocab
         out, trail = self.adjusted(rows), (self._trail, self._trail.stride(0))
         inputs.copy()
@@ -312,6 +354,11 @@ class Histories:
         penalise_kernel[(-(-vocab // PIECE), rows)](*shared, PIECE=PIECE, **options)
         entries = (self._biased, self._biases, self._banned_until)
         bias_kernel[(rows,)](*shared, *entries, positions, ENTRIES=ENTRIES, **options)
+        hold_kernel[(-(-vocab // PIECE), rows)](
+            *(out, inputs["held"], masks, out.stride(0), masks.shape[1], vocab),
+            PIECE=PIECE,
+            **self._options,
+        )
         return out
 
     def adjusted(self, rows: int) -> Tensor:
