@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_engine.errors import InputError
-from ssd_engine.grammar.compiler import MAX_CHOICES, MOST_KEPT, GrammarCompiler
+from ssd_engine.grammar.compiler import MAX_CHOICES, MOST_IDLE, GrammarCompiler
 from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
@@ -142,6 +142,21 @@ def walk(follower: GrammarFollower) -> None:
 
 
 def test_few_are_kept(compiler: GrammarCompiler) -> None:
-    for i in range(MOST_KEPT + 5):
+    for i in range(MOST_IDLE + 5):
         compiler.follow(Grammar(GrammarKind.REGEX, f"a{{{i + 1}}}"))
-    assert len(compiler._kept) == MOST_KEPT
+    assert len(compiler._idle) == MOST_IDLE
+
+
+def test_one_that_was_used_is_used_again_from_its_beginning(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "once upon a (time|day)")
+    first = compiler.follow(grammar)
+    fresh = first.allowed([])
+    walk(first)
+    matcher = first.at([])
+    del first
+    again, other = compiler.follow(grammar), compiler.follow(grammar)
+    assert again.at([]) is matcher
+    assert other.at([]) is not matcher
+    assert np.array_equal(again.allowed([]), fresh)  # type: ignore[arg-type]

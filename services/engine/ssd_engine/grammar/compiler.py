@@ -5,10 +5,10 @@ millisecond, holds bounds on the work of every step, and refuses what it cannot 
 """
 
 import json
-from collections import OrderedDict
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -19,7 +19,15 @@ from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.grammar.schema_errors import find_large_number, find_place
 from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
-MOST_KEPT = 64  # compiled grammars, those that were used last
+MOST_IDLE = 64  # compiled grammars that are kept, those that were used last
+# Tokens that lie within one of these are looked at together, wherever all of it may come: strings
+# whose length is bounded need the shorter ones.
+_INSIDE_STRINGS = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_INSIDE_STRINGS}{{1,{length}}}" for length in (2, 4, 6, 8, 10, 14, 20, 30)),
+    f"{_INSIDE_STRINGS}+",
+]
 MAX_CHOICES = 4096
 # As json.dumps writes it: what need not be chosen takes no time, and no text goes on for ever with
 # spaces. A schema may say otherwise under "x-guidance".
@@ -49,14 +57,18 @@ class GrammarCompiler:
         into tokens as it does it, and no other ones are allowed there."""
         self._serialized, self._vocab_size = tokenizer, vocab_size
         self._eos = list(eos_token_ids)
-        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        # Compiled ones that no text follows. Each text has one of its own: copies of one wait for
+        # each other, and one that has been used is faster.
+        self._idle: list[tuple[Grammar, LLMatcher]] = []
+        self._lock = RLock()  # what is given back may be collected while somebody else is served
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         """Made for the first grammar: of a large vocabulary it takes a second."""
         try:
-            return LLTokenizer(self._serialized, n_vocab=self._vocab_size, eos_token=self._eos)
+            return LLTokenizer(
+                self._serialized, n_vocab=self._vocab_size, eos_token=self._eos, slices=SLICES
+            )
         except Exception as error:
             problem = f"this model's tokenizer is none that texts can be held to one with: {error}"
             raise InputError("grammar", problem) from None
@@ -64,14 +76,20 @@ class GrammarCompiler:
     def follow(self, grammar: Grammar) -> GrammarFollower:
         """Raises InputError for a grammar that cannot be compiled."""
         with self._lock:
-            start = self._kept.get(grammar)
-        start = start or self._compile(grammar)  # nobody else waits for it
+            idle = [i for i, (known, _) in enumerate(self._idle) if known == grammar]
+            matcher = self._idle.pop(idle[-1])[1] if idle else None
+        matcher = matcher or self._compile(grammar)  # nobody else waits for it
+        follower = GrammarFollower(matcher, self._vocab_size)
+        weakref.finalize(follower, self._keep, grammar, matcher).atexit = False
+        return follower
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        """When nothing follows a text with it any longer."""
+        if matcher.is_error() or not matcher.reset():
+            return
         with self._lock:
-            self._kept[grammar] = start
-            self._kept.move_to_end(grammar)
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-            return GrammarFollower(start, self._vocab_size)
+            self._idle.append((grammar, matcher))
+            del self._idle[:-MOST_IDLE]
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         size = len(grammar.source.encode())

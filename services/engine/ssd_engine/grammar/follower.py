@@ -14,9 +14,9 @@ MOST_KEPT = 32  # places
 class GrammarFollower:
     """Goes back and forth between the texts that one sequence may become."""
 
-    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
-        """``start`` stays where it is."""
-        self._start, self._matcher = start, start.deep_copy()
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        """``matcher`` stands at the beginning, and is of use to nobody else."""
+        self._start, self._matcher = matcher.deep_copy(), matcher
         self._vocab_size, self._num_bytes = vocab_size, -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
         self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
