@@ -9,7 +9,7 @@ right. A draft's step is one graph: while it is launched, the device computes th
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from ssd_engine.forward.result import (
     RejectionVerdict,
 )
 from ssd_engine.forward.step_inputs import StepRun, StepShape
+from ssd_engine.grammar.masks import HeldRow
 from ssd_engine.kernels.sampling.rejecting import Rejector
 from ssd_engine.process.progress import tracked
 from ssd_engine.sampling.rejection import SampledSpeculation
@@ -51,7 +52,8 @@ class _Notices:
     """What is called while a step is launched."""
 
     launched: Callable[[], None]  # the device has begun
-    before_drawing: Callable[[], None]  # what drawing reads has to be there when this is over
+    # What drawing reads has to be there when this is over; None: it reads nothing of that kind.
+    before_drawing: Callable[[], None] | None = None
 
 
 class _Captured(Protocol):
@@ -82,7 +84,8 @@ class _InParts:
         beginning.replay()
         notices.launched()
         self.rest.replay()
-        notices.before_drawing()  # while the device is busy
+        if notices.before_drawing is not None:
+            notices.before_drawing()  # while the device is busy
         if self.ends:
             self.ends[drawing].replay()
         return start
@@ -90,21 +93,29 @@ class _InParts:
 
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
-    """A draft's step, as one graph: while it is launched, the device computes the one before it."""
+    """A draft's step, as one graph: while it is launched, the device computes the one before it.
+    Where grammars decide about its tokens, it is launched in two parts."""
 
     starts: list[torch.cuda.Event]
     stream: torch.cuda.Stream
     graphs: dict[Drawing, torch.cuda.CUDAGraph]
+    computing: torch.cuda.CUDAGraph
+    held: torch.cuda.CUDAGraph  # what is drawn then
 
     @property
     def num_turns(self) -> int:
         return len(self.starts)
 
     def replay(self, turn: int, drawing: Drawing, notices: _Notices) -> torch.cuda.Event:
-        notices.before_drawing()
         self.starts[turn].record(self.stream)
-        self.graphs[drawing].replay()
-        notices.launched()
+        if notices.before_drawing is None:
+            self.graphs[drawing].replay()
+            notices.launched()
+        else:
+            self.computing.replay()
+            notices.launched()
+            notices.before_drawing()
+            self.held.replay()
         return self.starts[turn]
 
 
@@ -188,7 +199,9 @@ class GraphRunner:
         graphs = {}
         for drawing in step.drawings:
             graphs[drawing], memory = _capture(partial(step.run, drawing), memory)
-        return _AtOnce(starts, self._stream, graphs), memory
+        computing, memory = _capture(step.compute, memory)
+        held, memory = _capture(partial(step.finish, Drawing.ADJUSTED), memory)
+        return _AtOnce(starts, self._stream, graphs, computing, held), memory
 
     def num_replays(self, step: Step, side: int) -> int:
         """How often a step was captured on this side."""
@@ -203,7 +216,7 @@ class GraphRunner:
         if captured is None:
             step.run(drawing)
         else:
-            captured.replay(turn, drawing, _Notices(_nothing, _nothing))
+            captured.replay(turn, drawing, _Notices(_nothing))
 
     def launch(
         self,
@@ -233,18 +246,20 @@ class GraphRunner:
         rows = logit_rows(parts)
         if drawing >= Drawing.ADJUSTED:
             step.tell_histories(rows, draws)
-        held = any(draw is not None and draw.is_held for draw in draws)
-        told = _Told(parts, rows, drawing, held, partial(self._expect, parts, draws, dummy_slot))
-        write_masks = partial(self._write_masks, step, side, rows, draws) if held else _nothing
-        return self._fly(step, side, told, _Notices(launched or _nothing, write_masks))
+        told = _Told(parts, rows, drawing, partial(self._expect, parts, draws, dummy_slot))
+        if any(draw is not None and draw.is_held for draw in draws):
+            following = None
+            if self._last is not None and step.ranks > 1:
+                following = self._last.following
+            told = replace(told, held=_Held(partial(step.held_rows, rows, draws, following)))
+        return self._fly(step, side, told, launched or _nothing)
 
-    def _write_masks(
-        self, step: Step, side: int, rows: Sequence[int], draws: Sequence[Draw | None]
-    ) -> None:
+    def _write_masks(self, step: Step, side: int, held: "_Held") -> None:
         """Steps of all shapes have the same ones, for each side."""
         if (before := self._reading_masks.get(side)) is not None:
             before.synchronize()
-        step.write_masks(rows, draws)
+        held.rows = held.find()
+        step.write_masks(held.rows)
 
     def deepen(
         self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
@@ -253,7 +268,7 @@ class GraphRunner:
         if flight is not self._last or not isinstance(flight, InFlight):
             return None
         step, told = flight.step, flight.told
-        if step.num_sides == 1 or told.held or not all(map(_goes_deeper, told.parts)):
+        if step.num_sides == 1 or not all(map(_goes_deeper, told.parts)):
             return None
         side = self._launches % step.num_sides
         if (before := self._using.get((step.shape, side))) is not None:
@@ -261,27 +276,33 @@ class GraphRunner:
         step.use(side)
         if not step.deepen(flight.side, told.drawing, slots, widths):
             return None
-        return self._fly(step, side, told, _Notices(_nothing, _nothing))
+        if told.held is not None:
+            told = replace(told, held=_Held(partial(_deeper, flight, told.held)))
+        return self._fly(step, side, told, _nothing)
 
-    def _fly(self, step: Step, side: int, told: "_Told", notices: _Notices) -> "InFlight":
+    def _fly(
+        self, step: Step, side: int, told: "_Told", launched: Callable[[], None]
+    ) -> "InFlight":
         """Launch a step whose inputs are filled."""
-        turn, drawing = self._launches % STARTS, told.drawing
+        turn, drawing, held = self._launches % STARTS, told.drawing, told.held
+        write = None if held is None else partial(self._write_masks, step, side, held)
         self._launches += 1
         self._expected = None
         end = self._ends[turn]
         if self._eager:
             start = self._starts[turn]
-            notices.before_drawing()
+            if write is not None:
+                write()
             start.record(self._stream)
             with torch.inference_mode():
                 step.run(drawing)
-            notices.launched()
+            launched()
         else:
             captured = self._captured[step.shape, side]
-            start = captured.replay(turn // step.num_sides, drawing, notices)
+            start = captured.replay(turn // step.num_sides, drawing, _Notices(launched, write))
         end.record(self._stream)
         self._using[step.shape, side] = end
-        if told.held:
+        if held is not None:
             self._reading_masks[side] = end
         self._last = InFlight(self, step, side, told, start, end, self._rejector)
         return self._last
@@ -336,8 +357,22 @@ class _Told:
     parts: Sequence[Part]
     rows: Sequence[int]  # rows of the step that ask for logits
     drawing: Drawing
-    held: bool  # some of these rows are, by grammars
     look_ahead: Callable[[], None]  # for a caller who asks whether it is done while it is not
+    held: "_Held | None" = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """The rows of a step that follow grammars: known when what the step follows is."""
+
+    find: Callable[[], list[HeldRow]]
+    rows: list[HeldRow] = field(default_factory=list)  # once they are found
+
+
+def _deeper(flight: "InFlight", held: _Held) -> list[HeldRow]:
+    """The same rows, each after the token that it has drawn."""
+    tokens = flight.following()
+    return [row._replace(tail=[*row.tail, int(tokens[row.row])]) for row in held.rows]
 
 
 class InFlight:
@@ -383,6 +418,11 @@ class InFlight:
             reject=None if self._rejector is None else partial(self._reject, self._rejector),
             clock=self._seconds,
         )
+
+    def following(self) -> NDArray[np.int32]:
+        """What a draft's rows have drawn, all of the step's."""
+        self._end.synchronize()
+        return self.step.guesses_on(self.side)[:, self.step.ranks]
 
     def _guessed(self, rows: Sequence[int]) -> ForwardResult:
         ranks, lines = self.step.ranks, self.step.guesses_on(self.side)[rows]

@@ -97,9 +97,13 @@ class Step(StepDrawing):
 
     def run(self, drawing: Drawing = Drawing.PLAIN) -> None:
         """All of it, over fixed addresses, so that it can be captured."""
+        self.compute()
+        self.finish(drawing)
+
+    def compute(self) -> None:
+        """All but what is drawn."""
         self.begin()
         self.score()
-        self.finish(drawing)
 
     def begin(self) -> None:
         """As much as keeps a device busy until the rest of it is launched, too."""

@@ -1,6 +1,6 @@
 """What is drawn from the logits of a step's rows, over buffers that stay where they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,14 +117,29 @@ class StepDrawing:
             raise RuntimeError("a step without histories has none to be told")
         self._histories.tell(self._history_inputs, rows, draws)
 
-    def write_masks(self, rows: Sequence[int], draws: Sequence[Draw | None]) -> None:
-        """Which tokens may be drawn where a grammar decides. It has time until they are drawn."""
+    def held_rows(
+        self,
+        rows: Sequence[int],
+        draws: Sequence[Draw | None],
+        before: Callable[[], NDArray[np.int32]] | None = None,
+    ) -> list[HeldRow]:
+        """Those whose tokens a grammar decides about. ``before`` tells what the step drew that this
+        one was given rows of. Without it these rows are left out: nobody reads their tokens."""
         tokens, held = self.inputs.tokens, []
         for row, draw in zip(rows, draws, strict=True):
             if draw is None or draw.history is None or draw.history.grammar is None:
                 continue
-            tail = [*draw.path, *tokens[row + 1 - draw.recent : row + 1].tolist()]
+            recent = tokens[row + 1 - draw.recent : row + 1].tolist()
+            if min(recent, default=0) < 0:
+                if before is None:
+                    continue
+                recent = [int(before()[-token - 1]) if token < 0 else token for token in recent]
+            tail = [*draw.path, *recent]
             held.append(HeldRow(row, draw.history.grammar, draw.history.output, tail))
+        return held
+
+    def write_masks(self, held: Sequence[HeldRow]) -> None:
+        """Which tokens may be drawn there. It has time until they are drawn."""
         if held:
             write_masks(self._masks[self._side].numpy().view(np.uint8), held)
 
@@ -264,7 +279,7 @@ class PromptDrawing:
         step.inputs.fill([StepRun([0], [0], [0], [0], [0], draws=[draw]) for draw in draws], 0)
         if drawing >= Drawing.ADJUSTED:
             step.tell_histories(range(len(draws)), draws)
-            step.write_masks(range(len(draws)), draws)
+            step.write_masks(step.held_rows(range(len(draws)), draws))
         step.inputs.copy()
         self._logits[: len(draws)] = logits
         step.draw(self._logits, drawing)

@@ -73,9 +73,7 @@ class SyncDrafter:
         """Fill every row; it stays empty where the draft model has no room for its sequence."""
         served = [row for row in rows if self._follow(row.sequence)]
         wanting = [row for row in served if row.depth]
-        # What a grammar allows next depends on the token before, which must be known here.
-        free = all(row.sequence.grammar is None for row in wanting)
-        if self._runner.chains and wanting and free and all(map(self._is_close, wanting)):
+        if self._runner.chains and wanting and all(map(self._is_close, wanting)):
             self._draft_in_a_chain(wanting)
             return
         while unfinished := [row for row in served if len(row.tokens) < row.depth]:

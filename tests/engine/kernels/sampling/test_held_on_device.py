@@ -86,7 +86,7 @@ def fill(step: StepDrawing, runs: Sequence[StepRun]) -> None:
     step.inputs.fill(runs, 0)
     step.tell_histories(range(len(draws)), draws)
     step.inputs.copy()
-    step.write_masks(range(len(draws)), draws)
+    step.write_masks(step.held_rows(range(len(draws)), draws))
 
 
 def draw_of(history: History, after: int, recent: int, path: Sequence[int] = ()) -> Draw:

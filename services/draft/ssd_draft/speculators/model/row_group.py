@@ -33,10 +33,8 @@ class RowGroup:
 
     @property
     def chosen_by_device(self) -> bool:
-        """Whether the tokens after its rows are those that the device chooses, so that it may go on
-        from them by itself. What a grammar allows next depends on the token, and is found here."""
-        free = self.state.sequence.grammar is None
-        return free and not self.is_chain and self.plan.ranks <= RANKS + 1
+        """Whether the tokens after its rows are those that the device chooses."""
+        return not self.is_chain and self.plan.ranks <= RANKS + 1
 
     @property
     def coupled(self) -> bool:
