@@ -69,8 +69,8 @@ class GrammarFollower:
         """Whether these tokens are a beginning of a text of the grammar."""
         if self._note_problem():  # at a place that perhaps no text will reach
             self._matcher, self._path, self._allowed = self._start.deep_copy(), [], {}
-        pairs = zip(self._path, tokens, strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        tokens = tokens if isinstance(tokens, list) else list(tokens)
+        common = _common(self._path, tokens)
         if common < len(self._path):
             self._matcher.rollback(len(self._path) - common)
             del self._path[common:]
@@ -84,4 +84,20 @@ class GrammarFollower:
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Up to the first that is no token: after one the library would say no more."""
+        if max(tokens, default=0) < self._vocab_size:
+            return list(tokens)
         return list(takewhile(lambda token: token < self._vocab_size, tokens))
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with. Texts are long, and lists are compared in no time."""
+    known, unknown = 0, min(len(a), len(b))
+    if a[:unknown] == b[:unknown]:
+        return unknown
+    while unknown - known > 1:  # they differ before the latter
+        middle = (known + unknown) // 2
+        if a[known:middle] == b[known:middle]:
+            known = middle
+        else:
+            unknown = middle
+    return known
