@@ -20,6 +20,8 @@ class GrammarFollower:
         self._vocab_size, self._num_bytes = vocab_size, -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
         self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
+        # Whether there was a place in its rounds that no token can follow.
+        self.is_stuck = False
         self.problem = "no token of this model can go on with the grammar here"
 
     def allowed(self, output: Sequence[int], tail: Sequence[int] = ()) -> Allowed | None:

@@ -62,7 +62,7 @@ def write_masks(masks: NDArray[np.uint8], held: Sequence[HeldRow]) -> None:
             masks[row, : len(allowed)] = allowed
     for each in held:
         if not masks[each.row].any():
-            masks[each.row] = ALL
+            masks[each.row], each.follower.is_stuck = ALL, True
 
 
 def _compute(masks: NDArray[np.uint8], entries: list[tuple[LLMatcher, int, list[int]]]) -> None:

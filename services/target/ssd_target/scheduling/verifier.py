@@ -138,7 +138,8 @@ def _drawn_by_device(
     tokens = own[: len(path) + 1]
     if any(scored.broken[span][: len(tokens)]):
         return NON_FINITE
-    if (grammar := work.sequence.grammar) is not None:
+    grammar = work.sequence.grammar
+    if grammar is not None and grammar.is_stuck:
         count = grammar.num_allowed(work.sequence.output, tokens)
         path, tokens = _up_to(count, path, tokens)
         if not tokens:

@@ -148,9 +148,10 @@ class SpeculationCoordinator:
     ) -> None:
         """Leaves out what cannot be right. Tokens that are certain are speculated where that is
         more: they take no forward of their own."""
-        fits = grammar.num_allowed(sequence.output, row.speculation.tokens)
-        if fits < len(row.speculation):
-            row.cut(fits)
+        if row.speculation.tokens:
+            fits = grammar.num_allowed(sequence.output, row.speculation.tokens)
+            if fits < len(row.speculation):
+                row.cut(fits)
         endpoint = self.endpoints.of(row.state)
         most = self.depth if endpoint is None else min(self.depth, endpoint.max_depth)
         forced = grammar.forced(sequence.output, min(most, row.state.room()))

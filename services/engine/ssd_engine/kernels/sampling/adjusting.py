@@ -314,12 +314,13 @@ class Histories:
         added: list[tuple[int, int]] = []
         for history in histories:
             place, known = self._known.get(history) or (self._new_place(), -1)
-            new = len(history.output) - known
-            if known >= 0 and 0 <= new <= most - len(added):
-                added += [(place, token) for token in history.output[known:]]
+            # Without penalties nobody looks at the tokens.
+            length = len(history.output) if history.params.penalised else 0
+            if known >= 0 and 0 <= length - known <= most - len(added):
+                added += [(place, token) for token in history.output[known:length]]
             else:
                 self._write(place, history)
-            self._known[history] = (place, len(history.output))
+            self._known[history] = (place, length)
             places[history] = place
         return places, added
 
