@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from ssd_engine.grammar import masks as masks_module
 from ssd_engine.grammar.compiler import LIMITS, GrammarCompiler
 from ssd_engine.grammar.masks import HeldRow, mask_bytes, write_masks
 from ssd_engine.grammar.spec import Grammar, GrammarKind
@@ -70,14 +71,19 @@ def test_certain_tokens_are_the_only_ones_of_their_places(
     assert len(tokens_of(after)) > 1
 
 
-def test_masks_of_many_rows_are_those_of_each(compiler: GrammarCompiler) -> None:
+@pytest.mark.parametrize("seconds_alone", [0.0, 1.0])
+def test_masks_of_many_rows_are_those_of_each(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, seconds_alone: float
+) -> None:
     """Rounds of several texts at once, and branches of one; some leave the grammar."""
+    monkeypatch.setattr(masks_module, "ALONE_SECONDS", seconds_alone)
     rng = random.Random(3)
     size = mask_bytes(len(compiler.follow(GRAMMAR).allowed([])) * 8)  # type: ignore[arg-type]
     for _ in range(share(200)):
         held: list[HeldRow] = []
         for _ in range(rng.randint(1, 3)):
             follower = compiler.follow(GRAMMAR)
+            follower.others += [compiler.follow(GRAMMAR) for _ in range(rng.randrange(3))]
             text = random_text(compiler, rng, rng.randrange(12))
             cut = rng.randrange(len(text) + 1)
             output, tail = text[:cut], text[cut:]

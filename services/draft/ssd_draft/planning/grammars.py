@@ -1,5 +1,8 @@
 """Compiles the grammars of sequences on a thread: an endpoint waits for none of them."""
 
+import os
+import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ssd_engine.errors import InputError
@@ -8,6 +11,9 @@ from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.grammar.spec import Grammar
 
 OPENING_SECONDS = 0.003  # most are compiled by then
+# Branches of a sequence are followed at the same time, where that takes little to prepare.
+MOST_OTHERS = min(7, max(0, len(os.sched_getaffinity(0)) - 2))
+QUICK_SECONDS = 0.02
 
 
 class PendingGrammar:
@@ -29,4 +35,19 @@ class GrammarThread:
         self._compiler, self._pool = compiler, ThreadPoolExecutor(1, "grammars")
 
     def start(self, grammar: Grammar) -> PendingGrammar:
-        return PendingGrammar(self._pool.submit(self._compiler.follow, grammar))
+        return PendingGrammar(self._pool.submit(self._compile, grammar))
+
+    def _compile(self, grammar: Grammar) -> GrammarFollower:
+        begin = time.monotonic()
+        follower = self._compiler.follow(grammar)
+        if time.monotonic() - begin < QUICK_SECONDS:
+            self._pool.submit(self._add_another, weakref.ref(follower), grammar)
+        return follower
+
+    def _add_another(self, ref: "weakref.ref[GrammarFollower]", grammar: Grammar) -> None:
+        """One at a time: a sequence that has just come does not wait for all of them."""
+        follower = ref()
+        if follower is None or len(follower.others) >= MOST_OTHERS:
+            return
+        follower.others.append(self._compiler.follow(grammar))
+        self._pool.submit(self._add_another, ref, grammar)

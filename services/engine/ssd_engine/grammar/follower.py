@@ -20,6 +20,8 @@ class GrammarFollower:
         self._vocab_size, self._num_bytes = vocab_size, -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
         self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
+        # Of the same grammar, for other texts that the sequence may become.
+        self.others: list[GrammarFollower] = []
         # Whether there was a place in its rounds that no token can follow.
         self.is_stuck = False
         self.problem = "no token of this model can go on with the grammar here"
@@ -53,7 +55,7 @@ class GrammarFollower:
         """How many tokens of the tail can follow the output, one after another."""
         if not self._go_to(output):
             return 0
-        count = self._matcher.validate_tokens(self._known(tail))
+        count = self._matcher.validate_tokens(self.known(tail))
         self._note_problem()
         return count
 
@@ -80,11 +82,11 @@ class GrammarFollower:
         new = tokens[common:]
         if len(self._allowed) > MOST_KEPT:
             self._allowed = {}
-        done = self._matcher.try_consume_tokens(self._known(new)) if new else 0
+        done = self._matcher.try_consume_tokens(self.known(new)) if new else 0
         self._path += new[:done]
         return done == len(new)
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
+    def known(self, tokens: Sequence[int]) -> list[int]:
         """Up to the first that is no token: after one the library would say no more."""
         if max(tokens, default=0) < self._vocab_size:
             return list(tokens)

@@ -1,6 +1,8 @@
-"""Writes which tokens may follow rows of a forward, several sequences at the same time."""
+"""Writes which tokens may follow rows of a forward: a few at once, many at the same time."""
 
-from collections.abc import Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -12,6 +14,8 @@ from ssd_engine.grammar.follower import GrammarFollower
 
 ALL = 0xFF  # of a byte
 WORD = 32  # bits that lie together
+# As long as this takes, other threads are not called: they take as long to wake up.
+ALONE_SECONDS = 0.3e-3
 
 
 class HeldRow(NamedTuple):
@@ -29,12 +33,16 @@ class _Run(NamedTuple):
     first: HeldRow
     tokens: list[int]  # one for each row after the first
 
-    def rows(self) -> list[HeldRow]:
+    def rows(self) -> Iterator[HeldRow]:
         first, tokens = self
-        return [
-            first._replace(row=first.row + i, tail=[*first.tail, *tokens[:i]])
-            for i in range(len(tokens) + 1)
-        ]
+        for i in range(len(tokens) + 1):
+            yield first._replace(row=first.row + i, tail=[*first.tail, *tokens[:i]])
+
+
+class _Job(NamedTuple):
+    matcher: LLMatcher  # that stands where the run begins
+    run: _Run
+    tokens: list[int]  # the run's, up to the first that is none
 
 
 def mask_bytes(vocab_size: int) -> int:
@@ -46,32 +54,68 @@ def write_masks(masks: NDArray[np.uint8], held: Sequence[HeldRow]) -> None:
     """``masks`` [rows, mask_bytes] lie in one piece. Where no token can follow, all are allowed, so
     that something can be drawn: it is left out afterwards. A row after which nothing will be drawn,
     as its tail leaves the grammar, may have any."""
-    entries: dict[int, tuple[LLMatcher, _Run]] = {}
-    others: list[_Run] = []
-    for run in _runs(held):
-        first = run.first
-        if id(first.follower) in entries:  # it can be at one place only
-            others.append(run)
-        elif (matcher := first.follower.at([*first.output, *first.tail])) is not None:
-            entries[id(first.follower)] = (matcher, run)
-    _compute(masks, [(matcher, run.first.row, run.tokens) for matcher, run in entries.values()])
-    # A bound that was reached at one of its rows is found once more, at that row alone.
-    others += [run for matcher, run in entries.values() if matcher.is_error()]
-    for row, follower, output, tail in (row for run in others for row in run.rows()):
-        if (allowed := follower.allowed(output, tail)) is not None:
-            masks[row, : len(allowed)] = allowed
+    for runs in _turns(held):
+        jobs = _jobs(runs)
+        _compute(masks, jobs)
+        # A bound that was reached at one of its rows is found once more, at that row alone.
+        for job in jobs:
+            if job.matcher.is_error():
+                _compute_each(masks, job.run)
     for each in held:
         if not masks[each.row].any():
             masks[each.row], each.follower.is_stuck = ALL, True
 
 
-def _compute(masks: NDArray[np.uint8], entries: list[tuple[LLMatcher, int, list[int]]]) -> None:
-    """Each from a row on: for where it stands, and after each token from there."""
+def _turns(held: Sequence[HeldRow]) -> list[list[tuple[GrammarFollower, _Run]]]:
+    """A follower can be at one place only: those that have more of a sequence's runs than it has
+    followers take another turn."""
+    turns: defaultdict[int, list[tuple[GrammarFollower, _Run]]] = defaultdict(list)
+    seen: Counter[int] = Counter()
+    for run in _runs(held):
+        followers = [run.first.follower, *run.first.follower.others]
+        turn, which = divmod(seen[id(followers[0])], len(followers))
+        seen[id(followers[0])] += 1
+        turns[turn].append((followers[which], run))
+    return list(turns.values())
+
+
+def _jobs(runs: Sequence[tuple[GrammarFollower, _Run]]) -> list[_Job]:
+    jobs = []
+    for follower, run in runs:
+        if (matcher := follower.at([*run.first.output, *run.first.tail])) is not None:
+            jobs.append(_Job(matcher, run, follower.known(run.tokens)))
+    return jobs
+
+
+def _compute(masks: NDArray[np.uint8], jobs: list[_Job]) -> None:
+    begin, pointer, size = time.perf_counter(), masks.ctypes.data, masks.shape[1]
+    for i, (matcher, run, tokens) in enumerate(jobs):
+        if len(jobs) - i > 1 and time.perf_counter() - begin > ALONE_SECONDS:
+            _compute_at_once(masks, jobs[i:])
+            return
+        at, done = pointer + run.first.row * size, 0
+        matcher.unsafe_compute_mask_ptr(at, size)
+        for token in tokens:
+            if not matcher.try_consume_tokens([token]):
+                break
+            done += 1
+            matcher.unsafe_compute_mask_ptr(at + done * size, size)
+        if done:
+            matcher.rollback(done)
+
+
+def _compute_at_once(masks: NDArray[np.uint8], jobs: list[_Job]) -> None:
     where = (masks.ctypes.data, masks.shape[1], len(masks))
-    if single := [(matcher, row) for matcher, row, tokens in entries if not tokens]:
-        _at_once().unsafe_compute_mask_ptr(single, *where)
-    if several := [entry for entry in entries if entry[2]]:
-        _at_once().unsafe_compute_mask_ptr_with_draft_token(several, *where)
+    if single := [(matcher, run.first.row) for matcher, run, tokens in jobs if not tokens]:
+        _executor().unsafe_compute_mask_ptr(single, *where)
+    if several := [(job.matcher, job.run.first.row, job.tokens) for job in jobs if job.tokens]:
+        _executor().unsafe_compute_mask_ptr_with_draft_token(several, *where)
+
+
+def _compute_each(masks: NDArray[np.uint8], run: _Run) -> None:
+    for row, follower, output, tail in run.rows():
+        if (allowed := follower.allowed(output, tail)) is not None:
+            masks[row, : len(allowed)] = allowed
 
 
 def _runs(held: Sequence[HeldRow]) -> list[_Run]:
@@ -87,11 +131,11 @@ def _runs(held: Sequence[HeldRow]) -> list[_Run]:
 
 
 def _follows(row: HeldRow, last: HeldRow) -> bool:
-    return (
-        row.follower is last.follower and row.row == last.row + 1 and row.tail[:-1] == last.tail
-    ) and bool(row.tail)
+    if row.follower is not last.follower or row.row != last.row + 1 or not row.tail:
+        return False
+    return row.tail[:-1] == last.tail
 
 
 @cache
-def _at_once() -> LLExecutor:
+def _executor() -> LLExecutor:
     return LLExecutor()

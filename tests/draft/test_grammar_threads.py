@@ -1,0 +1,50 @@
+"""Grammars of a draft's sequences: compiled beside it, and once more for its branches."""
+
+import pytest
+
+from ssd_draft.planning import grammars
+from ssd_draft.planning.grammars import GrammarThread
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.grammar.compiler import GrammarCompiler
+from ssd_engine.grammar.spec import Grammar, GrammarKind
+from ssd_engine.text.tokenizer import Tokenizer
+from tests.waiting import wait_until
+
+GRAMMAR = Grammar(GrammarKind.REGEX, "[a-z]{2,5}")
+
+
+@pytest.fixture(scope="module")
+def thread() -> GrammarThread:
+    directory = resolve_model("stories-draft")
+    config = load_model_config(directory)
+    tokenizer = Tokenizer(directory, config)
+    return GrammarThread(GrammarCompiler(tokenizer.serialized(), config.vocab_size, [1]))
+
+
+def test_branches_have_followers_of_their_own(
+    thread: GrammarThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "MOST_OTHERS", 3)
+    monkeypatch.setattr(grammars, "QUICK_SECONDS", 60.0)
+    follower = thread.start(GRAMMAR).result(60.0)
+    assert follower is not None
+    wait_until(lambda: len(follower.others) == 3)
+    at = [each.at([]) for each in (follower, *follower.others)]
+    assert len(set(map(id, at))) == 4
+    assert thread.start(GRAMMAR).result(60.0) is not None  # the thread has time for others
+
+
+def test_what_takes_long_to_compile_is_compiled_once(
+    thread: GrammarThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "MOST_OTHERS", 3)
+    monkeypatch.setattr(grammars, "QUICK_SECONDS", 0.0)
+    follower = thread.start(GRAMMAR).result(60.0)
+    assert follower is not None
+    thread._pool.submit(int).result(60.0)  # all that was asked for before is done
+    assert not follower.others
+
+
+def test_a_grammar_that_cannot_be_compiled_is_none(thread: GrammarThread) -> None:
+    assert thread.start(Grammar(GrammarKind.REGEX, "(")).result(60.0) is None
