@@ -160,3 +160,21 @@ def test_one_that_was_used_is_used_again_from_its_beginning(
     assert again.at([]) is matcher
     assert other.at([]) is not matcher
     assert np.array_equal(again.allowed([]), fresh)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "problem"),
+    [
+        ({"properties": {"a": {"type": "colour"}}}, ".second/properties/a", "colour"),
+        ({"items": {"minimum": 2**60}}, ".second/items/minimum", "2^53"),
+    ],
+)
+def test_schemas_inside_a_grammar_are_named_by_their_rules(
+    compiler: GrammarCompiler, wrong: dict[str, object], place: str, problem: str
+) -> None:
+    rules = ["start: first | second", 'first: %json {"type": "string"}']
+    rules.append(f"second: %json {json.dumps(wrong)}")
+    with pytest.raises(InputError) as refused:
+        compiler.follow(Grammar(GrammarKind.CONTEXT_FREE, "\n".join(rules)))
+    assert refused.value.field == f"grammar.context_free{place}"
+    assert problem in refused.value.problem

@@ -8,7 +8,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ssd_gateway.chat_formats.chat_parser import ChatParser
 from ssd_gateway.chat_formats.reasoning import ReasoningParser, Thinking
 from ssd_gateway.chat_formats.registry import TOOL_FORMATS
-from ssd_gateway.chat_formats.tool_grammar import CallableTool, calls_alone, calls_in_text
+from ssd_gateway.chat_formats.tool_grammar import (
+    CallableTool,
+    answer_alone,
+    calls_alone,
+    calls_in_text,
+    calls_or_answer,
+    json_rule,
+)
 from tests.gateway.chat_formats.pieces import message_of
 
 DAYS = {"type": "array", "items": {"type": "integer"}}
@@ -126,6 +133,38 @@ def test_text_is_free_until_it_comes_to_a_call(form: str) -> None:
     assert verdict(grammar, f"So: {this.trigger}") == "begun"
     assert verdict(grammar, f"So: {this.trigger}Hi") == "wrong"
     assert verdict(grammar, written(form, GOOD[:1]) + " Hi") == "wrong"
+
+
+ANSWER = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"]}
+
+
+@both
+def test_calls_or_an_answer_that_has_a_schema(form: str) -> None:
+    grammar = calls_or_answer(TOOL_FORMATS[form], TOOLS, True, Thinking.NEVER, json_rule(ANSWER))
+    answer = '{"sky": "blue"}'
+    assert verdict(grammar, answer) == verdict(grammar, written(form, GOOD)) == "whole"
+    assert verdict(grammar, "Hi") == verdict(grammar, '{"sky": "red') == "wrong"
+    assert read(form, answer) == []  # it is text
+    calls = TOOL_FORMATS[form].parser({tool.name for tool in TOOLS})
+    parser = ChatParser(ReasoningParser(Thinking.NEVER), calls)
+    assert message_of(parser, list(answer))["content"] == answer
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (json_rule(ANSWER), '{"sky": "grey"}', "grey"),
+        (json_rule({}), "[1, null]", "so"),
+        (r"/a\/[b\n]+/", "a/b\nb", "ab"),
+        ('"a" | "b"', "b", "c"),
+    ],
+)
+def test_an_answer_after_thoughts(rule: str, good: str, bad: str) -> None:
+    inside, maybe = (answer_alone(each, rule) for each in (Thinking.INSIDE, Thinking.MAYBE))
+    assert verdict(inside, f"Hm {{\n</think>\n\n{good}") == "whole"
+    assert verdict(inside, f"Hm</think>{bad}") == "wrong"
+    assert verdict(maybe, good) == verdict(maybe, f"<think>Hm</think>{good}") == "whole"
+    assert verdict(maybe, bad) == "wrong"
 
 
 def test_an_answer_of_llama_that_begins_with_an_object_is_a_call() -> None:

@@ -78,7 +78,35 @@ def test_calls_have_a_grammar_where_something_is_asked_of_them(
 ) -> None:
     translated = ask(**{"tools": [tool()], **content})
     assert bool(translated.requests[0].grammar.context_free) == has
-    assert translated.params == ({"grammar.context_free": "tools"} if has else {})
+    place = "grammar.context_free"
+    parameters = {f"{place}.arguments_0": "tools[0].function.parameters"}
+    assert translated.params == ({**parameters, place: "tools"} if has else {})
+
+
+def test_an_answer_with_a_schema_may_be_calls_instead() -> None:
+    answer = {"type": "json_schema", "json_schema": {"schema": {"enum": ["sun", "rain"]}}}
+    content = {"tools": [tool(), tool("time")], "response_format": answer}
+    translated = ask(**content)
+    assert "(answer | call" in translated.requests[0].grammar.context_free
+    assert translated.params["grammar.context_free.answer"] == "response_format.json_schema.schema"
+    for kind in ({"regex": "a/b\n"}, {"structured_outputs": {"choice": ["a", "b"]}}):
+        assert "answer: " in request(tools=[tool()], **kind).grammar.context_free
+    must = request(tool_choice="required", **content).grammar.context_free
+    assert "answer" not in must  # there is none
+    named_one = ask(tool_choice=named("time"), **content)
+    rule = "grammar.context_free.arguments_0"
+    assert named_one.params[rule] == "tools[1].function.parameters"
+    without = request(tool_choice="none", **content)
+    assert json.loads(without.grammar.json_schema) == {"enum": ["sun", "rain"]}
+
+
+def test_thoughts_come_before_an_answer_with_a_schema() -> None:
+    answer = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    body = json.dumps({"messages": [USER], "response_format": answer}).encode()
+    fields = read_fields(body, ChatRequest, False)
+    translated = translate_chat(fields, "id", pb.ChatFormat(thinks=True, begins_thinking=True))
+    assert "start: thought answer" in translated.requests[0].grammar.context_free
+    assert translated.params["grammar.context_free.answer"] == "response_format.json_schema.schema"
 
 
 def test_a_named_tool_is_the_only_one() -> None:
@@ -113,7 +141,7 @@ def test_only_strict_tools_are_held_to_their_schemas_by_themselves() -> None:
         ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": named("time")}, "tool_choice"),
-        ({"tools": [tool()], "regex": "a"}, "regex"),
+        ({"tools": [tool()], "ebnf": 'start: "a"'}, "ebnf"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(content: dict[str, Any], param: str) -> None:
@@ -157,7 +185,8 @@ def test_arguments_that_are_no_objects_are_refused(arguments: str) -> None:
         ({}, {}, (Thinking.NEVER, False)),
         ({"thinks": True}, {}, (Thinking.MAYBE, False)),
         ({"thinks": True, "begins_thinking": True}, {}, (Thinking.INSIDE, False)),
-        ({"thinks": True}, {"regex": "a"}, (Thinking.NEVER, False)),
+        ({"thinks": True}, {"regex": "a"}, (Thinking.MAYBE, False)),
+        ({"thinks": True}, {"ebnf": 'start: "a"'}, (Thinking.NEVER, False)),
         ({"thinks": True}, {"reasoning_effort": "low"}, (Thinking.MAYBE, True)),
         (
             {"thinks": True, "begins_thinking": True},

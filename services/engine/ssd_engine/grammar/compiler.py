@@ -5,8 +5,10 @@ millisecond, holds bounds on the work of every step, and refuses what it cannot 
 """
 
 import json
+import re
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from threading import RLock
 from typing import Any
@@ -36,6 +38,7 @@ JSON_DEFAULTS: Any = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
+_JSON_RULE = re.compile(r"^(\w+): %json (\{.*\})$", re.MULTILINE)
 JSON_ALWAYS: Any = {"lenient": False}  # what cannot be held is refused
 # Work is counted in steps of the library: about 50,000 of the lexer's first ones and 15,000 of its
 # later ones take a millisecond, and so do 20,000 items of the parser.
@@ -109,13 +112,27 @@ class GrammarCompiler:
 
     def _refusal(self, grammar: Grammar, problem: str) -> InputError:
         field = grammar.kind.field
-        if grammar.kind is GrammarKind.JSON_SCHEMA:
-            place, problem = find_place(json.loads(grammar.source), problem, self._schema_problem)
-            field += place
+        for rule, schema in _schemas(grammar):
+            if wrong := problem if not rule else self._schema_problem(schema):
+                place, problem = find_place(schema, wrong, self._schema_problem)
+                field += rule + place
+                break
         return InputError(field, problem.strip())
 
     def _schema_problem(self, schema: object) -> str:
         return self._matcher(_json_grammar(json.dumps(schema))).get_error()
+
+
+def _schemas(grammar: Grammar) -> list[tuple[str, Any]]:
+    """JSON schemas in it, each after the rule that it is of, which has a line to itself."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return [("", json.loads(grammar.source))]
+    found = []
+    if grammar.kind is GrammarKind.CONTEXT_FREE:
+        for rule, text in _JSON_RULE.findall(grammar.source):
+            with suppress(ValueError, RecursionError):
+                found.append((f".{rule}", json.loads(text)))
+    return found
 
 
 def _library_grammar(grammar: Grammar) -> str:
@@ -150,10 +167,14 @@ def _checked_schema(grammar: Grammar) -> str:
         return "{}"
     if not isinstance(schema, dict):
         raise InputError(grammar.kind.field, "must be an object, or true")
+    _check_numbers(grammar.kind.field, schema)
+    return grammar.source
+
+
+def _check_numbers(field: str, schema: Any) -> None:
     if (place := find_large_number(schema)) is not None:
         problem = "is beyond 2^53: texts cannot be held to a whole number as large as that"
-        raise InputError(grammar.kind.field + place, problem)
-    return grammar.source
+        raise InputError(field + place, problem)
 
 
 def _choices(grammar: Grammar) -> str:
@@ -166,6 +187,8 @@ def _choices(grammar: Grammar) -> str:
 
 
 def _lark(grammar: Grammar) -> str:
+    for rule, schema in _schemas(grammar):
+        _check_numbers(grammar.kind.field + rule, schema)
     try:
         return any_to_lark(grammar.source)
     except Exception as error:

@@ -1,9 +1,12 @@
-"""Grammars of calls, in llguidance's Lark: calls alone, or text that may end in calls."""
+"""Grammars of answers, in llguidance's Lark: calls alone, text that may end in calls, an answer
+that has a grammar of its own, or calls in its place."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ssd_gateway.chat_formats.reasoning import BEGIN, END, Thinking
 from ssd_gateway.chat_formats.tool_format import ToolFormat
@@ -46,19 +49,47 @@ def calls_in_text(
     return _grammar(form, tools, start, thinking) + head
 
 
+def calls_or_answer(
+    form: ToolFormat, tools: Sequence[CallableTool], several: bool, thinking: Thinking, answer: str
+) -> str:
+    """``answer``: what the rule of that name is."""
+    start = f"{_thoughts(thinking)} (answer | call {_further(form, several)})"
+    return _grammar(form, tools, start, thinking) + f"answer: {answer}\n"
+
+
+def answer_alone(thinking: Thinking, answer: str) -> str:
+    return _joined([f"start: {_thoughts(thinking)} answer", f"answer: {answer}"], thinking)
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    return "%json " + msgspec.json.encode({"x-guidance": ON_ONE_LINE, **schema}).decode()
+
+
 def _grammar(
     form: ToolFormat, tools: Sequence[CallableTool], start: str, thinking: Thinking
 ) -> str:
-    opening = [_quoted(f'{{"name": "{tool.name}", "{form.arguments}": ') for tool in tools]
-    objects = " | ".join(f"{text} arguments_{i}" for i, text in enumerate(opening))
+    # In the pieces that JSON is read in: an answer beside it may begin with the same ones.
+    opening = " ".join(map(_quoted, ("{", '"name"', ": ")))
+    key = " ".join(map(_quoted, (", ", f'"{form.arguments}"', ": ")))
+    names = [_quoted(f'"{tool.name}"') for tool in tools]
+    objects = " | ".join(f"{name} {key} {rule_of(i)}" for i, name in enumerate(names))
     rules = [
         f"start: {start}",
         f"call: {_quoted(form.before)} object {_quoted(form.after)}",
-        f'object: ({objects}) "}}"',
-        *(f"arguments_{i}: %json {_schema(tool)}" for i, tool in enumerate(tools)),
-        *([] if thinking is Thinking.NEVER else THOUGHTS),
+        f'object: {opening} ({objects}) "}}"',
+        *(f"{rule_of(i)}: {json_rule(tool.schema)}" for i, tool in enumerate(tools)),
     ]
-    return "%llguidance {}\n" + "\n".join(rules) + "\n"
+    return _joined(rules, thinking)
+
+
+def rule_of(tool: int) -> str:
+    """The rule of its arguments."""
+    return f"arguments_{tool}"
+
+
+def _joined(rules: Sequence[str], thinking: Thinking) -> str:
+    thoughts = () if thinking is Thinking.NEVER else THOUGHTS
+    return "\n".join(["%llguidance {}", *rules, *thoughts, ""])
 
 
 def _thoughts(thinking: Thinking) -> str:
@@ -67,10 +98,6 @@ def _thoughts(thinking: Thinking) -> str:
 
 def _further(form: ToolFormat, several: bool) -> str:
     return f"({_quoted(form.separator)} call)*" if several else ""
-
-
-def _schema(tool: CallableTool) -> str:
-    return json.dumps({**tool.schema, "x-guidance": ON_ONE_LINE})
 
 
 def _quoted(text: str) -> str:

@@ -4,14 +4,16 @@ from ssd.v1 import target_pb2 as pb
 from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.chat_formats.reasoning import Thinking, is_open
 from ssd_gateway.openai.fields import ChatRequest
+from ssd_gateway.openai.structured_output import NamedGrammar
 from ssd_gateway.openai.tools import ToolUse
 
 
 def reading_of(
-    fields: ChatRequest, form: pb.ChatFormat, use: ToolUse | None, has_grammar: bool
+    fields: ChatRequest, form: pb.ChatFormat, use: ToolUse | None, own: NamedGrammar | None
 ) -> ChatReading:
-    """``has_grammar``: one for the whole text, which leaves no room for thoughts."""
-    thinks = form.thinks and not has_grammar
+    """``own``: the grammar of an answer. One that cannot be a part of another is that of the whole
+    text, and leaves no room for thoughts."""
+    thinks = form.thinks and (own is None or own.answer is not None)
     return ChatReading(
         thinking=_thinking(fields, form.begins_thinking) if thinks else Thinking.NEVER,
         by_prompt=thinks and _has_options(fields) and not fields.continue_final_message,

@@ -1,16 +1,20 @@
 """What a text must be: the fields for it, and the grammar of the targets' contract."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from ssd.v1 import target_pb2 as pb
+from ssd_gateway.chat_formats.reasoning import Thinking
+from ssd_gateway.chat_formats.tool_grammar import answer_alone, json_rule
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import GenerationFields, ResponseFormat, StructuredOutputs
 
+_SPECIAL = re.compile(r"\\.|/|\n", re.DOTALL)
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -20,11 +24,39 @@ class NamedGrammar:
 
     param: str
     grammar: pb.Grammar
+    rules: Mapping[str, str] = field(default_factory=dict)  # fields that single rules come from
 
     @property
     def params(self) -> dict[str, str]:
         """What the targets' contract calls the field, and what the caller does."""
-        return {f"grammar.{self.grammar.WhichOneof('rule')}": self.param}
+        place = f"grammar.{self.grammar.WhichOneof('rule')}"
+        return {f"{place}.{rule}": param for rule, param in self.rules.items()} | {
+            place: self.param
+        }
+
+    @property
+    def answer(self) -> str | None:
+        """The rule of a larger grammar that stands for this one; None where there is none."""
+        match self.grammar.WhichOneof("rule"):
+            case "json_schema":
+                schema = msgspec.json.decode(self.grammar.json_schema)
+                return json_rule(schema) if isinstance(schema, dict) else None
+            case "regex":
+                return "/" + _SPECIAL.sub(_escaped, self.grammar.regex) + "/"
+            case "choices":
+                return " | ".join(json.dumps(text) for text in self.grammar.choices.texts)
+        return None
+
+    def after_thoughts(self, thinking: Thinking) -> "NamedGrammar":
+        if thinking is Thinking.NEVER or self.answer is None:
+            return self
+        text = answer_alone(thinking, self.answer)
+        return NamedGrammar(self.param, pb.Grammar(context_free=text), {"answer": self.param})
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    """As it stands between slashes, on one line."""
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
 
 
 def grammar_of(fields: GenerationFields) -> NamedGrammar | None:

@@ -12,7 +12,13 @@ from ssd.v1 import target_pb2 as pb
 from ssd_gateway.chat_formats.reasoning import Thinking
 from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from ssd_gateway.chat_formats.tool_format import ToolFormat
-from ssd_gateway.chat_formats.tool_grammar import CallableTool, calls_alone, calls_in_text
+from ssd_gateway.chat_formats.tool_grammar import (
+    CallableTool,
+    calls_alone,
+    calls_in_text,
+    calls_or_answer,
+    rule_of,
+)
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import ChatRequest, converted
 from ssd_gateway.openai.structured_output import NamedGrammar
@@ -54,25 +60,37 @@ class ToolUse:
     """How the tools of a request may be called."""
 
     form: ToolFormat
-    functions: list[FunctionFields]
+    functions: list[FunctionFields]  # that may be called
     must_call: bool
     several: bool
+    all_names: Sequence[str] = ()  # of the request's functions
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(each.name for each in self.functions)
 
-    def grammar(self, thinking: Thinking) -> NamedGrammar | None:
-        """None where nothing is asked of calls."""
+    def grammar(self, thinking: Thinking, own: NamedGrammar | None) -> NamedGrammar | None:
+        """None where nothing is asked of the answer. ``own``: that of an answer without calls."""
+        places = {name: f"tools[{i}].function.parameters" for i, name in enumerate(self.all_names)}
+        rules = {rule_of(i): places[each.name] for i, each in enumerate(self.functions)}
+        about = (self.form, self._tools(), self.several, thinking)
         if self.must_call:
-            tools = [CallableTool(each.name, _schema(each)) for each in self.functions]
-            text = calls_alone(self.form, tools, self.several, thinking)
+            text = calls_alone(*about)
+        elif own is not None:
+            if own.answer is None:
+                problem = 'cannot be together with tools, unless tool_choice is "none"'
+                raise bad_request(own.param, problem)
+            text = calls_or_answer(*about, own.answer)
+            rules["answer"] = own.param
         elif self.several and not any(each.strict for each in self.functions):
             return None
         else:
-            tools = [CallableTool(each.name, _loose_schema(each)) for each in self.functions]
-            text = calls_in_text(self.form, tools, self.several, thinking)
-        return NamedGrammar("tools", pb.Grammar(context_free=text))
+            text = calls_in_text(*about)
+        return NamedGrammar("tools", pb.Grammar(context_free=text), rules)
+
+    def _tools(self) -> list[CallableTool]:
+        schema = _schema if self.must_call else _loose_schema
+        return [CallableTool(each.name, schema(each)) for each in self.functions]
 
 
 def _schema(function: FunctionFields) -> dict[str, Any]:
@@ -105,7 +123,8 @@ def tool_use(fields: ChatRequest, format_name: str) -> ToolUse | None:
         )
     must_call = choice not in (None, "auto")
     several = fields.parallel_tool_calls is not False
-    return ToolUse(TOOL_FORMATS[format_name], chosen, must_call, several)
+    names = [function.name for function in functions]
+    return ToolUse(TOOL_FORMATS[format_name], chosen, must_call, several, names)
 
 
 def check_tools(tools: Sequence[dict[str, Any]] | None) -> list[FunctionFields]:

@@ -13,12 +13,11 @@ from google.protobuf import json_format, struct_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 from ssd_gateway.chat_formats.chat_reading import ChatReading
-from ssd_gateway.chat_formats.reasoning import Thinking
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import ChatRequest, CompletionRequest, GenerationFields
 from ssd_gateway.openai.reading import reading_of
-from ssd_gateway.openai.structured_output import NamedGrammar, grammar_of
-from ssd_gateway.openai.tools import ToolUse, check_tools, tool_use, with_parsed_arguments
+from ssd_gateway.openai.structured_output import grammar_of
+from ssd_gateway.openai.tools import check_tools, tool_use, with_parsed_arguments
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is not said
 MAX_PROMPTS = 128
@@ -87,8 +86,11 @@ def translate_chat(
     )
     _ask(base, wanted)
     use, own = tool_use(fields, form.tools), grammar_of(fields)
-    reading = reading_of(fields, form, use, has_grammar=own is not None)
-    grammar = own if use is None else _grammar_of_calls(use, own, reading.thinking)
+    reading = reading_of(fields, form, use, own)
+    if use is not None:
+        grammar = use.grammar(reading.thinking, own)
+    else:
+        grammar = None if own is None else own.after_thoughts(reading.thinking)
     if grammar is not None:
         base.grammar.CopyFrom(grammar.grammar)
     base.return_prompt |= reading.by_prompt
@@ -101,14 +103,6 @@ def translate_chat(
         reading,
         {} if grammar is None else grammar.params,
     )
-
-
-def _grammar_of_calls(
-    use: ToolUse, own: NamedGrammar | None, thinking: Thinking
-) -> NamedGrammar | None:
-    if own is not None:
-        raise bad_request(own.param, 'cannot be together with tools, unless tool_choice is "none"')
-    return use.grammar(thinking)
 
 
 def chat_prompt(fields: Any) -> pb.ChatPrompt:
