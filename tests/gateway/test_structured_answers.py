@@ -104,3 +104,30 @@ def test_a_named_tool_is_the_one_that_is_called_and_streams_alike(caller: openai
         for piece in chunk.choices[0].delta.tool_calls or ()
     ]
     assert "".join(pieces) == call.function.arguments
+
+
+def test_an_answer_beside_tools_follows_its_schema_or_is_a_call(caller: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "hero", "schema": SCHEMA}}
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for temperature in (0.0, 1.0):
+        answer = ask(
+            caller,
+            tools=tools,
+            response_format=form,
+            parallel_tool_calls=False,
+            temperature=temperature,
+        )
+        message = answer.choices[0].message
+        texts = [call.function.arguments for call in message.tool_calls or ()]
+        for text in texts or [message.content]:
+            jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_a_tool_whose_schema_cannot_be_held_is_named(caller: openai.OpenAI) -> None:
+    wrong = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    function = {"name": "third", "parameters": wrong, "strict": True}
+    tools = [*TOOLS, {"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(caller, tools=tools)
+    assert refused.value.param == "tools[2].function.parameters/properties/a"
+    assert "uniqueItems" in refused.value.message
