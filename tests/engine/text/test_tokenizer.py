@@ -154,6 +154,28 @@ def test_a_template_in_a_file_comes_first(tmp_path: Path) -> None:
     assert Tokenizer(directory, load_model_config(SHIPPED)).has_chat_template
 
 
+def test_chats_with_tools_have_a_template_of_their_own_where_there_is_one(tmp_path: Path) -> None:
+    def change(config: dict[str, Any], _: dict[str, Any]) -> None:
+        config["chat_template"] = [
+            {"name": "default", "template": "{{ messages[0].content }}"},
+            {
+                "name": "tool_use",
+                "template": "{{ tools | tojson }}<tool_call>{{ messages[0].content }}",
+            },
+        ]
+
+    directory = copy_with(tmp_path, change)
+    oracle = PreTrainedTokenizerFast.from_pretrained(str(directory))
+    tokenizer = Tokenizer(directory, load_model_config(SHIPPED))
+    messages = [{"role": "user", "content": "Hi"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for with_tools in (None, tools):
+        expected = oracle.apply_chat_template(messages, tokenize=False, tools=with_tools)
+        assert tokenizer.spell(tokenizer.encode_chat(messages, tools=with_tools)) == expected
+    assert "<tool_call>" in tokenizer.tool_template
+    assert "<tool_call>" not in tokenizer.chat_template
+
+
 def test_settings_that_list_the_added_tokens_once_more_are_understood(tmp_path: Path) -> None:
     def change(config: dict[str, Any], file: dict[str, Any]) -> None:
         config["added_tokens_decoder"] = {

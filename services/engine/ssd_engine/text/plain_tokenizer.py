@@ -44,6 +44,7 @@ class PlainTokenizer:
         self.template_names: Mapping[str, Any] = named
         self.reserved_names = frozenset(named)
         self.chat_template = chat_template
+        self.tool_template: str | None = None
         special = dict.fromkeys([*named.values(), *extra])
         self.special_ids = [i for i in map(inner.token_to_id, special) if i is not None]
 

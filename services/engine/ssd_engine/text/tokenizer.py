@@ -60,6 +60,7 @@ class Backend(Protocol):
     """A library that reads a tokenizer's files: this is all that is asked of it."""
 
     chat_template: str | None
+    tool_template: str | None  # in its place for chats with tools; None: there is one for both
     template_names: Mapping[str, Any]  # names for a chat template: its special tokens
     special_ids: list[int]
     reserved_names: frozenset[str]  # names for a chat template, or its own
@@ -98,7 +99,7 @@ class Tokenizer:
         chat may contain them."""
         self._inner = _load(directory, config.architecture)
         if chat_template is not None:
-            self._inner.chat_template = chat_template.text
+            self._inner.chat_template, self._inner.tool_template = chat_template.text, None
         vocabulary = self._inner.vocabulary()
         beyond = {name: token for name, token in vocabulary.items() if token >= config.vocab_size}
         self._beyond = {token: name for name, token in beyond.items()}
@@ -131,6 +132,11 @@ class Tokenizer:
     def chat_template(self) -> str:
         """Its text; empty where there is none."""
         return self._inner.chat_template or ""
+
+    @property
+    def tool_template(self) -> str:
+        """That of chats with tools."""
+        return self._inner.tool_template or self.chat_template
 
     def fewest_tokens(self, num_bytes: int) -> int:
         """No text of this size has fewer tokens. The bound is loose: normalising may shrink it."""
@@ -242,7 +248,7 @@ class Tokenizer:
         return led[size:] if led[:size] == self._lead else self._inner.encode_part(part)
 
     def _find_control_tokens(self) -> ControlTokens | None:
-        template = str(self._inner.chat_template or "")
+        template = self.chat_template + (self._inner.tool_template or "")
         return find_control_tokens(self._inner.added_tokens(), self._inner.special_ids, template)
 
     def _is_literal(self, controls: ControlTokens) -> bool:
@@ -294,6 +300,7 @@ class Tokenizer:
             self.fingerprint,
             self._inner.serialized(),
             self._inner.chat_template,
+            *([self._inner.tool_template] if self._inner.tool_template else ()),
             *(("control tokens are the template's",) if guarded else ()),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -326,7 +333,10 @@ def render_chat(
         **tokenizer.template_names,
         **(names or {}),
     }
-    return RENDERER.ask({"template": tokenizer.chat_template, "names": every_name})
+    template = tokenizer.chat_template
+    if every_name["tools"] and tokenizer.tool_template is not None:
+        template = tokenizer.tool_template
+    return RENDERER.ask({"template": template, "names": every_name})
 
 
 def _load(directory: Path, architecture: str) -> Backend:
@@ -380,7 +390,10 @@ class TransformersTokenizer:
         self._fast = self._inner.backend_tokenizer
         self._fast.no_truncation()  # transformers sees to it only in calls of its own
         self._fast.no_padding()
-        self.chat_template: str | None = _default_template(self._inner.chat_template)
+        templates = self._inner.chat_template
+        named = templates if isinstance(templates, dict) else {"default": templates}
+        self.chat_template: str | None = named.get("default")
+        self.tool_template: str | None = named.get("tool_use")
         self.template_names: Mapping[str, Any] = _as_texts(self._inner.special_tokens_map)
         self.special_ids: list[int] = self._inner.all_special_ids
         options = inspect.signature(self._inner.apply_chat_template).parameters
@@ -403,11 +416,6 @@ class TransformersTokenizer:
 
     def serialized(self) -> str:
         return self._fast.to_str()
-
-
-def _default_template(templates: Any) -> str | None:
-    """The template for chats without tools, where there are several with names."""
-    return templates.get("default") if isinstance(templates, dict) else templates
 
 
 def _as_texts(tokens: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def find_chat_format(tokenizer: Tokenizer) -> pb.ChatFormat:
     template = tokenizer.chat_template
     thinks = BEGIN in template or END in template
     return pb.ChatFormat(
-        tools=tools_of(template),
+        tools=tools_of(tokenizer.tool_template),
         thinks=thinks,
         begins_thinking=thinks and _begins_thinking(tokenizer),
     )
