@@ -144,7 +144,8 @@ def walk(follower: GrammarFollower) -> None:
 def test_few_are_kept(compiler: GrammarCompiler) -> None:
     for i in range(MOST_IDLE + 5):
         compiler.follow(Grammar(GrammarKind.REGEX, f"a{{{i + 1}}}"))
-    assert len(compiler._idle) == MOST_IDLE
+    compiler.follow(Grammar(GrammarKind.REGEX, "b"))
+    assert len(compiler._idle) <= MOST_IDLE
 
 
 def test_one_that_was_used_is_used_again_from_its_beginning(

@@ -1,5 +1,6 @@
 """A follower says of any text what may come next, whatever it was asked before."""
 
+import json
 import random
 
 import numpy as np
@@ -130,3 +131,35 @@ def test_a_bound_that_only_a_guess_reaches_ends_no_text(
     assert np.array_equal(masks[0, : len(before)], before)
     assert (masks[3] == 0xFF).all()
     assert follower.num_allowed([], a) == 1
+
+
+LONG = json.dumps({"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 200})
+
+
+def test_what_was_learnt_at_other_places_ends_no_text(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States of the lexer add up, over a text, over guesses, and over the texts before it."""
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 160)
+    compiler = GrammarCompiler(tokenizer.serialized(), len(tokenizer.token_bytes), [END])
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, LONG)
+    renewed = 0
+    for seed in range(4):
+        rng, follower, text = random.Random(seed), compiler.follow(grammar), list[int]()
+        first = follower.at([])
+        masks = np.zeros((3, mask_bytes(len(tokenizer.token_bytes))), np.uint8)
+        for _ in range(60):
+            allowed = follower.allowed(text)
+            assert allowed is not None
+            assert allowed.any(), follower.problem
+            fresh = compiler._compile(grammar)
+            assert fresh.try_consume_tokens(text) == len(text)
+            bits = np.frombuffer(fresh.compute_bitmask(), np.uint8)[: len(allowed)]
+            assert np.array_equal(allowed, bits)
+            guess = int(rng.choice(tokens_of(allowed)))
+            held = [HeldRow(i, follower, text, [guess] * i) for i in range(3)]
+            write_masks(masks, held)
+            assert np.array_equal(masks[0, : len(bits)], bits)
+            text.append(int(rng.choice([token for token in tokens_of(allowed) if token != END])))
+        renewed += follower.at([]) is not first
+    assert renewed

@@ -142,6 +142,7 @@ def test_only_strict_tools_are_held_to_their_schemas_by_themselves() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": named("time")}, "tool_choice"),
         ({"tools": [tool()], "ebnf": 'start: "a"'}, "ebnf"),
+        ({"tools": [tool()], "ebnf": 'start: "a"', "tool_choice": "required"}, "ebnf"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(content: dict[str, Any], param: str) -> None:

@@ -135,3 +135,17 @@ def test_over_http_too(tmp_path: Path) -> None:
             )
     assert caught.value.param == "response_format.json_schema.schema.properties.age"
     assert json.loads(target.requests[0].grammar.json_schema) == SCHEMA
+
+
+@pytest.mark.parametrize("text", ['{"const": NaN}', '{"const": "\\ud800"}', '{"a": 1e400}', "{"])
+def test_a_schema_in_a_string_that_is_no_json_is_refused(text: str) -> None:
+    assert refused(chat, structured_outputs={"json": text}) == "structured_outputs.json"
+
+
+def test_an_error_in_the_eleventh_tool_is_its_own() -> None:
+    params = {f"grammar.context_free.arguments_{i}": f"tools[{i}]" for i in range(12)}
+    field = "grammar.context_free.arguments_10/properties"
+    error = BadInputError(f"{field}: wrong")
+    error.status, error.field = grpc.StatusCode.INVALID_ARGUMENT, field
+    told = api_error(error, params)
+    assert told.param == "tools[10]/properties"

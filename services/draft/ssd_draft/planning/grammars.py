@@ -49,5 +49,7 @@ class GrammarThread:
         follower = ref()
         if follower is None or len(follower.others) >= MOST_OTHERS:
             return
+        begin = time.monotonic()
         follower.others.append(self._compiler.follow(grammar))
-        self._pool.submit(self._add_another, ref, grammar)
+        if time.monotonic() - begin < QUICK_SECONDS:
+            self._pool.submit(self._add_another, ref, grammar)

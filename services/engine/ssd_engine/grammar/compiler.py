@@ -6,12 +6,14 @@ millisecond, holds bounds on the work of every step, and refuses what it cannot 
 
 import json
 import re
+import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
-from threading import RLock
-from typing import Any
+from functools import cached_property, partial
+from threading import Lock
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -30,6 +32,7 @@ SLICES = [
     *(f"{_INSIDE_STRINGS}{{1,{length}}}" for length in (2, 4, 6, 8, 10, 14, 20, 30)),
     f"{_INSIDE_STRINGS}+",
 ]
+RENEWED_SECONDS = 0.1  # what took longer to compile is not compiled again in the midst of a text
 MAX_CHOICES = 4096
 # As json.dumps writes it: what need not be chosen takes no time, and no text goes on for ever with
 # spaces. A schema may say otherwise under "x-guidance".
@@ -52,6 +55,11 @@ LIMITS: dict[str, Any] = dict(
 )
 
 
+class _Idle(NamedTuple):
+    matcher: LLMatcher
+    seconds: float  # that it took to compile
+
+
 class GrammarCompiler:
     """Thread-safe."""
 
@@ -62,8 +70,9 @@ class GrammarCompiler:
         self._eos = list(eos_token_ids)
         # Compiled ones that no text follows. Each text has one of its own: copies of one wait for
         # each other, and one that has been used is faster.
-        self._idle: list[tuple[Grammar, LLMatcher]] = []
-        self._lock = RLock()  # what is given back may be collected while somebody else is served
+        self._idle: list[tuple[Grammar, _Idle]] = []
+        self._returned: deque[tuple[Grammar, _Idle]] = deque(maxlen=MOST_IDLE)
+        self._lock = Lock()
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -78,21 +87,30 @@ class GrammarCompiler:
 
     def follow(self, grammar: Grammar) -> GrammarFollower:
         """Raises InputError for a grammar that cannot be compiled."""
-        with self._lock:
-            idle = [i for i, (known, _) in enumerate(self._idle) if known == grammar]
-            matcher = self._idle.pop(idle[-1])[1] if idle else None
-        matcher = matcher or self._compile(grammar)  # nobody else waits for it
-        follower = GrammarFollower(matcher, self._vocab_size)
-        weakref.finalize(follower, self._keep, grammar, matcher).atexit = False
+        idle = self._take(grammar) or self._compiled(grammar)  # nobody else waits for it
+        quick = idle.seconds < RENEWED_SECONDS
+        renew = partial(self._compile, grammar) if quick else None
+        follower = GrammarFollower(idle.matcher, self._vocab_size, renew)
+        weakref.finalize(follower, self._returned.append, (grammar, idle)).atexit = False
         return follower
 
-    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        """When nothing follows a text with it any longer."""
-        if matcher.is_error() or not matcher.reset():
-            return
+    def _take(self, grammar: Grammar) -> "_Idle | None":
+        """One that nothing follows a text with any longer."""
         with self._lock:
-            self._idle.append((grammar, matcher))
+            while self._returned:  # what comes back comes at any time, on any thread
+                known, idle = self._returned.popleft()
+                if not idle.matcher.is_error() and idle.matcher.reset():
+                    self._idle.append((known, idle))
             del self._idle[:-MOST_IDLE]
+            for i, (known, idle) in enumerate(self._idle):
+                if known == grammar:
+                    del self._idle[i]
+                    return idle
+        return None
+
+    def _compiled(self, grammar: Grammar) -> "_Idle":
+        begin = time.monotonic()
+        return _Idle(self._compile(grammar), time.monotonic() - begin)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         size = len(grammar.source.encode())

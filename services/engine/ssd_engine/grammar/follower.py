@@ -1,7 +1,8 @@
 """Where one text stands in its grammar, and which tokens can come next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -10,13 +11,23 @@ from ssd_engine.grammar.allowed import Allowed
 
 MOST_KEPT = 32  # places
 
+Answer = TypeVar("Answer")
+
 
 class GrammarFollower:
-    """Goes back and forth between the texts that one sequence may become."""
+    """Goes back and forth between the texts that one sequence may become.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        """``matcher`` stands at the beginning, and is of use to nobody else."""
-        self._start, self._matcher = matcher.deep_copy(), matcher
+    The library bounds its work. What it has learnt adds up, also at places that no text reaches: so
+    where it stops, another one is asked that has read nothing but the text. Whether that one stops,
+    too, is a matter of the text alone.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, renew: Callable[[], LLMatcher] | None
+    ) -> None:
+        """``matcher`` stands at the beginning, and is nobody else's. ``renew`` makes another one;
+        None: that would take too long."""
+        self._matcher, self._renew = matcher, renew
         self._vocab_size, self._num_bytes = vocab_size, -(-vocab_size // 8)
         self._path: list[int] = []  # tokens up to where it stands
         self._allowed: dict[int, Allowed] = {}  # what was asked for, by places of this path
@@ -30,49 +41,57 @@ class GrammarFollower:
         """The tokens that can follow output and tail. There is none when a bound was reached, or no
         token spells what must come: ``problem`` says so then. None where these are no text of the
         grammar, so that nothing will ever be drawn after them."""
-        if not self._go_to([*output, *tail]):
+        text = [*output, *tail]
+        found = self._ask(lambda: self._find_allowed(text))
+        return np.zeros(self._num_bytes, np.uint8) if self._is_stopped() else found
+
+    def at(self, text: Sequence[int]) -> LLMatcher | None:
+        """The library's, which stands after this text until somebody asks for another place. None
+        where it is no text of the grammar, or where a bound is reached."""
+        reached = self._ask(lambda: self._go_to(text))
+        return self._matcher if reached and not self._is_stopped() else None
+
+    def num_allowed(self, output: Sequence[int], tail: Sequence[int]) -> int:
+        """How many tokens of the tail can follow the output, one after another."""
+        known = self.known(tail)
+        return self._ask(lambda: self._matcher.validate_tokens(known) if self._go_to(output) else 0)
+
+    def forced(self, output: Sequence[int], most: int) -> list[int]:
+        """The next tokens, as far as there is no other in their place."""
+        return self._ask(
+            lambda: self._matcher.compute_ff_tokens()[:most] if self._go_to(output) else []
+        )
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        answer = question()
+        if self._is_stopped() and self._renew is not None:
+            self._matcher, self._path, self._allowed = self._renew(), [], {}
+            answer = question()
+            self._is_stopped()
+        return answer
+
+    def _is_stopped(self) -> bool:
+        if not self._matcher.is_error():
+            return False
+        self.problem = self._matcher.get_error().strip()
+        return True
+
+    def _find_allowed(self, text: list[int]) -> Allowed | None:
+        if not self._go_to(text):
             return None
         place = len(self._path)
         if place not in self._allowed:
             self._allowed[place] = self._compute()
         return self._allowed[place]
 
-    def at(self, text: Sequence[int]) -> LLMatcher | None:
-        """The library's, which stands after this text until somebody asks for another place. None
-        where it is no text of the grammar."""
-        return self._matcher if self._go_to(text) else None
-
     def _compute(self) -> Allowed:
         bits = np.zeros(self._num_bytes, np.uint8)
-        mask = self._matcher.compute_bitmask()
-        if self._note_problem():
-            return bits
-        found = np.frombuffer(mask, np.uint8)[: self._num_bytes]
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._num_bytes]
         bits[: len(found)] = found
         return bits
 
-    def num_allowed(self, output: Sequence[int], tail: Sequence[int]) -> int:
-        """How many tokens of the tail can follow the output, one after another."""
-        if not self._go_to(output):
-            return 0
-        count = self._matcher.validate_tokens(self.known(tail))
-        self._note_problem()
-        return count
-
-    def _note_problem(self) -> bool:
-        if not self._matcher.is_error():
-            return False
-        self.problem = self._matcher.get_error().strip()
-        return True
-
-    def forced(self, output: Sequence[int], most: int) -> list[int]:
-        """The next tokens, as far as there is no other in their place."""
-        return self._matcher.compute_ff_tokens()[:most] if self._go_to(output) else []
-
     def _go_to(self, tokens: Sequence[int]) -> bool:
         """Whether these tokens are a beginning of a text of the grammar."""
-        if self._note_problem():  # at a place that perhaps no text will reach
-            self._matcher, self._path, self._allowed = self._start.deep_copy(), [], {}
         tokens = tokens if isinstance(tokens, list) else list(tokens)
         common = _common(self._path, tokens)
         if common < len(self._path):

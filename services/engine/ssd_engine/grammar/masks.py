@@ -55,12 +55,12 @@ def write_masks(masks: NDArray[np.uint8], held: Sequence[HeldRow]) -> None:
     that something can be drawn: it is left out afterwards. A row after which nothing will be drawn,
     as its tail leaves the grammar, may have any."""
     for runs in _turns(held):
-        jobs = _jobs(runs)
+        jobs, others = _jobs(runs)
         _compute(masks, jobs)
         # A bound that was reached at one of its rows is found once more, at that row alone.
-        for job in jobs:
-            if job.matcher.is_error():
-                _compute_each(masks, job.run)
+        others += [job.run for job in jobs if job.matcher.is_error()]
+        for run in others:
+            _compute_each(masks, run)
     for each in held:
         if not masks[each.row].any():
             masks[each.row], each.follower.is_stuck = ALL, True
@@ -71,20 +71,27 @@ def _turns(held: Sequence[HeldRow]) -> list[list[tuple[GrammarFollower, _Run]]]:
     followers take another turn."""
     turns: defaultdict[int, list[tuple[GrammarFollower, _Run]]] = defaultdict(list)
     seen: Counter[int] = Counter()
+    known: dict[int, list[GrammarFollower]] = {}  # others may come while this is read
     for run in _runs(held):
-        followers = [run.first.follower, *run.first.follower.others]
-        turn, which = divmod(seen[id(followers[0])], len(followers))
-        seen[id(followers[0])] += 1
+        first = run.first.follower
+        followers = known.setdefault(id(first), [first, *first.others])
+        turn, which = divmod(seen[id(first)], len(followers))
+        seen[id(first)] += 1
         turns[turn].append((followers[which], run))
     return list(turns.values())
 
 
-def _jobs(runs: Sequence[tuple[GrammarFollower, _Run]]) -> list[_Job]:
-    jobs = []
+def _jobs(runs: Sequence[tuple[GrammarFollower, _Run]]) -> tuple[list[_Job], list[_Run]]:
+    """And runs that cannot begin."""
+    jobs: list[_Job] = []
+    others: list[_Run] = []
     for follower, run in runs:
-        if (matcher := follower.at([*run.first.output, *run.first.tail])) is not None:
+        matcher = follower.at([*run.first.output, *run.first.tail])
+        if matcher is None:
+            others.append(run)
+        else:
             jobs.append(_Job(matcher, run, follower.known(run.tokens)))
-    return jobs
+    return jobs, others
 
 
 def _compute(masks: NDArray[np.uint8], jobs: list[_Job]) -> None:
@@ -114,7 +121,11 @@ def _compute_at_once(masks: NDArray[np.uint8], jobs: list[_Job]) -> None:
 
 def _compute_each(masks: NDArray[np.uint8], run: _Run) -> None:
     for row, follower, output, tail in run.rows():
-        if (allowed := follower.allowed(output, tail)) is not None:
+        masks[row] = 0
+        allowed = follower.allowed(output, tail)
+        if allowed is None:
+            masks[row] = ALL
+        else:
             masks[row, : len(allowed)] = allowed
 
 

@@ -62,7 +62,9 @@ def answer_alone(thinking: Thinking, answer: str) -> str:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    return "%json " + msgspec.json.encode({"x-guidance": ON_ONE_LINE, **schema}).decode()
+    given = schema.get("x-guidance")
+    how = {**ON_ONE_LINE, **(given if isinstance(given, dict) else {}), "lenient": False}
+    return "%json " + msgspec.json.encode({**schema, "x-guidance": how}).decode()
 
 
 def _grammar(

@@ -120,8 +120,9 @@ def _of_status(error: ClientError, params: Mapping[str, str]) -> ApiError:
     match error.status:
         case grpc.StatusCode.INVALID_ARGUMENT:
             for theirs, ours in params.items():
-                if error.field.startswith(theirs):
-                    param = ours + error.field.removeprefix(theirs)
+                place = error.field.removeprefix(theirs)
+                if error.field.startswith(theirs) and place[:1] in ("", "/", ".", "["):
+                    param = ours + place
                     return ApiError(400, message.replace(error.field, param, 1), param=param)
             code = "context_length_exceeded" if "context of" in message else None
             return ApiError(400, message, param=param_of(error.field), code=code)

@@ -15,7 +15,8 @@ from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import GenerationFields, ResponseFormat, StructuredOutputs
 
 _SPECIAL = re.compile(r"\\.|/|\n", re.DOTALL)
-ANY_OBJECT = '{"type": "object"}'
+ANY_OBJECT = {"type": "object"}
+MAX_CHOICES = 4096
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class NamedGrammar:
 
     param: str
     grammar: pb.Grammar
+    # The rule of a larger grammar that stands for this one; None where there is none.
+    answer: str | None = None
     rules: Mapping[str, str] = field(default_factory=dict)  # fields that single rules come from
 
     @property
@@ -34,29 +37,38 @@ class NamedGrammar:
             place: self.param
         }
 
-    @property
-    def answer(self) -> str | None:
-        """The rule of a larger grammar that stands for this one; None where there is none."""
-        match self.grammar.WhichOneof("rule"):
-            case "json_schema":
-                schema = msgspec.json.decode(self.grammar.json_schema)
-                return json_rule(schema) if isinstance(schema, dict) else None
-            case "regex":
-                return "/" + _SPECIAL.sub(_escaped, self.grammar.regex) + "/"
-            case "choices":
-                return " | ".join(json.dumps(text) for text in self.grammar.choices.texts)
-        return None
-
     def after_thoughts(self, thinking: Thinking) -> "NamedGrammar":
         if thinking is Thinking.NEVER or self.answer is None:
             return self
         text = answer_alone(thinking, self.answer)
-        return NamedGrammar(self.param, pb.Grammar(context_free=text), {"answer": self.param})
+        return NamedGrammar(self.param, pb.Grammar(context_free=text), rules={"answer": self.param})
+
+
+def _with_schema(place: str, schema: Any) -> NamedGrammar:
+    try:
+        text = msgspec.json.encode(schema).decode()
+        answer = json_rule(schema) if isinstance(schema, dict) else None
+    except RecursionError:
+        raise bad_request(place, "is nested too deeply") from None
+    return NamedGrammar(place, pb.Grammar(json_schema=text), answer)
+
+
+def _with_regex(place: str, regex: str) -> NamedGrammar:
+    answer = "/" + _SPECIAL.sub(_escaped, regex) + "/"
+    is_whole = (len(regex) - len(regex.rstrip("\\"))) % 2 == 0
+    return NamedGrammar(place, pb.Grammar(regex=regex), answer if is_whole else None)
 
 
 def _escaped(found: "re.Match[str]") -> str:
     """As it stands between slashes, on one line."""
-    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
+    return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])
+
+
+def _with_choices(place: str, texts: list[str]) -> NamedGrammar:
+    if len(texts) > MAX_CHOICES:
+        raise bad_request(place, f"at most {MAX_CHOICES}, got {len(texts)}")
+    answer = " | ".join(json.dumps(text) for text in texts)
+    return NamedGrammar(place, pb.Grammar(choices=pb.Choices(texts=texts)), answer or None)
 
 
 def grammar_of(fields: GenerationFields) -> NamedGrammar | None:
@@ -74,7 +86,7 @@ def _found(fields: GenerationFields) -> Iterator[NamedGrammar]:
     if fields.structured_outputs is not None:
         yield _structured_outputs(fields.structured_outputs)
     if fields.regex is not None:
-        yield NamedGrammar("regex", pb.Grammar(regex=fields.regex))
+        yield _with_regex("regex", fields.regex)
     if fields.ebnf is not None:
         yield NamedGrammar("ebnf", pb.Grammar(context_free=fields.ebnf))
 
@@ -86,12 +98,12 @@ def _response_format(given: ResponseFormat) -> Iterator[NamedGrammar]:
             "response_format.json_schema", 'belongs to "type": "json_schema", and is needed there'
         )
     if given.type == "json_object":
-        yield NamedGrammar("response_format", pb.Grammar(json_schema=ANY_OBJECT))
+        yield _with_schema("response_format", ANY_OBJECT)
     if inner is not None:
         place = "response_format.json_schema.schema"
         if inner.schema is None:
             raise bad_request(place, "is missing", "missing_required_parameter")
-        yield NamedGrammar(place, pb.Grammar(json_schema=_encoded(inner.schema)))
+        yield _with_schema(place, inner.schema)
 
 
 def _structured_outputs(given: StructuredOutputs) -> NamedGrammar:
@@ -102,32 +114,23 @@ def _structured_outputs(given: StructuredOutputs) -> NamedGrammar:
         raise bad_request(
             "structured_outputs", f"exactly one of {', '.join(values)} is needed, got {got}"
         )
-    place = f"structured_outputs.{named[0]}"
-    return NamedGrammar(place, _of_structured_outputs(place, named[0], values[named[0]]))
-
-
-def _of_structured_outputs(place: str, name: str, value: Any) -> pb.Grammar:
-    match name:
+    place, value = f"structured_outputs.{named[0]}", values[named[0]]
+    match named[0]:
         case "json":
-            return pb.Grammar(json_schema=_schema(place, value))
+            return _with_schema(place, _schema(place, value))
         case "regex":
-            return pb.Grammar(regex=value)
+            return _with_regex(place, value)
         case "choice":
-            return pb.Grammar(choices=pb.Choices(texts=value))
+            return _with_choices(place, value)
         case "grammar":
-            return pb.Grammar(context_free=value)
-    return pb.Grammar(json_schema=ANY_OBJECT)
+            return NamedGrammar(place, pb.Grammar(context_free=value))
+    return _with_schema(place, ANY_OBJECT)
 
 
-def _schema(place: str, given: dict[str, Any] | str) -> str:
+def _schema(place: str, given: dict[str, Any] | str) -> Any:
     if isinstance(given, dict):
-        return _encoded(given)
+        return given
     try:
-        json.loads(given)
-    except (ValueError, RecursionError) as error:
+        return msgspec.json.decode(given)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise bad_request(place, f"is no JSON: {error}") from None
-    return given
-
-
-def _encoded(schema: Any) -> str:
-    return msgspec.json.encode(schema).decode()

@@ -74,19 +74,19 @@ class ToolUse:
         places = {name: f"tools[{i}].function.parameters" for i, name in enumerate(self.all_names)}
         rules = {rule_of(i): places[each.name] for i, each in enumerate(self.functions)}
         about = (self.form, self._tools(), self.several, thinking)
-        if self.must_call:
+        if own is not None and own.answer is None:
+            problem = 'cannot be together with tools, unless tool_choice is "none"'
+            raise bad_request(own.param, problem)
+        if self.must_call:  # there is no answer that could follow a rule
             text = calls_alone(*about)
-        elif own is not None:
-            if own.answer is None:
-                problem = 'cannot be together with tools, unless tool_choice is "none"'
-                raise bad_request(own.param, problem)
+        elif own is not None and own.answer is not None:
             text = calls_or_answer(*about, own.answer)
             rules["answer"] = own.param
         elif self.several and not any(each.strict for each in self.functions):
             return None
         else:
             text = calls_in_text(*about)
-        return NamedGrammar("tools", pb.Grammar(context_free=text), rules)
+        return NamedGrammar("tools", pb.Grammar(context_free=text), rules=rules)
 
     def _tools(self) -> list[CallableTool]:
         schema = _schema if self.must_call else _loose_schema
