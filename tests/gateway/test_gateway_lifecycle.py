@@ -2,9 +2,11 @@
 
 import http.client
 import json
+import select
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,29 @@ def test_a_reader_that_takes_nothing_is_cut(traced_pair: TracedPair, tmp_path: P
             )
             wait_until(lambda: "a stream was cut" in front.log(), front.log)
             wait_until(lambda: in_flight(traced_pair) == 0, front.log)
+            wait_until(lambda: is_reset(reader), front.log)
+            assert "ERROR" not in front.log()
+
+
+def test_a_reader_that_takes_no_whole_answer_is_cut(
+    traced_pair: TracedPair, tmp_path: Path
+) -> None:
+    with gateway(tmp_path, "--write-timeout", "1", targets=[traced_pair[0].address]) as front:
+        host, _, port = front.address.rpartition(":")
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect((host, int(port)))
+            asked = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+            while not is_reset(reader):  # as many answers as it takes to fill what sockets hold
+                with suppress(ConnectionError, BlockingIOError):
+                    reader.send(asked, socket.MSG_DONTWAIT)
+
+
+def is_reset(connection: socket.socket) -> bool:
+    """Whether its end is known, before anything is read of what has come."""
+    events = select.poll()
+    events.register(connection, select.POLLHUP)
+    return bool(events.poll(50))
 
 
 def test_metrics_tell_what_was_served(gateway: GatewayProcess) -> None:

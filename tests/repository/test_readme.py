@@ -44,6 +44,8 @@ BENCHES = {
         *("--rows", "1,4", r"GB/s.*give the same bits: yes"),
     ),
     "fairness": ("--repeats", "1", "--tokens", "12", *SMALL, r"beside a polite one: \d"),
+    "gateway": ("--repeats", "2", r"first token.*chunks/s"),
+    "grammars": ("--repeats", "1", r"compile, ms.*streams 8, mode ssd.*of none \d"),
 }
 
 

@@ -21,6 +21,7 @@ from ssd_gateway.openai.choice import Choice
 from ssd_gateway.openai.fields import StreamOptions
 from ssd_gateway.openai.shapes import Shape, usage_of
 from ssd_gateway.openai.speculation_metrics import metrics_of
+from ssd_gateway.protocol import incoming
 from ssd_gateway.targets.generation import Generation
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class AnswerResponse:
         self._write_timeout, self._metrics = write_timeout, metrics
         self._params = params
         self._sent = False  # the whole answer
+        self._cut = False
         self._headers = [(b"x-request-id", request_id.encode())]
         self._about = {
             "id": f"{shape.prefix}-{token_hex(12)}",
@@ -138,6 +140,9 @@ class AnswerResponse:
                 self._metrics.gone()
                 answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
+            if self._cut:  # a connection that is merely closed waits for its reader
+                incoming(scope).abort()
+                await leaving
         finally:
             leaving.cancel()
             answering.cancel()
@@ -158,6 +163,7 @@ class AnswerResponse:
         except ReaderGone as error:
             self._metrics.gone()
             log.info("a stream was cut: %s", error)
+            self._cut = True
         except Exception as error:
             await self._fail(api_error(error, self._params), error, events, scope, receive, send)
         finally:

@@ -11,9 +11,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd_gateway.gateway import Gateway
 from ssd_gateway.http.errors import ApiError, api_error
+from ssd_gateway.protocol import incoming
 from ssd_gateway.routes.generation import GenerationRoutes
 from ssd_gateway.routes.models import ModelRoutes
 from ssd_gateway.routes.observation import ObservationRoutes
@@ -50,9 +52,25 @@ def make_app(gateway: Gateway) -> Starlette:
     handlers = {HTTPException: _http_error, Exception: _failure}
     return Starlette(
         routes=routes,
-        middleware=_middleware(gateway),
+        middleware=[Middleware(SaysLast), *_middleware(gateway)],
         exception_handlers=handlers,
     )
+
+
+class SaysLast:
+    """An answer to a request that has not come as a whole is the last one of its connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and not incoming(scope).is_whole:
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, answer if scope["type"] == "http" else send)
 
 
 def _get(path: str, endpoint: Endpoint) -> Route:

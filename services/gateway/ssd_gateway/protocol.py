@@ -1,24 +1,73 @@
-"""HTTP/1.1 connections with bounds: the size of headers, and the time that a request may take to
-come. uvicorn has neither."""
+"""HTTP/1.1 connections with bounds, which uvicorn does not have: the size of what frames a request,
+the time that it may take to come, and the time that a reader may take nothing.
+
+An answer that is complete before its request is ends the connection: what still comes is dropped
+for a while, so that the caller can read why, and is not read as a request.
+"""
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+AT_ONCE = struct.pack("ii", 1, 0)  # of SO_LINGER
+EXTENSION = "ssd_gateway"  # of a scope: its Incoming
+LINGER_SECONDS = 2.0  # that what nobody reads is dropped before the connection ends
+LINGER_BYTES = 64 << 20
+GRACE_SECONDS = 1.0  # in which streams of events, who say so, have been cut already
+
+
+class Incoming:
+    """A request on its way."""
+
+    def __init__(self, connection: "BoundedHttpProtocol") -> None:
+        self._connection = connection
+        self.is_whole = False
+
+    def abort(self) -> None:
+        """Ends the connection at once, whatever is still to be written."""
+        self._connection.abort()
+
+    # As the transport of its answer, to uvicorn
+
+    def write(self, data: bytes) -> None:
+        self._connection.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        """The answer is the last one."""
+        self._connection.leave(self)
+
+
+def incoming(scope: Scope) -> Incoming:
+    found: Incoming = scope["extensions"][EXTENSION]
+    return found
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Counts what has come since the last whole request, until its headers are complete."""
-
     max_header_bytes = 32 << 10
     max_connections = 4096
     read_timeout = 30.0
+    write_timeout = 60.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_bytes = 0
-        self._in_headers = True
+        # Bytes since the last ones of a body, which frame it: lines, headers, trailers, chunks.
+        self._framing_bytes = 0
+        self._body_bytes = 0
+        self._incoming: Incoming | None = None  # None between requests, and until its headers end
         self._deadline: asyncio.TimerHandle | None = None
+        self._dropping = 0  # bytes that may still come, where nothing is read any more
+        self._unread: tuple[asyncio.TimerHandle, int] | None = None  # bytes that were left then
+        self._closing: asyncio.TimerHandle | None = None
+        self._lost = False
+
+    # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,34 +77,60 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         self._stop_waiting()
+        if self._closing is not None:
+            self._closing.cancel()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_headers:
-            if self._deadline is None:
-                self._expect_headers()
-            self._header_bytes += len(data)
+        if self._dropping:
+            self._dropping -= len(data)
+            if self._dropping <= 0:
+                self.abort()
+            return
+        if self._incoming is None and self._deadline is None:
+            self._expect_headers()
+        body = self._body_bytes
+        self._framing_bytes += len(data)
         super().data_received(data)
-        if self._in_headers and self._header_bytes > self.max_header_bytes:
+        if self._body_bytes > body:
+            self._framing_bytes = 0
+        elif self._framing_bytes > self.max_header_bytes:
             self._refuse(b"431 Request Header Fields Too Large")
+
+    # A request
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers = True
+        self._incoming = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._incoming is None:  # after a body come trailers, which nobody reads
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        self._in_headers, self._header_bytes = False, 0
+        self._framing_bytes = 0
         self._stop_waiting()
         if size > self.max_header_bytes:
             self._refuse(b"431 Request Header Fields Too Large")
             return
+        self._incoming = Incoming(self)
+        self.scope["extensions"] = {EXTENSION: self._incoming}  # type: ignore[typeddict-item]
         super().on_headers_complete()
+        self.cycle.transport = self._incoming  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_headers = True
+        if self._incoming is not None:
+            self._incoming.is_whole = True
+        self._incoming, self._framing_bytes = None, 0
 
     def _expect_headers(self) -> None:
         self._deadline = self.loop.call_later(self.read_timeout, self._too_slow)
@@ -67,24 +142,76 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
-        if self._header_bytes:
+        if self._framing_bytes:
             self._refuse(b"408 Request Timeout")
         else:
-            self.transport.close()
+            self.leave(None)
 
     def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():
             self.transport.write(
                 b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             )
+            self.leave(None)
+
+    # The end
+
+    def leave(self, answered: Incoming | None) -> None:
+        """What was written is the last of this connection. ``answered``: which request by it."""
+        if answered is None or answered.is_whole:
+            self._close()
+        elif not self._dropping:
+            self._dropping = LINGER_BYTES
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._closing = self.loop.call_later(LINGER_SECONDS, self._close)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """A caller that does not read what was written has so long to do so."""
+        if not self.transport.is_closing():
             self.transport.close()
+            self._closing = self.loop.call_later(self.write_timeout, self.abort)
+
+    def abort(self) -> None:
+        """What was not read is dropped by the kernel, too."""
+        if not self._lost:
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self.transport.abort()
+
+    # Readers that take nothing
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread[0].cancel()
+            self._unread = None
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if self._unread is not None and left >= self._unread[1]:
+            self.abort()
+            return
+        seconds = self.write_timeout + GRACE_SECONDS
+        self._unread = self.loop.call_later(seconds, self._watch_reader), left
 
 
-def bounded(max_header_bytes: int, max_connections: int, read_timeout: float) -> type[Any]:
+def bounded(
+    max_header_bytes: int, max_connections: int, read_timeout: float, write_timeout: float
+) -> type[Any]:
     """The protocol with these bounds, as uvicorn wants it: a class."""
     bounds = {
         "max_header_bytes": max_header_bytes,
         "max_connections": max_connections,
         "read_timeout": read_timeout,
+        "write_timeout": write_timeout,
     }
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), bounds)

@@ -122,7 +122,12 @@ class GatewayServer:
         config = self._config
         options = uvicorn.Config(
             make_app(self._gateway),
-            http=bounded(config.max_header_kib << 10, config.max_connections, config.read_timeout),
+            http=bounded(
+                config.max_header_kib << 10,
+                config.max_connections,
+                config.read_timeout,
+                config.write_timeout,
+            ),
             ws="none",
             loop="uvloop",
             lifespan="off",

@@ -99,11 +99,31 @@ SMUGGLED = {
     "HTTP/2 without a word": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
 }
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+TRAILER = b"x-one: abcdefghijklmnop\r\n"
 TOO_LARGE = {
     "a length beyond the bound": (HEAD + b"content-length: 99999999999\r\n\r\n{}", {413}),
     "headers without end": (HEAD + b"x-one: " + b"a" * (1 << 20), {431}),
     "a thousand headers": (HEAD + b"x-one: abcdefghijklmnop\r\n" * 4000 + b"\r\n", {431}),
     "a path without end": (b"GET /" + b"a" * (1 << 20), {400, 431}),
+    "trailers without end": (HEAD + CHUNKED + b"2\r\n{}\r\n0\r\n" + TRAILER * 9000, {431}),
+    "a trailer without end": (HEAD + CHUNKED + b"0\r\nx-one: " + b"a" * (1 << 20), {431}),
+    "a chunk's extension without end": (HEAD + CHUNKED + b"2;" + b"a" * (1 << 20), {400, 431}),
+}
+UNWANTED = {
+    "a body beyond the bound": (HEAD + b"content-length: 99999999999\r\n\r\n", 413),
+    "a body of another type": (
+        HEAD.replace(b"/json", b"/xml") + b"content-length: 9999999\r\n\r\n",
+        415,
+    ),
+    "a body of no use": (
+        b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99999999999\r\n\r\n",
+        200,
+    ),
+    "trailers of no use": (
+        b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n" + CHUNKED + b"0\r\n" + TRAILER,
+        200,
+    ),
 }
 
 
@@ -126,6 +146,28 @@ def test_too_large_is(hasty: Gateway, what: str) -> None:
     sent, expected = TOO_LARGE[what]
     found = statuses(exchange(hasty, sent))
     assert set(found) <= expected, found
+
+
+@pytest.mark.parametrize("what", UNWANTED)
+def test_the_connection_ends_after_the_answer_to(hasty: Gateway, what: str) -> None:
+    """However much of it there still is: nobody reads it, and nobody keeps it."""
+    sent, status = UNWANTED[what]
+    host, _, port = hasty.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=HANG_SECONDS) as connection:
+        connection.sendall(sent)
+        answer = connection.recv(65536)
+        assert statuses(answer) == [status]
+        assert b"connection: close" in answer
+        piece = b"x" * (1 << 20)
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(piece)
+
+
+def test_a_body_that_does_not_come_ends_the_connection(hasty: Gateway) -> None:
+    answer = exchange(hasty, HEAD + b"content-length: 60\r\n\r\n{")
+    assert statuses(answer) == [408]
+    assert b"connection: close" in answer
 
 
 def test_a_body_that_grows_beyond_the_bound_is_refused(hasty: Gateway) -> None:
