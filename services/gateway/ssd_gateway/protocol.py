@@ -118,7 +118,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(b"431 Request Header Fields Too Large")
             return
         self._incoming = Incoming(self)
-        self.scope["extensions"] = {EXTENSION: self._incoming}  # type: ignore[typeddict-item]
+        extensions: dict[str, Any] = {EXTENSION: self._incoming}
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
         self.cycle.transport = self._incoming  # type: ignore[assignment]
 

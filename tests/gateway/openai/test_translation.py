@@ -136,6 +136,20 @@ def test_turns_of_one_conversation_have_the_same_affinity() -> None:
     assert chat(prompt_cache_key="mine").affinity == b"mine"
 
 
+def test_questions_after_one_long_beginning_have_the_same_affinity() -> None:
+    """A beginning that is worth a cache is told by itself, whatever is asked after it."""
+    system = {"role": "system", "content": "You tell stories of sheep. " * 100}
+    chats = [chat(messages=[system, {"role": "user", "content": str(i)}]) for i in range(20)]
+    assert len({each.affinity for each in chats}) == 1
+    texts = [completion(prompt=system["content"] + str(i)) for i in range(20)]
+    assert len({each.affinity for each in texts}) == 1
+    text = "Once upon a time there was a sheep. " * 8
+    assert completion(prompt=text).affinity == completion(prompt=text + "It slept.").affinity
+    ids = list(range(100))
+    assert completion(prompt=ids).affinity == completion(prompt=[*ids, 7]).affinity
+    assert len({completion(prompt=f"Story {i}").affinity for i in range(20)}) == 20
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_nothing_honours_is_refused_by_name(name: str) -> None:
     assert refused(chat, **{name: "something"}) == name

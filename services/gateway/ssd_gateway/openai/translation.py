@@ -31,6 +31,7 @@ SAMPLING = (
     "frequency_penalty",
 )
 MASK = 2**64 - 1
+BEGINNING_BYTES = 256  # fewer are not worth a cache, and more would tell questions apart
 
 
 @dataclass(frozen=True)
@@ -254,15 +255,18 @@ def _choices(request: pb.GenerateRequest, fields: GenerationFields) -> list[pb.G
 
 
 def _affinity(fields: GenerationFields, request: pb.GenerateRequest) -> bytes:
-    """What the beginning of a conversation is told by: a key of the caller's own, else its first
-    messages up to the first of the user, else the beginning of the prompt."""
+    """What the beginning of a text is told by: a key of the caller's own, else its first bytes.
+
+    So few of them are those of a long system prompt, whatever is asked after it. A chat's end with
+    the first message of its user: later turns begin as the first one did.
+    """
     own = fields.prompt_cache_key or fields.session_id
     if own is not None:
         return own.encode()
     if isinstance(fields, ChatRequest):
         first = next((i for i, m in enumerate(fields.messages) if m.get("role") == "user"), 0)
-        return msgspec.json.encode(fields.messages[: first + 1])
-    return request.text.encode() or request.token_ids
+        return msgspec.json.encode(fields.messages[: first + 1])[:BEGINNING_BYTES]
+    return (request.text.encode() or request.token_ids)[:BEGINNING_BYTES]
 
 
 def _at_least_one(param: str, value: int) -> int:

@@ -6,7 +6,6 @@ from hashlib import blake2b
 
 from ssd_gateway.targets.target import Target
 
-KEY_BYTES = 4096  # of a prompt's beginning
 SPARE_SHARE = 0.5  # of a target's places that its favourites may be ahead of the least busy one
 
 
@@ -28,4 +27,4 @@ def _rank(target: Target, least: float) -> tuple[bool, float]:
 
 def _score(address: str, key: bytes) -> bytes:
     """Rendezvous hashing: who comes or goes moves no prompt of the others."""
-    return blake2b(address.encode() + b"\0" + key[:KEY_BYTES], digest_size=8).digest()
+    return blake2b(address.encode() + b"\0" + key, digest_size=8).digest()
