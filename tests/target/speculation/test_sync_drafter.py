@@ -14,8 +14,9 @@ from ssd_engine.forward.result import ImmediateForward, PendingForward
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import whole_wire
 from ssd_engine.text.completion import StopRules
+from ssd_target.config import DRAFT_STEP_ROWS
 from ssd_target.scheduling.sequence import Sequence as TargetSequence
-from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
+from ssd_target.speculation.sync_drafter import STEPPED_ROWS, DraftRow, SyncDrafter
 from tests.harness import BLOCK, make_runner
 from tests.ranking_runner import Ranking
 
@@ -87,3 +88,50 @@ def test_guesses_are_the_same_wherever_they_are_drawn(
     assert len(wires["host"]) == (0 if down_weight is None else 8)
     for kind in ("device", "in a chain"):
         assert all(map(torch.equal, wires["host"], wires[kind]))
+
+
+class Watched(Ranking):
+    """Also tells how wide the steps were that it was asked for."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner, chains=True)
+        self.widths: list[int] = []
+
+    def step(self, parts: Sequence[Part], draws: Sequence[Draw | None]) -> Any:
+        self.widths.append(max(len(part.tokens) for part in parts))
+        return super().step(parts, draws)
+
+
+@pytest.mark.parametrize("certain", [[], [7], [7, 8, 9, 7, 8]], ids=len)
+def test_what_others_have_committed_is_read_by_few_steps_and_certain_tokens_are_not_drafted(
+    certain: list[int],
+) -> None:
+    """As under a grammar, whose tokens the draft model has not seen before."""
+    guesses: dict[str, list[list[int]]] = {}
+    widths: list[int] = []
+    for kind, make in {"host": Host, "in a chain": Watched}.items():
+        with torch.backends.mkldnn.flags(enabled=False):
+            runner = make(make_runner(resolve_model("stories-draft")))
+            drafter = SyncDrafter(runner, BLOCK, 256, 6, 64)
+            sampling = SamplingParams(seed=1, temperature=0.0)
+            sequences = [
+                TargetSequence(i, prompt, [40], sampling, StopRules(100), None, [b"x"] * 512)
+                for i, prompt in enumerate((list(range(10, 30)), list(range(50, 61))))
+            ]
+            for missing in ((0, 0), (1, 5), (7, 2), (3, 3), (1, 30)):
+                for sequence, count in zip(sequences, missing, strict=True):
+                    for token in range(100, 100 + count):
+                        sequence.commit(token)
+                rows = [DraftRow(each, 6, None, list(certain)) for each in sequences]
+                if kind == "in a chain":
+                    runner.widths.clear()
+                drafter.draft(rows)
+                drafter.check_integrity()
+                assert all(row.tokens[: len(certain)] == certain for row in rows)
+                guesses.setdefault(kind, []).extend(row.tokens for row in rows)
+                little = max(missing) + len(certain) < STEPPED_ROWS
+                if kind == "in a chain" and max(missing) and little:
+                    widths += runner.widths
+    assert guesses["host"] == guesses["in a chain"]
+    assert {len(tokens) for tokens in guesses["host"]} == {6}
+    assert max(widths, default=DRAFT_STEP_ROWS) == DRAFT_STEP_ROWS

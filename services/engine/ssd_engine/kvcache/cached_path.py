@@ -71,6 +71,10 @@ class CachedPath:
         self._lease.grow(end)
         return Chunk(path[: end - start], start, self.blocks, num_logits if end == total else 0)
 
+    def num_missing(self, guesses: Sequence[int]) -> int:
+        """How many tokens of committed + guesses are not in the cache."""
+        return len(self.committed) + len(guesses) - self._known(guesses)
+
     def wrote(self, chunk: Chunk) -> None:
         """The chunk's KV is in the cache, and nothing after it is."""
         self._take(chunk.start, chunk.tokens)

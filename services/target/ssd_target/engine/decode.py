@@ -56,7 +56,10 @@ class DecodeForward:
             if work.chunk.num_logits:  # its first round here, as a prefill is for others
                 self._speculator.begin(work.sequence)
         rows = self._speculator.take([work.sequence for work in plan.decode]) if plan.decode else []
-        rounds = map(extended, plan.decode, [row.speculation for row in rows])
+        rounds = [
+            extended(work, row.speculation, row.num_certain)
+            for work, row in zip(plan.decode, rows, strict=True)
+        ]
         return [*rounds, *plan.replay], rows
 
     def launch(

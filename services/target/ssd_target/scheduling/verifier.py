@@ -58,8 +58,9 @@ class DraftDistributions:
 
 
 def sample_rows(work: Work) -> list[SampleRow]:
-    """Row i of a verification is drawn with the history committed + s1..si."""
-    sequence, speculated = work.sequence, work.speculation.tokens
+    """Row i of a verification is drawn with the history committed + s1..si. Where the next token is
+    certain, none is."""
+    sequence, speculated, certain = work.sequence, work.speculation.tokens, work.num_certain
     return [
         SampleRow(
             sequence.sampling,
@@ -67,7 +68,7 @@ def sample_rows(work: Work) -> list[SampleRow]:
             sequence.output + speculated[:i] if i else sequence.output,
             _allowed(sequence, speculated[:i]),
         )
-        for i in range(work.chunk.num_logits)
+        for i in range(certain, certain + work.chunk.num_logits)
     ]
 
 
@@ -86,8 +87,9 @@ def _draws(work: Work) -> list[Draw]:
     first, wanted = work.chunk.end - count + 1, sequence.num_logprobs
     likeliest = -1 if wanted is None else wanted
     unknown = work.chunk.tokens[0] < 0  # to all but the device: it is in no history yet
+    recent = work.num_certain + unknown
     return [
-        Draw.of(sequence.sampling, first + i, sequence.history, i + unknown, (), likeliest)
+        Draw.of(sequence.sampling, first + i, sequence.history, i + recent, (), likeliest)
         for i in range(count)
     ]
 
@@ -133,10 +135,9 @@ def verify(
 def _drawn_by_device(
     work: Work, scored: ForwardResult, drawn: list[int], span: slice
 ) -> RoundOutcome | NothingDrawn:
-    own, wanted = drawn[span], work.sequence.num_logprobs
-    path = accepted_path(work.speculation, own)
-    tokens = own[: len(path) + 1]
-    if any(scored.broken[span][: len(tokens)]):
+    wanted = work.sequence.num_logprobs
+    path, tokens = _judged(work, drawn[span])
+    if any(scored.broken[span][: len(tokens) - work.num_certain]):
         return NON_FINITE
     grammar = work.sequence.grammar
     if grammar is not None and grammar.is_stuck:
@@ -199,14 +200,22 @@ def _verify_logits(
     rows = [sample_rows(work) for work in works]
     verdicts = _verdicts(works, rows, logits, spans, distributions)
     return [
-        _outcome(work, *_drawable(own, *verdict), logits[span], finite[span])
+        _outcome(work, *_drawable(work, own, *verdict), logits[span], finite[span])
         for work, own, verdict, span in zip(works, rows, verdicts, spans, strict=True)
     ]
 
 
-def _drawable(rows: list[SampleRow], path: Rows[int], tokens: list[int]) -> Verdict:
+def _judged(work: Work, drawn: list[int]) -> Verdict:
+    """By what was drawn for a round: after certain tokens, and after each that is not."""
+    own = [*work.speculation.tokens[: work.num_certain], *drawn]
+    path = accepted_path(work.speculation, own)
+    return path, own[: len(path) + 1]
+
+
+def _drawable(work: Work, rows: list[SampleRow], path: Rows[int], tokens: list[int]) -> Verdict:
     """Without the tokens of rows that no token can follow."""
-    return _up_to(sum(1 for _ in takewhile(_has_next, rows)), path, tokens)
+    can_be_drawn = sum(1 for _ in takewhile(_has_next, rows))
+    return _up_to(work.num_certain + can_be_drawn, path, tokens)
 
 
 def _up_to(count: int, path: Rows[int], tokens: list[int]) -> Verdict:
@@ -248,9 +257,7 @@ def _coupled(
     drawn = iter(sample(logits, [row for i in chosen for row in rows[i]]))
     verdicts = {}
     for i in chosen:
-        own = list(islice(drawn, works[i].chunk.num_logits))
-        path = accepted_path(works[i].speculation, own)
-        verdicts[i] = (path, own[: len(path) + 1])
+        verdicts[i] = _judged(works[i], list(islice(drawn, works[i].chunk.num_logits)))
     return verdicts
 
 
@@ -287,7 +294,7 @@ def _outcome(
     if not tokens and work.sequence.grammar is not None:
         return NothingDrawn(f"grammar: {work.sequence.grammar.problem}")
     # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
-    if not all(finite[: len(tokens)]):
+    if not all(finite[: len(tokens) - work.num_certain]):
         return NON_FINITE
     wanted = work.sequence.num_logprobs
     if wanted is None:

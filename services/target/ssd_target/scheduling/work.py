@@ -23,6 +23,7 @@ class Work:
     chunk: Chunk
     stay: int = 0  # the sequence's ``stays`` when this was planned
     speculation: Speculation = NOTHING  # that is verified
+    num_certain: int = 0  # tokens of that, the first ones, that need no logits to be right
 
     @property
     def is_over(self) -> bool:
@@ -99,18 +100,21 @@ def _num_scored(sequence: Sequence, start: int, end: int) -> int:
     return min(end - start, sequence.left_to_score)
 
 
-def extended(work: Work, speculation: Speculation) -> Work:
+def extended(work: Work, speculation: Speculation, num_certain: int = 0) -> Work:
     """A decode row that verifies a speculation after its last committed token.
 
-    It gets blocks for the round after it, too: what is prepared of that needs their numbers.
+    It gets blocks for the round after it, too: what is prepared of that needs their numbers. Whose
+    log probabilities are told needs the logits of certain tokens, too.
     """
     if not speculation:
         return work
     sequence, start = work.sequence, work.chunk.start
+    certain = num_certain if sequence.num_logprobs is None else 0
     tokens = [*work.chunk.tokens, *speculation.tokens]
     if sequence.lease is not None:
         sequence.lease.grow_ahead(start + 2 * len(tokens))
-    return _work(sequence, Chunk(tokens, start, sequence.blocks, len(tokens)), speculation)
+    chunk = Chunk(tokens, start, sequence.blocks, len(tokens) - certain)
+    return _work(sequence, chunk, speculation, certain)
 
 
 def following(work: Work, token: int) -> Work:
@@ -119,7 +123,9 @@ def following(work: Work, token: int) -> Work:
     return _work(sequence, Chunk([token], work.chunk.end, sequence.blocks, 1))
 
 
-def _work(sequence: Sequence, chunk: Chunk, speculation: Speculation = NOTHING) -> Work:
+def _work(
+    sequence: Sequence, chunk: Chunk, speculation: Speculation = NOTHING, num_certain: int = 0
+) -> Work:
     if sequence.lease is not None:
         sequence.lease.grow(chunk.end)
-    return Work(sequence, chunk, sequence.stays, speculation)
+    return Work(sequence, chunk, sequence.stays, speculation, num_certain)

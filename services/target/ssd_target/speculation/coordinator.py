@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 from ssd_engine.grammar.follower import GrammarFollower
-from ssd_engine.speculation.frames import Source
+from ssd_engine.speculation.frames import Source, Verification
 from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.tracing.events import NoTrace, Trace
 from ssd_target.records.speculation_options import Mode, SpeculationOptions
@@ -137,17 +137,31 @@ class SpeculationCoordinator:
         self._missed_rows.wait(rows)
         self._missed_rows.guess(rows)
         if self._sync is not None:
-            self._sync.draft([row for row in rows if row.strategy is self._sync])
+            drafting = [row for row in rows if row.strategy is self._sync]
+            for row in drafting:
+                self._begin_with_certain(row)
+            self._sync.draft(drafting)
         for row, sequence in zip(rows, sequences, strict=True):
             if sequence.grammar is not None:
                 self._hold_to_grammar(row, sequence, sequence.grammar)
         return rows
 
+    def _begin_with_certain(self, row: RowSpeculation) -> None:
+        """Tokens that nothing else can come in place of are not drafted, but what follows them."""
+        state, grammar = row.state, row.state.sequence.grammar
+        if grammar is None or state.request.verification is not Verification.COUPLED:
+            return
+        most = min(self.depth, state.room())
+        if forced := grammar.forced(state.sequence.output, most):
+            row.speculation, row.source = Speculation(forced), Source.GRAMMAR
+            row.num_certain = len(forced)
+            row.wanted = min(len(forced) + row.wanted, most)
+
     def _hold_to_grammar(
         self, row: RowSpeculation, sequence: Sequence, grammar: GrammarFollower
     ) -> None:
         """Leaves out what cannot be right. Tokens that are certain are speculated where that is
-        more: they take no forward of their own."""
+        more: they take no forward of their own, and nothing is drawn for them."""
         if row.speculation.tokens:
             fits = grammar.num_allowed(sequence.output, row.speculation.tokens)
             if fits < len(row.speculation):
@@ -157,6 +171,8 @@ class SpeculationCoordinator:
         forced = grammar.forced(sequence.output, min(most, row.state.room()))
         if len(forced) > len(row.speculation):
             row.speculation, row.source, row.wire = Speculation(forced), Source.GRAMMAR, None
+        if row.state.request.verification is Verification.COUPLED:
+            row.num_certain = _num_common(forced, row.speculation.tokens)
 
     def take_nothing(self, sequences: Rows[Sequence]) -> list[RowSpeculation]:
         """The rows of a forward that was launched before its speculations could be looked up."""
@@ -214,3 +230,9 @@ class SpeculationCoordinator:
             state.session.branches.check_integrity()
         if self._sync is not None:
             self._sync.drafter.check_integrity()
+
+
+def _num_common(one: Rows[int], other: Rows[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -41,7 +41,8 @@ class Pacing:
         if row.source is Source.NGRAM:
             self._ngram_alpha.observe(accepted, drafted)
         elif row.source is Source.SYNC:
-            self._sync_alpha.observe(accepted, drafted)
+            certain = row.num_certain
+            self._sync_alpha.observe(max(0, accepted - certain), drafted - certain)
         elif endpoint is not None:
             endpoint.alpha.observe(accepted, drafted - row.num_cut)
 

@@ -57,18 +57,25 @@ class SyncSpeculation:
             return
         begin = self._now()
         behind = [self.drafter.is_behind(row.state.sequence) for row in rows]
-        drafts = [DraftRow(row.state.sequence, row.wanted, row.down_weight) for row in rows]
+        drafts = [
+            DraftRow(row.state.sequence, row.wanted, row.down_weight, [*row.speculation.tokens])
+            for row in rows
+        ]
         self.drafter.draft(drafts)
-        end, longest = self._now(), max(len(draft.tokens) for draft in drafts)
+        counts = [
+            len(draft.tokens) - len(row.speculation)
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        end, longest = self._now(), max(counts)
         if not any(behind):
             self._pacing.drafted(longest, end - begin)
         self._trace.span(TraceEventKind.DRAFT, begin, end, tokens=longest)
-        for row, draft, was_behind in zip(rows, drafts, behind, strict=True):
-            row.catches_up = was_behind and bool(draft.tokens)
-            if draft.tokens:
+        for row, draft, drafted, was_behind in zip(rows, drafts, counts, behind, strict=True):
+            row.catches_up = was_behind and drafted > 0
+            if drafted:
                 row.speculation, row.source = Speculation(draft.tokens), Source.SYNC
                 row.wire = whole_wire(draft.wires) if draft.wires else None
-            elif row.wanted:
+            elif row.wanted and not row.speculation:
                 row.state.stats.fell_back("no room")
 
     def launch(self, row: RowSpeculation) -> None:

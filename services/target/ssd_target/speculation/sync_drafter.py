@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ssd_engine.forward.batch import Chunk, Draw, Part
-from ssd_engine.forward.result import ForwardResult, PendingForward
+from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingForward
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.cached_path import CachedPath, NoRoom
 from ssd_engine.kvcache.scopes import Scopes
@@ -19,6 +19,7 @@ from ssd_engine.sampling.sampler import SampleRow
 from ssd_target.config import DRAFT_STEP_ROWS
 from ssd_target.scheduling.sequence import Sequence
 
+STEPPED_ROWS = 4 * DRAFT_STEP_ROWS  # more tokens are read by a prefill
 FAN_OUT = 3  # likeliest tokens that rejection's down-weighting is applied to
 
 
@@ -41,7 +42,7 @@ class DraftRow:
     sequence: Sequence
     depth: int
     down_weight: float | None  # for rejection verification; None: coupled
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # it may begin with some that are certain
     wires: list[Wire] = field(default_factory=list)  # a row each: what tokens were drawn from
 
 
@@ -72,8 +73,9 @@ class SyncDrafter:
     def draft(self, rows: Rows[DraftRow]) -> None:
         """Fill every row; it stays empty where the draft model has no room for its sequence."""
         served = [row for row in rows if self._follow(row.sequence)]
-        wanting = [row for row in served if row.depth]
-        if self._runner.chains and wanting and all(map(self._is_close, wanting)):
+        wanting = [row for row in served if len(row.tokens) < row.depth]
+        if self._runner.chains and wanting:
+            self._catch_up(wanting)
             self._draft_in_a_chain(wanting)
             return
         while unfinished := [row for row in served if len(row.tokens) < row.depth]:
@@ -84,10 +86,24 @@ class SyncDrafter:
         path = self._paths.get(sequence.id)
         return path is None or sequence.num_committed - path.num_known > self._depth + 1
 
-    def _is_close(self, row: DraftRow) -> bool:
-        """Whether its next token takes a step of few rows, as after a round of its own."""
-        missing = row.sequence.num_committed - self._paths[row.sequence.id].num_known
-        return missing <= min(DRAFT_STEP_ROWS, self._prefill_chunk)
+    def _catch_up(self, rows: Rows[DraftRow]) -> None:
+        """Until the next token of each takes a step of few rows. What is missing is read by such
+        steps, too, where it is little: the device computes them one after the other."""
+        few = min(DRAFT_STEP_ROWS, self._prefill_chunk)
+        paths = [(self._paths[row.sequence.id], row.tokens) for row in rows]
+        while behind := [(p, tokens) for p, tokens in paths if p.num_missing(tokens) > few]:
+            near = all(path.num_missing(tokens) <= STEPPED_ROWS for path, tokens in behind)
+            chunks: list[Chunk] = []
+            left = len(behind) * few if near else self._prefill_chunk
+            for path, tokens in behind:
+                size = min(few if near else left, path.num_missing(tokens) - 1)
+                if size:
+                    chunks.append(path.next_chunk(tokens, 0, size))
+                    path.wrote(chunks[-1])  # it will be, before anybody asks
+                    left -= size
+            forward = self._runner.step(chunks, [])
+            if isinstance(forward, ImmediateForward):
+                forward.result()
 
     def end(self, sequence_id: int) -> None:
         path = self._paths.pop(sequence_id, None)
@@ -126,7 +142,10 @@ class SyncDrafter:
         """Each token is launched before the one before it is known here."""
         for row in rows:
             self._paths[row.sequence.id].grow(row.depth)
-        chunks = [self._paths[r.sequence.id].next_chunk((), 1, self._prefill_chunk) for r in rows]
+        chunks = [
+            self._paths[row.sequence.id].next_chunk(row.tokens, 1, self._prefill_chunk)
+            for row in rows
+        ]
         forward = self._runner.step(chunks, list(map(_draw, rows)))
         for row, chunk in zip(rows, chunks, strict=True):
             self._paths[row.sequence.id].wrote(chunk)
@@ -141,11 +160,13 @@ class SyncDrafter:
     def _launch_ahead(self, guesses: "_PendingGuesses") -> "_PendingGuesses":
         """The guesses after these."""
         count = guesses.count + 1
-        rows = [row for row in guesses.rows if row.depth >= count]
+        rows = [row for row in guesses.rows if row.depth > len(row.tokens) + 1]
         if not rows:
             return _PendingGuesses([], guesses.forward, count)
         paths = [self._paths[row.sequence.id] for row in rows]
-        places = [len(path.committed) + guesses.count - 1 for path in paths]
+        places = [
+            len(path.committed) + len(row.tokens) for row, path in zip(rows, paths, strict=True)
+        ]
         if guesses.count > 1 and len(rows) == len(guesses.rows):
             slots = [
                 path.slot(place, self._block_size)
@@ -160,7 +181,7 @@ class SyncDrafter:
             Chunk([-row_of[id(row)] - 1], place, path.blocks, 1)
             for row, path, place in zip(rows, paths, places, strict=True)
         ]
-        draws = [_draw(row, guesses.count) for row in rows]
+        draws = [_draw(row, in_flight=True) for row in rows]
         return _PendingGuesses(rows, self._runner.step(chunks, draws), count)
 
     def _extend(self, pending: Rows[DraftRow]) -> None:
@@ -191,12 +212,11 @@ class SyncDrafter:
         return rows, chunks
 
 
-def _draw(row: DraftRow, in_flight: int | None = None) -> Draw:
-    """How the device chooses a row's next token. ``in_flight``: so many come before it, of which
-    the last is not known here."""
-    sequence, recent = row.sequence, 0 if in_flight is None else 1
-    before = len(row.tokens) if in_flight is None else in_flight
-    position, path = sequence.num_committed + before, tuple(row.tokens)
+def _draw(row: DraftRow, in_flight: bool = False) -> Draw:
+    """How the device chooses a row's next token. ``in_flight``: one comes before it that is not
+    known here."""
+    sequence, recent = row.sequence, int(in_flight)
+    position, path = sequence.num_committed + len(row.tokens) + recent, tuple(row.tokens)
     draw = Draw.of(sequence.sampling, position, sequence.history, recent, path)
     if row.down_weight is None:
         return draw

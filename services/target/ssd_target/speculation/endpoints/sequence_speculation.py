@@ -78,6 +78,7 @@ class RowSpeculation:
     wanted: int = 0
     speculation: Speculation = NOTHING
     source: Source = Source.NONE
+    num_certain: int = 0  # of its tokens, the first ones: nothing else can come there
     found: LookUp | None = None  # by the look-up, if there was one
     missed: bool = False  # an endpoint follows, and its branch is not here
     waited: float = 0.0  # seconds that the forward was held back for it
@@ -96,6 +97,7 @@ class RowSpeculation:
         """Leaves so many tokens of the speculation."""
         self.speculation = Speculation(self.speculation.tokens[:count])
         self.wire = None if self.wire is None else self.wire[:count]
+        self.num_certain = min(self.num_certain, count)
         if not count:
             self.source = Source.NONE
 
