@@ -36,7 +36,7 @@ from ssd_target.scheduling.verifier import (
     draws,
     verify,
 )
-from ssd_target.scheduling.work import Work
+from ssd_target.scheduling.work import Work, extended
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.scale import share
 from tests.synchronous import ByForward
@@ -297,6 +297,55 @@ def test_what_can_be_drawn_is_before_a_grammar_ends(options: dict[str, Any], dra
         assert isinstance(outcome, RoundOutcome)
         assert outcome.tokens == plain[:drawable]
         assert outcome.accepted == drawable - 1
+
+
+class OneWay:
+    """Nothing else can come in place of these tokens; after them, anything."""
+
+    problem, is_stuck = "", False
+
+    def __init__(self, tokens: Rows[int]) -> None:
+        self._tokens = tokens
+
+    def allowed(self, output: Rows[int], tail: Rows[int] = ()) -> NDArray[np.uint8]:
+        bits = np.zeros(-(-VOCAB // 8), np.uint8)
+        if len(tail) >= len(self._tokens):
+            return ~bits
+        token = self._tokens[len(tail)]
+        bits[token >> 3] = 1 << (token & 7)
+        return bits
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("right", [False, True])
+def test_certain_tokens_need_no_logits(options: dict[str, Any], where: str, right: bool) -> None:
+    """A round ends as if all of its rows were drawn, whatever is guessed after them."""
+    certain, sequence = [7, 9, 11], make_sequence(options)
+    sequence.grammar = cast(Any, OneWay(certain))
+    logits = make_logits(6, seed=11)
+    (whole,) = verify([round_of(sequence, [*certain, 1, 1])], ForwardResult(lambda: logits))
+    assert isinstance(whole, RoundOutcome)
+    guess = whole.tokens[3] if right else (whole.tokens[3] + 2) % VOCAB
+    plain = [*certain, guess, 7]
+    (expected,) = verify([round_of(sequence, plain)], ForwardResult(lambda: logits))
+    full = round_of(sequence, [])
+    work = extended(full, Speculation(plain), len(certain))
+    assert (work.chunk.num_logits, len(work.chunk.tokens)) == (3, 6)
+    left = logits[len(certain) :]
+    if where == "device":
+        (found,) = verify([work], drawn_on_device([work], left))
+    else:
+        (found,) = verify([work], ForwardResult(lambda: left))
+    assert found == expected
+    assert isinstance(found, RoundOutcome)
+    assert found.accepted >= len(certain) + right
+
+
+def test_certain_tokens_have_logits_where_log_probabilities_are_told() -> None:
+    sequence = make_sequence(OPTIONS["plain"], num_logprobs=2)
+    work = extended(round_of(sequence, []), Speculation([6, 8]), 2)
+    assert (work.chunk.num_logits, work.num_certain) == (3, 0)
 
 
 # Broken logits
