@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from ssd_gateway.http.errors import ApiError, api_error
 from ssd_gateway.http.events import DONE, PING, EventStream, ReaderGone, event, gone
+from ssd_gateway.http.protocol import incoming
 from ssd_gateway.metrics import GatewayMetrics
 from ssd_gateway.openai.choice import Choice
 from ssd_gateway.openai.fields import StreamOptions
 from ssd_gateway.openai.shapes import Shape, usage_of
 from ssd_gateway.openai.speculation_metrics import metrics_of
-from ssd_gateway.protocol import incoming
 from ssd_gateway.targets.generation import Generation
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd_gateway.gateway import Gateway
 from ssd_gateway.http.errors import ApiError, api_error
-from ssd_gateway.protocol import incoming
+from ssd_gateway.http.protocol import incoming
 from ssd_gateway.routes.generation import GenerationRoutes
 from ssd_gateway.routes.models import ModelRoutes
 from ssd_gateway.routes.observation import ObservationRoutes

@@ -16,8 +16,8 @@ from ssd_gateway.app import make_app
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.gateway import Gateway
 from ssd_gateway.http.keys import Keys
+from ssd_gateway.http.protocol import bounded
 from ssd_gateway.metrics import GatewayMetrics
-from ssd_gateway.protocol import bounded
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.config import is_loopback, parse_address
 from ssd_serving.files.port_file import remove_port, write_port
