@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,16 +35,19 @@ from ssd_engine.errors import ModelError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes of an element
+OTHER_DTYPES = {"I64": 8, "BOOL": 1}  # of what is no weight of a product
 HEADER_BYTES = 1 << 24  # the longest header
 Size = Annotated[int, Meta(ge=0, lt=1 << 48)]  # none that could not be counted in bytes
 Shape = Annotated[tuple[Size, ...], Meta(max_length=8)]
 FINGERPRINT_SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 DIGEST_PIECE = 1 << 20
+NO_OTHERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class WeightEntry:
     file: Path
+    name: str  # in the file
     dtype: str
     shape: tuple[int, ...]
     offset: int  # where its data begin in the file, in bytes
@@ -101,7 +104,7 @@ def _pieces(entry: WeightEntry, size: int = DIGEST_PIECE) -> Iterator[bytes]:
 
 def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     """Read the headers and hold them against the config."""
-    entries = _read_headers(directory)
+    entries = read_headers(directory)
     _drop_redundant(entries, config)
     check_weights(directory, entries, expected_shapes(config))
     return Checkpoint(entries)
@@ -148,18 +151,19 @@ def _drop_redundant(entries: dict[str, WeightEntry], config: ModelConfig) -> Non
         del entries["lm_head.weight"]
 
 
-def _read_headers(directory: Path) -> dict[str, WeightEntry]:
+def read_headers(directory: Path, others: Mapping[str, str] = NO_OTHERS) -> dict[str, WeightEntry]:
+    """``others``: what else may be there by these names, and of which of OTHER_DTYPES it is."""
     if is_there(directory / INDEX):
-        return _read_shards(directory)
+        return _read_shards(directory, others)
     if is_there(directory / SINGLE):
-        return _read_header(directory / SINGLE)
+        return _read_header(directory / SINGLE, others)
     hint = ""
     if any(directory.glob("*.bin")) or any(directory.glob("*.gguf")):
         hint = "; only safetensors are read, convert the weights first"
     raise ModelError(f"{directory}: neither {SINGLE} nor {INDEX} is there{hint}")
 
 
-def _read_shards(directory: Path) -> dict[str, WeightEntry]:
+def _read_shards(directory: Path, others: Mapping[str, str]) -> dict[str, WeightEntry]:
     """The weights of all files that the index names, each where the index says."""
     index = directory / INDEX
     fields = Fields(index, read_object(index, LISTING_BYTES))
@@ -170,7 +174,7 @@ def _read_shards(directory: Path) -> dict[str, WeightEntry]:
     for shard in sorted({_shard(weight_map, name) for name in weight_map.values}):
         if not is_there(directory / shard):
             raise ModelError(f"{index}: shard {named(shard)} is missing")
-        held = _read_header(directory / shard)
+        held = _read_header(directory / shard, others)
         twice = entries.keys() & held.keys()
         if twice:
             raise ModelError(f"{directory / shard}: weight {named(min(twice))} is in another shard")
@@ -191,7 +195,7 @@ def _shard(weight_map: Fields, name: str) -> str:
     return shard
 
 
-def _read_header(file: Path) -> dict[str, WeightEntry]:
+def _read_header(file: Path, others: Mapping[str, str]) -> dict[str, WeightEntry]:
     """The safetensors layout: 8 bytes of length, a JSON header, then the data.
 
     The library reads the same header, but tells neither where a weight lies, which digests need,
@@ -208,7 +212,9 @@ def _read_header(file: Path) -> dict[str, WeightEntry]:
         raise _incomplete(file, reason_of(error)) from None
     header = parse_object(f"{file}: the header", text)
     header.pop("__metadata__", None)
-    entries = {name: _entry(file, 8 + length, name, raw) for name, raw in header.items()}
+    entries = {
+        name: _entry(file, 8 + length, name, raw, others.get(name)) for name, raw in header.items()
+    }
     _check_layout(file, entries, 8 + length, size)
     _check_with_library(file)
     return entries
@@ -227,25 +233,26 @@ def _incomplete(file: Path, reason: str) -> ModelError:
     return ModelError(f"{file} is not a complete safetensors file: {reason}")
 
 
-def _entry(file: Path, base: int, name: str, raw: Any) -> WeightEntry:
+def _entry(file: Path, base: int, name: str, raw: Any, other: str | None) -> WeightEntry:
     """One weight of a header, whose bytes are as many as its shape needs."""
     source = f"{file}: weight {named(name)}"
     if not isinstance(raw, dict):
         raise ModelError(f"{source}: dtype, shape and data_offsets are needed, got {shown(raw)}")
     fields = Fields(source, raw)
     dtype = fields.get("dtype")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        kinds = ", ".join(DTYPES)
+    sizes = DTYPES if other is None else {other: OTHER_DTYPES[other]}
+    if not isinstance(dtype, str) or dtype not in sizes:
+        kinds = ", ".join(sizes)
         raise ModelError(f"{source} has dtype {_bare(dtype)}, one of {kinds} is needed")
     shape = fields.read("shape", Shape, "a list of sizes, which are integers from 0 on,")
     two_integers = "a list of two integers, begin and end in bytes,"
     begin, end = fields.read("data_offsets", tuple[Size, Size], two_integers)
     if begin > end:
         raise fields.wrong("data_offsets", two_integers)
-    if end - begin != math.prod(shape) * DTYPES[dtype]:
-        needed = f"{shown(math.prod(shape) * DTYPES[dtype])} bytes for {dtype} of this shape"
+    if end - begin != math.prod(shape) * sizes[dtype]:
+        needed = f"{shown(math.prod(shape) * sizes[dtype])} bytes for {dtype} of this shape"
         raise fields.problem("data_offsets", f"{needed} are needed, got {shown(end - begin)}")
-    return WeightEntry(file, dtype, shape, base + begin, end - begin)
+    return WeightEntry(file, name, dtype, shape, base + begin, end - begin)
 
 
 def _bare(value: Any) -> str:

@@ -14,12 +14,13 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (v, d)
     for layer in range(config.num_layers):
-        for name, shape in _layer_shapes(config).items():
+        for name, shape in layer_shapes(config).items():
             shapes[f"model.layers.{layer}.{name}"] = shape
     return shapes
 
 
-def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The weights of one layer, by their names within it."""
     d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv, traits = config.num_heads * hd, config.num_kv_heads * hd, config.traits
     shapes: dict[str, tuple[int, ...]] = {

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ssd_engine.attention.base import AttentionPlan, QueryRun, Run, TreeRun
+from ssd_engine.attention.base import (
+    AttentionBackend,
+    AttentionPlan,
+    QueryRun,
+    Run,
+    TreeRun,
+)
 from ssd_engine.checkpoints.checkpoint import open_checkpoint
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config
@@ -126,15 +132,7 @@ class ModelRunner:
             grown, options, grown.num_heads // tp.size, kv_heads, dtype, self.device
         )
         rope = RopeTable(grown.rope, grown.head_dim, options.max_model_len, dtype, self.device)
-        self.model = Decoder(
-            grown,
-            weights,
-            rope,
-            attention,
-            tp,
-            self._choose_linear(weights),
-            self._fused_ops(rope) if self._tuned else None,
-        )
+        self.model = self._make_model(weights, rope, attention)
         self._chains_products = self._begin_chained_products()
         self._histories = self._make_histories() if self._tuned else None
         # Steps of few rows, where these have kernels of their own.
@@ -146,6 +144,13 @@ class ModelRunner:
         if self.steps is not None:
             self.steps.capture(self.dummy_slot)
         self._finish_kernels()
+
+    def _make_model(
+        self, weights: DecoderWeights, rope: RopeTable, attention: AttentionBackend
+    ) -> Decoder:
+        ops = self._fused_ops(rope) if self._tuned else None
+        linear = self._choose_linear(weights)
+        return Decoder(self.config, weights, rope, attention, self.tp, linear, ops)
 
     @property
     def asynchronous(self) -> bool:
@@ -395,7 +400,7 @@ class ModelRunner:
         return None if self.steps is None else self.steps.deepen(flight, slots, widths)
 
     def _compute(self, parts: Sequence[Rows], score: Score | None) -> Tensor | None:
-        hidden = self.prompt_layers(parts).forward()
+        hidden = self._compute_layers(parts)
         self._score(hidden, scored_rows(parts), score)
         wanted = logit_rows(parts)
         if not wanted:
@@ -403,6 +408,10 @@ class ModelRunner:
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[self._upload(wanted)]
         return self._logits(self.model.normalise(hidden))
+
+    def _compute_layers(self, parts: Sequence[Rows]) -> Tensor:
+        """Hidden states [rows, d], before the final norm."""
+        return self.prompt_layers(parts).forward()
 
     def _score(self, hidden: Tensor, rows: list[int], score: Score | None) -> None:
         """Other ranks than the first have no logits, but their share in these."""

@@ -42,14 +42,21 @@ class CheckpointReader:
         self, name: str, begin: int | None = None, end: int | None = None, dim: int = 0
     ) -> Tensor:
         """The weight, or its part from begin to end along dim."""
-        part = self._files[self._checkpoint.entries[name].file].get_slice(name)
+        entry = self._checkpoint.entries[name]
+        part = self._files[entry.file].get_slice(entry.name)
         tensor: Tensor = part[:, begin:end] if dim == 1 else part[begin:end]
         if self._keeps_bfloat16 and tensor.dim() == 2 and tensor.dtype == torch.bfloat16:
             return tensor.to(self._device)
         return tensor.to(self._device, self._dtype)
 
+    def read_as_it_is(self, name: str) -> Tensor:
+        """What is no weight of a product, in its own dtype and on the host."""
+        entry = self._checkpoint.entries[name]
+        tensor: Tensor = self._files[entry.file].get_tensor(entry.name)
+        return tensor
 
-class _RankLoader:
+
+class RankLoader:
     def __init__(
         self,
         config: ModelConfig,
@@ -74,10 +81,10 @@ class _RankLoader:
     def load(self) -> DecoderWeights:
         embedding = self.reader.read("model.embed_tokens.weight")
         if self.config.tie_word_embeddings:
-            embedding = self._matrix([embedding])
+            embedding = self.matrix([embedding])
         return DecoderWeights(
             embedding=embedding,
-            layers=[self._layer(f"model.layers.{i}.") for i in self._counted_layers()],
+            layers=[self.layer(f"model.layers.{i}.") for i in self._counted_layers()],
             norm=self.reader.read("model.norm.weight"),
             head=self._head(embedding),
         )
@@ -95,33 +102,33 @@ class _RankLoader:
         tied = self.config.tie_word_embeddings
         head = embedding[begin:end] if tied else self.reader.read("lm_head.weight", begin, end)
         padding = per_rank - head.shape[0]
-        return self._matrix([head, head.new_zeros(padding, head.shape[1])] if padding else [head])
+        return self.matrix([head, head.new_zeros(padding, head.shape[1])] if padding else [head])
 
-    def _matrix(self, parts: list[Tensor]) -> Matrix:
+    def matrix(self, parts: list[Tensor]) -> Matrix:
         """Parts that follow each other, as one matrix."""
         if self.panels is not None:
             return PackedWeight.of(self.panels, parts)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _layer(self, prefix: str) -> LayerWeights:
+    def layer(self, prefix: str) -> LayerWeights:
         traits, read = self.config.traits, self.reader.read
         attention_norm, mlp_norm = (read(f"{prefix}{name}.weight") for name in norm_names(traits))
         after = traits.norms_outputs
         return LayerWeights(
             attention_norm=None if after else attention_norm,
-            qkv=self._matrix(self._qkv(prefix, "weight")),
+            qkv=self.matrix(self._qkv(prefix, "weight")),
             qkv_bias=torch.cat(self._qkv(prefix, "bias")) if traits.qkv_bias else None,
             qk_norm=self._qk_norm(prefix) if traits.qk_norm is QKNorm.HEAD else None,
             projection_norm=(
                 self._projection_norm(prefix) if traits.qk_norm is QKNorm.PROJECTION else None
             ),
-            o=self._matrix([read(prefix + "self_attn.o_proj.weight", *self.q_rows, dim=1)]),
+            o=self.matrix([read(prefix + "self_attn.o_proj.weight", *self.q_rows, dim=1)]),
             o_bias=read(prefix + "self_attn.o_proj.bias") if traits.o_bias else None,
             attention_output_norm=attention_norm if after else None,
             mlp_norm=None if after else mlp_norm,
-            gate_up=self._matrix(self._gate_up(prefix, "weight")),
+            gate_up=self.matrix(self._gate_up(prefix, "weight")),
             gate_up_bias=torch.cat(self._gate_up(prefix, "bias")) if traits.mlp_bias else None,
-            down=self._matrix([read(prefix + "mlp.down_proj.weight", *self.ff_rows, dim=1)]),
+            down=self.matrix([read(prefix + "mlp.down_proj.weight", *self.ff_rows, dim=1)]),
             down_bias=read(prefix + "mlp.down_proj.bias") if traits.mlp_bias else None,
             mlp_output_norm=mlp_norm if after else None,
         )
@@ -163,4 +170,4 @@ def load_weights(
     reader: WeightReader = CheckpointReader(checkpoint, dtype, device, keeps_bfloat16)
     if grown != config:
         reader = ExpandingReader(reader, config, grown, tp.rank, dtype, device)
-    return _RankLoader(grown, tp, reader, panels).load()
+    return RankLoader(grown, tp, reader, panels).load()

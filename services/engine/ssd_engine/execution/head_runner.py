@@ -1,0 +1,120 @@
+"""The runner of a head: its cache also has what each row hands to the row after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_engine.attention.base import AttentionBackend
+from ssd_engine.checkpoints.heads.head_checkpoint import HeadCheckpoint
+from ssd_engine.checkpoints.heads.head_config import HeadConfig
+from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Chunk, Draw, KVCopy, Part, Rows, slots_at, slots_of
+from ssd_engine.forward.result import ImmediateForward, PendingForward
+from ssd_engine.models.decoder import DecoderWeights
+from ssd_engine.models.eagle_head import EagleHead, HeadProducts, HeadWeights
+from ssd_engine.models.head_loader import load_head
+from ssd_engine.models.layers import PromptLayers
+from ssd_engine.models.linear import choose_panels
+from ssd_engine.models.rope import RopeTable
+from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFeatures:
+    """What the target has told of the rows of a forward: those of the first tokens of chunks."""
+
+    counts: Sequence[int]  # of each part that has rows; all others go on from the row before them
+    rows: Tensor  # [sum of counts, boundaries * target's hidden size], part after part
+
+
+class HeadRunner(ModelRunner):
+    """All rows of one forward read what the rows before them have left in earlier ones."""
+
+    model: EagleHead
+
+    def __init__(
+        self,
+        head: HeadConfig,
+        checkpoint: HeadCheckpoint,
+        options: RunnerOptions,
+        num_tokens: int,
+    ) -> None:
+        """``num_tokens`` of the target, padding left out."""
+        self._config, self._checkpoint, self._num_tokens = head, checkpoint, num_tokens
+        self._given: GivenFeatures | None = None
+        super().__init__(head.layers, options, SingleRank(), self._load)
+        slots = (self.num_blocks + 1) * options.block_size
+        width, dtype = head.layers.hidden_size, self.model.weights.norm.dtype
+        self._states = torch.zeros(slots, width, dtype=dtype, device=self.device)
+
+    def step_with_features(
+        self, parts: Sequence[Part], draws: Sequence[Draw | None], given: GivenFeatures
+    ) -> PendingForward:
+        """As ``step``, with what the target has told of some of the rows."""
+
+        def forward() -> Tensor | None:
+            self._given = given
+            try:
+                return self.forward(parts)
+            finally:
+                self._given = None
+
+        return ImmediateForward(forward)
+
+    def _load(
+        self, config: ModelConfig, tp: TensorParallel, dtype: torch.dtype, device: torch.device
+    ) -> DecoderWeights:
+        panels = choose_panels(self.options.kernels, dtype, device)
+        self._weights: HeadWeights = load_head(self._config, self._checkpoint, dtype, device, panels)
+        return self._weights.decoder
+
+    def _make_model(
+        self, weights: DecoderWeights, rope: RopeTable, attention: AttentionBackend
+    ) -> EagleHead:
+        about = (self._config, self._weights, rope, attention, self.tp, self._num_tokens)
+        return EagleHead(*about, self._choose_linear(weights))
+
+    def _compute_layers(self, parts: Sequence[Rows]) -> Tensor:
+        tokens, positions, slots, plan = self.prepare(parts)
+        products = HeadProducts(self.model, self._states_before(parts))
+        layers = PromptLayers(self.model, self.kv, products, tokens, positions, slots, plan)
+        hidden = layers.forward()
+        self._states.index_copy_(0, slots, self.model.following_states(hidden))
+        return hidden
+
+    def _states_before(self, parts: Sequence[Rows]) -> Tensor:
+        """What each row reads beside its token [rows, d]."""
+        before = [slot for part in parts for slot in self._slots_before(part)]
+        states = self._states.index_select(0, self._upload(before))
+        given = self._given
+        if given is None or not sum(given.counts):
+            return states
+        rows: list[int] = []
+        begin = 0
+        for part, count in zip(parts, given.counts, strict=True):
+            rows += range(begin, begin + count)
+            begin += len(part.tokens)
+        told = given.rows.to(self.device, states.dtype)
+        return states.index_copy_(0, self._upload(rows), self.model.combine(told))
+
+    def _slots_before(self, part: Rows) -> Sequence[int]:
+        """Where the row lies that each row goes on from."""
+        size = self.options.block_size
+        if isinstance(part, Chunk):  # the first row of a text goes on from none, and reads what is
+            return slots_at(part.blocks, [max(0, p - 1) for p in part.positions], size)
+        if len(part.scratch) > len(part.tokens):
+            end = len(part.scratch) - len(part.tokens)
+            return part.scratch[end - len(part.tokens) : end]
+        return slots_at(part.blocks, part.limits, size)
+
+    def _move(self, parts: Sequence[KVCopy]) -> None:
+        super()._move(parts)
+        if parts:
+            size = self.options.block_size
+            sources = self._upload([slot for part in parts for slot in part.sources])
+            slots = self._upload([slot for part in parts for slot in slots_of(part, size)])
+            self._states.index_copy_(0, slots, self._states.index_select(0, sources))
