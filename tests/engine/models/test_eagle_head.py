@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import load_head_config
 from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Chunk, TreeRows
-from tests.random_heads import KINDS, SHAPE, HeadKind, make_head, write_flat
-from tests.random_models import SMALL, make_model
+from tests.random_heads import KINDS, SHAPE, make_head
+from tests.random_models import make_model
 
 BLOCK = 16
 ROWS = 45

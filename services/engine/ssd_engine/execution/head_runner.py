@@ -69,7 +69,9 @@ class HeadRunner(ModelRunner):
         self, config: ModelConfig, tp: TensorParallel, dtype: torch.dtype, device: torch.device
     ) -> DecoderWeights:
         panels = choose_panels(self.options.kernels, dtype, device)
-        self._weights: HeadWeights = load_head(self._config, self._checkpoint, dtype, device, panels)
+        self._weights: HeadWeights = load_head(
+            self._config, self._checkpoint, dtype, device, panels
+        )
         return self._weights.decoder
 
     def _make_model(
