@@ -54,14 +54,14 @@ $(VENV)/.gateway: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
 	@touch $@ $(VENV)/.serve
 
-# What EAGLE-3 heads are held against. It asks for packages of images and sound that heads do not
-# need, and for an older transformers than it runs with.
+# What EAGLE-3 heads are held against lies beside the packages of the environment: it asks for others
+# of images and sound, which heads do not need, and for an older transformers than it runs with.
 ORACLE = speculators==0.9.0 hs-connectors==0.9.0
 
 $(VENV)/.dev: EXTRAS = serve,gateway,dev
-$(VENV)/.dev: pyproject.toml Makefile $(KERNEL) | $(VENV)/pyvenv.cfg
+$(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	$(install)
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps $(ORACLE)
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --upgrade --target $(VENV)/oracle $(ORACLE)
 	@touch $@ $(VENV)/.serve $(VENV)/.gateway
 
 # The shipped pair, grown until speculation pays on two cores.

@@ -1,16 +1,20 @@
 """EAGLE-3 heads with dense random weights, made by the speculators package, in both formats."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+
+sys.path.append(str(Path(sys.prefix) / "oracle"))  # where the Makefile puts it
+
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 SHAPE: dict[str, Any] = dict(
     vocab_size=512,
@@ -90,7 +94,7 @@ def _fill(model: Eagle3DraftModel) -> None:
         for name, parameter in model.named_parameters():
             wide = "norm" not in name
             parameter.copy_(torch.randn_like(parameter) * (0.15 if wide else 0.2) + (not wide))
-    if model.d2t is not None:
+    if model.d2t is not None and model.t2d is not None:
         size = model.verifier_vocab_size
         used = torch.randperm(size)[: model.draft_vocab_size].sort().values
         model.d2t.copy_(used - torch.arange(len(used)))

@@ -1,6 +1,7 @@
 """Heads against their oracle: the speculators package on the same weights, in float32."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,17 +44,18 @@ def make_head_runner(directory: Path, target: Path, kernels: str = "auto") -> He
     return HeadRunner(head, open_head(directory, head, target), options, SHAPE["vocab_size"])
 
 
-def _theirs(oracle: torch.nn.Module, embedding: Tensor, tokens: Tensor, features: Tensor):
+def _theirs(oracle: Any, embedding: Tensor, tokens: Tensor, features: Tensor) -> list[Tensor]:
     """The numbers that it drafts at each row, for the first step and the recurrent ones."""
     oracle.embed_tokens.weight.data.copy_(embedding)
     with torch.no_grad():
-        return oracle(
+        drafted: list[Tensor] = oracle(
             hidden_states=features[None],
             input_ids=tokens[None],
             document_ids=torch.zeros(1, len(tokens), dtype=torch.long),
             position_ids=torch.arange(len(tokens))[None],
             ttt_steps=STEPS,
         )
+    return drafted
 
 
 @pytest.mark.parametrize("kind", KINDS)
