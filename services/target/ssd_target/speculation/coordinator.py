@@ -151,7 +151,7 @@ class SpeculationCoordinator:
         state, grammar = row.state, row.state.sequence.grammar
         if grammar is None or state.request.verification is not Verification.COUPLED:
             return
-        most = min(self.depth, state.room())
+        most = self._most_tokens(state)
         if forced := grammar.forced(state.sequence.output, most):
             row.speculation, row.source = Speculation(forced), Source.GRAMMAR
             row.num_certain = len(forced)
@@ -166,13 +166,17 @@ class SpeculationCoordinator:
             fits = grammar.num_allowed(sequence.output, row.speculation.tokens)
             if fits < len(row.speculation):
                 row.cut(fits)
-        endpoint = self.endpoints.of(row.state)
-        most = self.depth if endpoint is None else min(self.depth, endpoint.max_depth)
-        forced = grammar.forced(sequence.output, min(most, row.state.room()))
+        forced = grammar.forced(sequence.output, self._most_tokens(row.state))
         if len(forced) > len(row.speculation):
             row.speculation, row.source, row.wire = Speculation(forced), Source.GRAMMAR, None
         if row.state.request.verification is Verification.COUPLED:
             row.num_certain = _num_common(forced, row.speculation.tokens)
+
+    def _most_tokens(self, state: SequenceSpeculation) -> int:
+        """Of a speculation: an endpoint could not follow a longer one."""
+        endpoint = self.endpoints.of(state)
+        most = self.depth if endpoint is None else min(self.depth, endpoint.max_depth)
+        return min(most, state.room())
 
     def take_nothing(self, sequences: Rows[Sequence]) -> list[RowSpeculation]:
         """The rows of a forward that was launched before its speculations could be looked up."""
