@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd_engine.checkpoints.heads.head_config import HeadConfig
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -104,6 +105,15 @@ class JoinConfig:
 
 
 @dataclass(frozen=True)
+class HeadOptions:
+    """A head that drafts inside the target."""
+
+    config: HeadConfig
+    target: Path  # the directory of the target's model
+    runner: RunnerOptions
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """The options that the engine process is started with."""
 
@@ -120,6 +130,7 @@ class EngineOptions:
     speculation: SpeculationOptions
     draft_model: ModelConfig | None  # for synchronous speculation
     draft_runner: RunnerOptions | None
+    head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
 
 

@@ -101,6 +101,8 @@ class ModelRunner:
         """``config`` is the checkpoint's; ``self.config`` that of the model it is grown to.
         ``load`` makes weights where there is no checkpoint."""
         load = load or _checkpoint_loader(config, options)
+        self._boundaries: tuple[int, ...] = ()
+        self.features: Tensor | None = None
         grown = grow_config(config, options.expand_to or ModelShape())
         self.config = grown
         self.options = options
@@ -411,7 +413,18 @@ class ModelRunner:
 
     def _compute_layers(self, parts: Sequence[Rows]) -> Tensor:
         """Hidden states [rows, d], before the final norm."""
-        return self.prompt_layers(parts).forward()
+        layers = self.prompt_layers(parts)
+        if not self._boundaries:
+            return layers.forward()
+        hidden, self.features = layers.forward_with_features(self._boundaries)
+        return hidden
+
+    def watch(self, boundaries: Sequence[int]) -> None:
+        """From now on ``features`` are the residual stream at these boundaries [rows, boundaries *
+        d] of the rows of the last forward, part after part."""
+        if self._tuned:
+            raise RuntimeError("a captured step tells no features")
+        self._boundaries = tuple(boundaries)
 
     def _score(self, hidden: Tensor, rows: list[int], score: Score | None) -> None:
         """Other ranks than the first have no logits, but their share in these."""

@@ -4,9 +4,10 @@ A family decides which norms a layer has. A device decides how products are comp
 results go: ``LayerProducts``. A result stays until the next layer's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ssd_engine.attention.base import AttentionPlan
@@ -143,6 +144,19 @@ class PromptLayers(Layers):
         self.embed()
         self.compute(range(len(self._weights)))
         return self.hidden
+
+    def forward_with_features(self, boundaries: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Also the residual stream before each of these layers, side by side [rows, boundaries *
+        d]; a boundary of as many as there are layers is after the last one."""
+        self.embed()
+        found: dict[int, Tensor] = {}
+        begin = 0
+        for boundary in sorted({*boundaries, len(self._weights)}):
+            self.compute(range(begin, boundary))
+            if boundary in boundaries:
+                found[boundary] = self.hidden.clone()  # layers add to it in its place
+            begin = boundary
+        return self.hidden, torch.cat([found[each] for each in boundaries], dim=-1)
 
 
 class EagerProducts:

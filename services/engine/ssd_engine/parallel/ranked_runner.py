@@ -103,6 +103,14 @@ class RankedRunner:
     def gap_seconds(self) -> float:
         return self._runner.gap_seconds
 
+    @property
+    def features(self) -> Tensor | None:
+        """What rows of the last forward told, where they are watched: all ranks have it whole."""
+        return self._runner.features
+
+    def watch(self, boundaries: Sequence[int]) -> None:
+        self._runner.watch(boundaries)
+
     def forward(
         self,
         parts: Sequence[Part],

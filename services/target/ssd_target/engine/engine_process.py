@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
@@ -18,7 +20,7 @@ from ssd_engine.tracing.events import make_trace
 from ssd_serving.engine.loop import run_engine, serve_records, warm_up
 from ssd_serving.engine.pipe_poll import PipePoll
 from ssd_serving.engine.records import Ready, encode
-from ssd_target.config import EngineOptions
+from ssd_target.config import EngineOptions, HeadOptions
 from ssd_target.engine.core import EngineCore
 from ssd_target.engine.synthetic_verifier import SyntheticVerifier
 from ssd_target.records.engine_records import (
@@ -36,7 +38,8 @@ from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.scheduling.verifier import verify
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.planes import open_plane
-from ssd_target.speculation.sync_drafter import SyncDrafter
+from ssd_target.speculation.head_drafter import HeadDrafter
+from ssd_target.speculation.sync_drafter import Drafter, SyncDrafter
 
 READ_AT_ONCE = 1024  # records: whoever sends without end holds up no step
 
@@ -57,6 +60,8 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         log_format=options.log_format,
         cluster=options.cluster,
     )
+    if options.head is not None:
+        runner.watch(options.head.config.boundaries or ())
     warm_up(runner)
     vocabulary = decode_to_engine(pipe.recv_bytes())
     if not isinstance(vocabulary, Vocabulary):
@@ -107,13 +112,24 @@ def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:
     return KeptOptions(blocks, runner.seconds_of_a_swap())
 
 
-def _load_drafter(options: EngineOptions) -> SyncDrafter | None:
+def _load_drafter(options: EngineOptions) -> Drafter | None:
+    if options.head is not None:
+        return _load_head(options, options.head)
     draft, how = options.draft_model, options.draft_runner
     if draft is None or how is None:
         return None
     runner = RankedRunner(draft, how, 1, role="target", log_level=options.log_level)
     warm_up(runner)
     return SyncDrafter(
+        runner, how.block_size, how.max_model_len, options.speculation.depth, options.prefill_chunk
+    )
+
+
+def _load_head(options: EngineOptions, head: HeadOptions) -> HeadDrafter:
+    how = head.runner
+    checkpoint = open_head(how.directory, head.config, head.target)
+    runner = HeadRunner(head.config, checkpoint, how, options.model.vocab_size)
+    return HeadDrafter(
         runner, how.block_size, how.max_model_len, options.speculation.depth, options.prefill_chunk
     )
 

@@ -23,6 +23,9 @@ class TargetRunner(Protocol):
     @property
     def gap_seconds(self) -> float: ...
 
+    @property
+    def features(self) -> Tensor | None: ...
+
     def forward(
         self, parts: Sequence[Part], launched: Callable[[], None], score: Score
     ) -> Tensor | None: ...

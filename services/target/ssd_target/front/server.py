@@ -7,6 +7,8 @@ from multiprocessing import Pipe
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import load_sampling_defaults
+from ssd_engine.checkpoints.heads.head_config import is_head
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
@@ -31,6 +33,7 @@ from ssd_target.config import (
 )
 from ssd_target.front.chat_format import find_chat_format
 from ssd_target.front.engine_client import EngineClient
+from ssd_target.front.head_plan import HeadPlan, plan_head
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.requests import RequestLimits, largest_request
 from ssd_target.front.service import SERVICE, TargetServicer, TargetServing
@@ -49,6 +52,7 @@ log = logging.getLogger(__name__)
 class TargetPlan:
     target: ModelPlan
     draft: ModelPlan | None  # for synchronous speculation
+    head: HeadPlan | None = None  # likewise, in place of a model
 
     def load_tokenizer(self) -> Tokenizer:
         """The target's tokenizer; raises ConfigError when the draft model has another one."""
@@ -64,7 +68,8 @@ class TargetPlan:
         return tokenizer
 
     def __str__(self) -> str:
-        return str(self.target) if self.draft is None else f"{self.target}; draft {self.draft}"
+        draft = self.draft or self.head
+        return str(self.target) if draft is None else f"{self.target}; draft {draft}"
 
 
 def plan_target(config: TargetConfig) -> TargetPlan:
@@ -77,6 +82,9 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     target = _with_defaults(config, plan_model(config.model, config, sizes))
     if config.draft_model is None:
         return TargetPlan(target, None)
+    directory = resolve_model(config.draft_model)
+    if is_head(directory):
+        return TargetPlan(target, None, plan_head(config, directory, target, rows))
     own = replace(
         config,
         name=None,
@@ -273,6 +281,7 @@ def _engine_options(
         speculation=speculation_options(config),
         draft_model=None if draft is None else draft.model,
         draft_runner=None if draft is None else draft.runner,
+        head=None if plan.head is None else plan.head.options,
         cluster=cluster,
     )
 

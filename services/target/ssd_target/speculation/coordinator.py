@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
+from torch import Tensor
+
 from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.speculation.frames import Source, Verification
 from ssd_engine.speculation.speculation import Speculation
@@ -16,6 +18,7 @@ from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import RoundOutcome
+from ssd_target.scheduling.work import Work
 from ssd_target.speculation.endpoints.distributions import Distributions
 from ssd_target.speculation.endpoints.draft_endpoints import (
     DISCONNECTED,
@@ -37,7 +40,7 @@ from ssd_target.speculation.round_frames import RoundFrames
 from ssd_target.speculation.round_metrics import RoundMetrics
 from ssd_target.speculation.ssd import EndpointSpeculation, FastestSpeculation
 from ssd_target.speculation.sync import SyncSpeculation
-from ssd_target.speculation.sync_drafter import SyncDrafter
+from ssd_target.speculation.sync_drafter import Drafter
 
 MOST_RECORDS = 64  # records of links that are heard between one round and the next
 
@@ -50,7 +53,7 @@ class SpeculationCoordinator:
         send: Send = lambda link, epoch, frames: None,
         receive: Receive = lambda seconds: False,
         stalled: Stalled = lambda link, epoch, reason: None,
-        drafter: SyncDrafter | None = None,
+        drafter: Drafter | None = None,
         open_plane: OpenPlane = lambda up, plane: None,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
@@ -193,6 +196,19 @@ class SpeculationCoordinator:
             endpoint.payoff.about_to_run(num_rows)
         if self._sync is not None:
             self._sync.payoff.about_to_run(num_rows)
+
+    def tell_features(self, works: Rows[Work], features: Tensor | None) -> None:
+        """What the rows of a forward told that has ended, as far as their tokens are committed."""
+        if features is None or self._sync is None:
+            return
+        begin = 0
+        for work in works:
+            rows = features[begin : begin + len(work.chunk.tokens)]
+            begin += len(work.chunk.tokens)
+            start, sequence = work.chunk.start, work.sequence
+            if not work.is_over and sequence.id in self._sequences:
+                right = rows[: sequence.num_committed - 1 - start]
+                self._sync.drafter.take_features(sequence.id, start, right)
 
     def launch(self, rows: Rows[RowSpeculation]) -> None:
         """The next forward begins; what endpoints must know of it goes out with their ``flush``."""

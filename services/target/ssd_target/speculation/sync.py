@@ -15,7 +15,7 @@ from ssd_target.speculation.endpoints.sequence_speculation import (
 )
 from ssd_target.speculation.off import PlainDecoding
 from ssd_target.speculation.pacing import Pacing
-from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
+from ssd_target.speculation.sync_drafter import Drafter, DraftRow
 
 
 class SyncSpeculation:
@@ -25,7 +25,7 @@ class SyncSpeculation:
 
     def __init__(
         self,
-        drafter: SyncDrafter,
+        drafter: Drafter,
         plain: PlainDecoding,
         pacing: Pacing,
         endpoints: Iterable[DraftEndpoint],

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from ssd_engine.forward.batch import Chunk, Draw, Part
 from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingForward
 from ssd_engine.kvcache.block_pool import BlockPool
@@ -35,6 +37,22 @@ class DrafterRunner(Protocol):
     def deepen(
         self, flight: PendingForward, slots: Rows[int], widths: Rows[int]
     ) -> PendingForward | None: ...
+
+
+class Drafter(Protocol):
+    def draft(self, rows: "Rows[DraftRow]") -> None:
+        """Fill every row; it stays as it is where there is no room for its sequence."""
+
+    def is_behind(self, sequence: Sequence) -> bool:
+        """Whether it must read more of the text first than a round of its own adds."""
+
+    def take_features(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        """What the target's rows told from position ``start`` on, all of whose tokens and the one
+        after them are committed."""
+
+    def end(self, sequence_id: int) -> None: ...
+
+    def check_integrity(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +123,9 @@ class SyncDrafter:
             if isinstance(forward, ImmediateForward):
                 forward.result()
 
+    def take_features(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        """A model of its own reads none."""
+
     def end(self, sequence_id: int) -> None:
         path = self._paths.pop(sequence_id, None)
         if path is not None:
@@ -146,13 +167,13 @@ class SyncDrafter:
             self._paths[row.sequence.id].next_chunk(row.tokens, 1, self._prefill_chunk)
             for row in rows
         ]
-        forward = self._runner.step(chunks, list(map(_draw, rows)))
+        forward = self._runner.step(chunks, list(map(draw_of, rows)))
         for row, chunk in zip(rows, chunks, strict=True):
             self._paths[row.sequence.id].wrote(chunk)
         guesses = _PendingGuesses(list(rows), forward, 1)
         while guesses.rows:
             ahead = self._launch_ahead(guesses)
-            _guess(guesses.rows, guesses.forward.result())
+            add_guesses(guesses.rows, guesses.forward.result())
             guesses = ahead
         for row in rows:
             self._paths[row.sequence.id].guessed(row.tokens[:-1])
@@ -181,7 +202,7 @@ class SyncDrafter:
             Chunk([-row_of[id(row)] - 1], place, path.blocks, 1)
             for row, path, place in zip(rows, paths, places, strict=True)
         ]
-        draws = [_draw(row, in_flight=True) for row in rows]
+        draws = [draw_of(row, in_flight=True) for row in rows]
         return _PendingGuesses(rows, self._runner.step(chunks, draws), count)
 
     def _extend(self, pending: Rows[DraftRow]) -> None:
@@ -189,11 +210,11 @@ class SyncDrafter:
         while pending:
             now, chunks = self._next_chunks(pending)
             done = [row for row, chunk in zip(now, chunks, strict=True) if chunk.num_logits]
-            scored = self._runner.step(chunks, list(map(_draw, done))).result()
+            scored = self._runner.step(chunks, list(map(draw_of, done))).result()
             for row, chunk in zip(now, chunks, strict=True):
                 self._paths[row.sequence.id].wrote(chunk)
             if done:
-                _guess(done, scored)
+                add_guesses(done, scored)
             pending = [row for row in pending if row not in done]
 
     def _next_chunks(self, pending: Rows[DraftRow]) -> tuple[list[DraftRow], list[Chunk]]:
@@ -212,7 +233,7 @@ class SyncDrafter:
         return rows, chunks
 
 
-def _draw(row: DraftRow, in_flight: bool = False) -> Draw:
+def draw_of(row: DraftRow, in_flight: bool = False) -> Draw:
     """How the device chooses a row's next token. ``in_flight``: one comes before it that is not
     known here."""
     sequence, recent = row.sequence, int(in_flight)
@@ -223,7 +244,7 @@ def _draw(row: DraftRow, in_flight: bool = False) -> Draw:
     return draw._replace(width=FAN_OUT, down_weight=row.down_weight)
 
 
-def _guess(rows: Rows[DraftRow], scored: ForwardResult) -> None:
+def add_guesses(rows: Rows[DraftRow], scored: ForwardResult) -> None:
     """The next token of each row."""
     if scored.following is not None:
         for i, (row, token) in enumerate(zip(rows, scored.following.tolist(), strict=True)):

@@ -1,0 +1,63 @@
+"""A head as the draft inside a target: checked against it before anything is loaded."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from ssd_engine.checkpoints.files.model_files import is_there
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.errors import ConfigError
+from ssd_engine.text.tokenizer import Tokenizer
+from ssd_serving.config import StepSizes, runner_options
+from ssd_serving.plan import ModelPlan
+from ssd_target.config import HeadOptions, TargetConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    name: str
+    num_parameters: int
+    options: HeadOptions
+
+    def __str__(self) -> str:
+        boundaries = ", ".join(map(str, self.options.config.boundaries or ()))
+        millions = f"{self.num_parameters / 1e6:.1f}M parameters"
+        return f"{self.name}, a head of {millions} that reads boundaries {boundaries}"
+
+
+def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows: int) -> HeadPlan:
+    """Raises SSDError for a head that does not fit its target."""
+    if target.runner.device != "cpu":
+        raise ConfigError(
+            f"--draft-model: {directory.name} is an EAGLE-3 head, which drafts inside a target on "
+            "a CPU alone so far: name a draft model"
+        )
+    if target.runner.expand_to is not None or config.draft_expand_to is not None:
+        raise ConfigError(
+            f"--draft-model: {directory.name} is an EAGLE-3 head, which fits its target as it "
+            "is: leave out --expand-to and --draft-expand-to"
+        )
+    head = fit_to_target(load_head_config(directory), target.model, target.name)
+    if head.verifier and PurePath(head.verifier).name != target.runner.directory.name:
+        log.warning("%s was trained for %s, not %s", directory.name, head.verifier, target.name)
+    _check_tokenizer(directory, target)
+    checkpoint = open_head(directory, head, target.runner.directory)
+    own = replace(
+        config, name=None, tp=1, nodes=1, devices=None, num_kv_blocks=None, expand_to=None
+    )
+    longest = min(target.runner.max_model_len, head.layers.max_position_embeddings)
+    sizes = StepSizes(max_rows, exact=False)
+    runner = runner_options(replace(own, max_model_len=longest), head.layers, directory, sizes)
+    options = HeadOptions(head, target.runner.directory, runner)
+    return HeadPlan(directory.name, checkpoint.weights.num_parameters, options)
+
+
+def _check_tokenizer(directory: Path, target: ModelPlan) -> None:
+    """Most heads come without one."""
+    if not is_there(directory / "tokenizer.json"):
+        return
+    if Tokenizer(directory, target.model).fingerprint != target.load_tokenizer().fingerprint:
+        raise ConfigError(f"--draft-model: {directory.name} has another tokenizer than its target")

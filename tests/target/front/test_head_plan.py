@@ -1,0 +1,83 @@
+"""A head as a target's own draft: what is served, and what is refused before anything is loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from transformers import LlamaConfig
+
+from ssd.v1 import target_pb2 as pb
+from ssd_target.cli import main
+from tests.processes import TargetProcess, target
+from tests.random_heads import HeadKind, make_head
+from tests.random_models import make_model
+
+LIKE_STORIES = dict(vocab_size=4096, hidden_size=256, intermediate_size=512)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the shipped target, with random weights: hardly any of its guesses is right."""
+    directory = tmp_path_factory.mktemp("heads") / "random-head"
+    make_head(HeadKind(LlamaConfig, draft_vocab_size=1000), directory, **LIKE_STORIES)
+    return directory
+
+
+def check(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["serve", *arguments, "--check-config"])
+    return result.exit_code, result.output
+
+
+def test_a_head_is_recognised_and_its_boundaries_are_told(head: Path) -> None:
+    code, output = check("stories-target", "--draft-model", str(head), "--device", "cpu")
+    assert code == 0
+    assert "random-head, a head of" in output
+    assert "that reads boundaries 1, 2, 3" in output
+
+
+def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
+    make_model("llama3-untied", tmp_path)
+    code, output = check(str(tmp_path), "--draft-model", str(head), "--device", "cpu")
+    assert code == 2
+    assert "made for a target with a hidden size of 256" in output
+
+
+def test_a_head_fits_its_target_as_it_is(head: Path) -> None:
+    grown = ("--expand-to", "layers=9")
+    code, output = check("stories-target", *grown, "--draft-model", str(head), "--device", "cpu")
+    assert code == 2
+    assert "--expand-to" in output
+
+
+@pytest.fixture(scope="module")
+def serving(head: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    folder = tmp_path_factory.mktemp("serving")
+    flags = ("--draft-model", str(head), "--no-auto-off", "--no-adapt-depth", "--depth", "3")
+    with target(folder, *flags) as process:
+        yield process
+
+
+def generate(
+    serving: TargetProcess, mode: "pb.SpeculationMode", seed: int
+) -> tuple[list[int], int]:
+    """The tokens, and how many rounds were drafted for."""
+    request = pb.GenerateRequest(text="Once upon a time there was a fox.")
+    request.sampling.seed, request.sampling.temperature = seed, 0.8 * (seed % 2)
+    request.stop.max_tokens, request.stop.ignore_eos = 24, True
+    request.speculation.mode = mode
+    tokens: list[int] = []
+    rounds = 0
+    for response in serving.stub().Generate(request):
+        tokens += response.tokens.token_ids
+        rounds += response.finish.speculation.sync_rounds
+    return tokens, rounds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_are_those_of_plain_decoding(serving: TargetProcess, seed: int) -> None:
+    plain, _ = generate(serving, pb.SPECULATION_MODE_OFF, seed)
+    drafted, rounds = generate(serving, pb.SPECULATION_MODE_SYNC, seed)
+    assert drafted == plain
+    assert len(plain) == 24
+    assert rounds > 10

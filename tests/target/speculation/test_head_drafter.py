@@ -1,0 +1,136 @@
+"""A head inside the target drafts from its hidden states, and never changes a text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.execution.head_runner import HeadRunner
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.sampling.params import SamplingParams
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.head_drafter import HeadDrafter
+from tests.clockwork import VOCAB, make_head, make_target
+from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
+
+DEPTH = 4
+SYNC = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
+
+
+@dataclass
+class Clockwork:
+    runner: ModelRunner
+    make_drafter: Callable[..., HeadDrafter]
+    drafted: int  # tokens that the head can draft
+
+    def run(
+        self, requests: list[Request], drafter: HeadDrafter | None, chunk: int = 32, blocks: int = 0
+    ) -> list[Result]:
+        options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
+        speculator = SpeculationCoordinator(options, VOCAB, drafter=drafter)
+        core = make_core(self.runner, max_num_seqs=8, prefill_chunk=chunk, speculator=speculator)
+        results = run(core, requests)
+        if drafter is not None:
+            drafter.check_integrity()
+            assert not drafter._texts
+        return results
+
+
+@pytest.fixture(scope="module", params=[VOCAB, 40], ids=["all tokens", "some tokens"])
+def clockwork(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Clockwork:
+    folder = tmp_path_factory.mktemp("clockwork")
+    make_target(folder / "target")
+    make_head(folder / "head", request.param)
+    runner = make_runner(folder / "target", num_blocks=256)
+    config = fit_to_target(load_head_config(folder / "head"), runner.config, "target")
+    runner.watch(config.boundaries or ())
+
+    def make_drafter(max_context: int = 512, num_blocks: int = 256, chunk: int = 32) -> HeadDrafter:
+        options = RunnerOptions(
+            directory=folder / "head",
+            dtype="float32",
+            device="cpu",
+            block_size=BLOCK,
+            max_model_len=max_context,
+            max_num_seqs=8,
+            max_forward_tokens=256,
+            num_kv_blocks=num_blocks,
+        )
+        checkpoint = open_head(folder / "head", config, folder / "target")
+        heads = HeadRunner(config, checkpoint, options, VOCAB)
+        return HeadDrafter(heads, BLOCK, max_context, DEPTH, chunk)
+
+    return Clockwork(runner, make_drafter, request.param)
+
+
+def requests(count: int, prompt: int, tokens: int, temperature: float) -> list[Request]:
+    return [
+        Request(
+            [(5 * i + 11 * seed) % VOCAB for i in range(prompt + seed)],
+            SamplingParams(seed=seed, temperature=temperature),
+            max_tokens=tokens,
+            speculation=SYNC,
+        )
+        for seed in range(count)
+    ]
+
+
+def plain(asked: list[Request]) -> list[Request]:
+    off = SpeculationRequest(mode=Mode.OFF)
+    return [Request(r.prompt, r.sampling, r.max_tokens, speculation=off) for r in asked]
+
+
+def compare(clockwork: Clockwork, asked: list[Request], drafter: HeadDrafter) -> list[Result]:
+    expected = clockwork.run(plain(asked), None)
+    found = clockwork.run(asked, drafter)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    return found
+
+
+def acceptance(results: list[Result]) -> float:
+    stats = [each.speculation for each in results if each.speculation is not None]
+    return sum(s.accepted_tokens for s in stats) / max(1, sum(s.drafted_tokens for s in stats))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("count", [1, 6])
+def test_texts_are_plain_decodings_and_foreseen_tokens_are_right(
+    clockwork: Clockwork, count: int, temperature: float
+) -> None:
+    found = compare(clockwork, requests(count, 20, 40, temperature), clockwork.make_drafter())
+    rate = acceptance(found)
+    if clockwork.drafted < VOCAB:
+        assert 0.1 < rate < 1.0
+    else:
+        assert rate == 1.0 if temperature == 0.0 else rate > 0.2
+
+
+def test_prompts_in_pieces_and_prefixes_that_are_cached(clockwork: Clockwork) -> None:
+    """A text of the head begins after what the target took from its cache."""
+    asked = requests(3, 150, 24, 0.0)
+    drafter = clockwork.make_drafter()
+    first = compare(clockwork, asked, drafter)
+    again = [Request(r.prompt, r.sampling, r.max_tokens, speculation=SYNC) for r in asked]
+    found = clockwork.run([*asked, *again], clockwork.make_drafter())
+    assert [each.tokens for each in found] == 2 * [each.tokens for each in first]
+    assert acceptance(found) == pytest.approx(acceptance(first), rel=0.05)
+
+
+def test_texts_beyond_the_heads_context_go_on(clockwork: Clockwork) -> None:
+    """It begins again with what it was told last."""
+    found = compare(clockwork, requests(2, 90, 120, 0.0), clockwork.make_drafter(max_context=64))
+    assert acceptance(found) > 0.1
+
+
+def test_without_room_there_is_no_draft(clockwork: Clockwork) -> None:
+    drafter = clockwork.make_drafter(max_context=128, num_blocks=8)
+    found = compare(clockwork, requests(6, 60, 30, 0.0), drafter)
+    fallbacks = [each.speculation.fallbacks for each in found if each.speculation is not None]
+    assert any("no room" in each for each in fallbacks)
+    assert acceptance(found) > 0.1
