@@ -9,6 +9,7 @@ from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.body import read_json
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.http.keys import Keys
+from ssd_gateway.http.request_headers import traceparent_of
 from ssd_gateway.metrics import GatewayMetrics
 from ssd_gateway.openai.fields import Fields, read_fields
 from ssd_gateway.targets.pool import TargetPool
@@ -82,6 +83,6 @@ class MetadataFor:
     request: Request
 
     def __call__(self, target: Target) -> Metadata:
-        traced = self.request.headers.get("traceparent")
+        traced = traceparent_of(self.request)
         context = () if traced is None else (("traceparent", traced),)
         return (*self.keys.metadata_for(self.request, target), *context)

@@ -6,8 +6,10 @@ from starlette.requests import Request
 
 from ssd_client.connection.security import is_loopback
 from ssd_gateway.http.errors import ApiError
+from ssd_gateway.http.request_headers import is_printable
 from ssd_gateway.targets.pool import TargetPool
 from ssd_gateway.targets.target import Metadata, Target
+from ssd_serving.rpc.status import Unauthenticated
 from ssd_serving.security.access import Access
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,10 @@ class Keys:
 
     def check(self, request: Request, method: str = GENERATE) -> None:
         """Raises what a caller without the key for it gets."""
-        self._access.check(method, _metadata(request))
+        shown = _metadata(request)
+        self._access.check(method, shown)
+        if not all(is_printable(value) for _, value in shown):
+            raise Unauthenticated("the key has characters beyond printable ASCII: no key has them")
         if not self._guarded:
             _check_host(request)
 
