@@ -15,13 +15,15 @@ from ssd_client.generate.speculation import MODES, VERIFICATIONS
 from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import ChatRequest, CompletionRequest, GenerationFields
+from ssd_gateway.openai.params import chat_params, completion_params
 from ssd_gateway.openai.reading import reading_of
-from ssd_gateway.openai.structured_output import grammar_of
+from ssd_gateway.openai.structured_output import NamedGrammar, grammar_of
 from ssd_gateway.openai.tools import check_tools, tool_use, with_parsed_arguments
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is not said
 MAX_PROMPTS = 128
 MAX_ALL_CHOICES = 256
+MAX_KWARGS_LEVELS = 24  # a message of protobuf has 100, three for an object
 SAMPLING = (
     "temperature",
     "top_p",
@@ -70,10 +72,9 @@ def translate_chat(
     """``form``: how the model writes what is more than text; None: that is not known."""
     form = form or pb.ChatFormat()
     base = _base(fields, request_id)
-    most = fields.max_completion_tokens
-    most = fields.max_tokens if most is None else most
-    if most is not None:
-        base.stop.max_tokens = _at_least_one("max_tokens", most)
+    for name in ("max_tokens", "max_completion_tokens"):  # the latter wins
+        if (most := getattr(fields, name)) is not None:
+            base.stop.max_tokens = _at_least_one(name, most)
     base.chat.CopyFrom(chat_prompt(fields))
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs", "needs logprobs: true")
@@ -101,7 +102,7 @@ def translate_chat(
         _affinity(fields, base),
         [None] * len(choices),
         reading,
-        {} if grammar is None else grammar.params,
+        {**chat_params(fields), **_params_of(grammar)},
     )
 
 
@@ -124,10 +125,21 @@ def chat_prompt(fields: Any) -> pb.ChatPrompt:
 
 
 def _struct(value: dict[str, Any]) -> struct_pb2.Struct:
+    if _levels(value) > MAX_KWARGS_LEVELS:
+        raise bad_request("chat_template_kwargs", f"at most {MAX_KWARGS_LEVELS} levels")
     try:
         return json_format.ParseDict(value, struct_pb2.Struct())
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise bad_request("chat_template_kwargs", str(error)) from None
+
+
+def _levels(value: Any) -> int:
+    """How deeply a value is nested, as far as it matters."""
+    levels, inside = 0, [value]
+    while inside and levels <= MAX_KWARGS_LEVELS:
+        levels, lists = levels + 1, [each for each in inside if isinstance(each, list | dict)]
+        inside = [v for each in lists for v in (each.values() if isinstance(each, dict) else each)]
+    return levels
 
 
 def translate_completion(fields: CompletionRequest, request_id: str) -> TranslatedRequest:
@@ -166,9 +178,13 @@ def translate_completion(fields: CompletionRequest, request_id: str) -> Translat
             request.token_ids = pack(prompt)
         requests += _choices(request, fields)
         echoes += [prompt if isinstance(prompt, str) else None] * n
-    params = {} if grammar is None else grammar.params
+    params = {**completion_params(fields), **_params_of(grammar)}
     affinity = _affinity(fields, requests[0])
     return TranslatedRequest(requests, wanted, affinity, echoes, params=params)
+
+
+def _params_of(grammar: NamedGrammar | None) -> dict[str, str]:
+    return {} if grammar is None else {"grammar": grammar.param, **grammar.params}
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
