@@ -46,6 +46,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": NOTHING,
     "documents": NOTHING,
     "add_special_tokens": (None,),
+    "rid": (None,),
+    "input_ids": NOTHING,
+    "return_meta_info": NOTHING,
+    "return_spec_tokens_details": NOTHING,
 }
 # These change nothing that is generated: whoever asks may name them.
 INFORMATIVE = ("user", "metadata", "safety_identifier")
@@ -179,7 +183,7 @@ def read_fields(body: bytes, kind: type[Fields], allow_unknown: bool) -> Fields:
         raise bad_request(None, "the body must be a JSON object")
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     for name in [name for name in given if name not in known]:
-        _check_unknown(name, given.pop(name), allow_unknown)
+        _check_unknown(name, given.pop(name), kind, allow_unknown)
     return converted(given, kind)
 
 
@@ -192,9 +196,10 @@ def converted(given: Any, kind: type[Converted], place: str = "") -> Converted:
         raise _invalid(str(error), place) from None
 
 
-def _check_unknown(name: str, value: Any, allow_unknown: bool) -> None:
-    if name in REFUSED:
-        if not any(value is neutral or value == neutral for neutral in REFUSED[name]):
+def _check_unknown(name: str, value: Any, kind: type[Struct], allow_unknown: bool) -> None:
+    neutral = NOTHING if _is_elsewhere(name, kind) else REFUSED.get(name)
+    if neutral is not None:
+        if not any(value is each or value == each for each in neutral):
             raise bad_request(name, "is not supported here; leave it out", "unsupported_parameter")
     elif not allow_unknown:
         raise bad_request(
@@ -202,6 +207,13 @@ def _check_unknown(name: str, value: Any, allow_unknown: bool) -> None:
             "is not known; leave it out, or ask for --allow-unknown-fields",
             "unknown_parameter",
         )
+
+
+def _is_elsewhere(name: str, kind: type[Struct]) -> bool:
+    """Whether chats have a field that completions have not, or the other way round: who names it
+    means something by it."""
+    kinds = (ChatRequest, CompletionRequest)
+    return kind in kinds and any(name in each.__struct_fields__ for each in kinds)
 
 
 def _invalid(problem: str, root: str) -> ApiError:

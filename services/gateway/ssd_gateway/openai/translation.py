@@ -14,7 +14,12 @@ from ssd.v1 import target_pb2 as pb
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.http.errors import bad_request
-from ssd_gateway.openai.fields import ChatRequest, CompletionRequest, GenerationFields
+from ssd_gateway.openai.fields import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    SpeculationFields,
+)
 from ssd_gateway.openai.params import chat_params, completion_params
 from ssd_gateway.openai.reading import reading_of
 from ssd_gateway.openai.structured_output import NamedGrammar, grammar_of
@@ -145,8 +150,8 @@ def _levels(value: Any) -> int:
 def translate_completion(fields: CompletionRequest, request_id: str) -> TranslatedRequest:
     prompts = _prompts(fields.prompt)
     n, echo = fields.n or 1, bool(fields.echo)
-    if fields.best_of not in (None, 1, n):
-        raise bad_request("best_of", f"must be n, {n}: nothing is ranked here")
+    if fields.best_of not in (None, n):
+        raise bad_request("best_of", f"must be n, {n}, or left out: nothing is ranked here")
     if len(prompts) * n > MAX_ALL_CHOICES:
         raise bad_request(
             "n", f"{len(prompts)} prompts of {n} choices are more than {MAX_ALL_CHOICES}"
@@ -202,8 +207,7 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 
 def _base(fields: GenerationFields, request_id: str) -> pb.GenerateRequest:
     """Everything but the prompt, how long the output is, and what is told of it."""
-    if fields.stream_options is not None and not fields.stream:
-        raise bad_request("stream_options", "needs stream: true")
+    _check_stream_options(fields)
     request = pb.GenerateRequest(
         request_id=fields.request_id or request_id, cache_salt=fields.cache_salt or ""
     )
@@ -225,18 +229,46 @@ def _base(fields: GenerationFields, request_id: str) -> pb.GenerateRequest:
     return request
 
 
+def _check_stream_options(fields: GenerationFields) -> None:
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise bad_request("stream_options", "needs stream: true")
+    if options is not None and options.include_obfuscation:
+        raise bad_request(
+            "stream_options.include_obfuscation",
+            "is not supported here; leave it out",
+            "unsupported_parameter",
+        )
+
+
 def _speculation(options: pb.SpeculationOptions, fields: GenerationFields) -> None:
     if fields.speculative is False:
         options.mode = pb.SPECULATION_MODE_OFF
     given = fields.speculation
     if given is None:
         return
+    _check_speculation(given, fields.speculative)
     if given.mode is not None and given.mode != "auto":
         options.mode = _named("speculation.mode", given.mode, MODES)
     if given.verification is not None:
         options.verification = _named("speculation.verification", given.verification, VERIFICATIONS)
     options.depth = given.depth or 0
     options.endpoints.extend(given.endpoints or [])
+
+
+def _check_speculation(given: SpeculationFields, speculative: bool | None) -> None:
+    if given.mode is not None and speculative is not None and speculative == (given.mode == "off"):
+        raise bad_request(
+            "speculative",
+            f"{str(speculative).lower()} cannot be together with speculation.mode "
+            f"{given.mode!r}: leave one of them out",
+        )
+    if given.depth == 0:
+        raise bad_request(
+            "speculation.depth",
+            'must be at least 1; "mode": "off" is without speculation, and without a depth it is '
+            "the server's own",
+        )
 
 
 def _named(param: str, name: str, known: Any) -> Any:
