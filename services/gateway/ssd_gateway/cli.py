@@ -38,6 +38,10 @@ def main() -> None:
 @option("--listen", "HOST:PORT of the HTTP service; port 0 takes a free one.")
 @option("--port-file", "Write the port here once the service listens.", type=Path)
 @option("--page/--no-page", "Serve a page with a chat at /.")
+@option(
+    "--draft-traces/--no-draft-traces",
+    "Ask drafts, too, for the page's timeline. They must be reachable, and let the caller in.",
+)
 @option("--cors-origin", "Origin whose pages may call this API. Default: none.", multiple=True)
 @option(
     "--allow-unknown-fields",

@@ -1,10 +1,11 @@
 """Who calls: keys are the tokens of the other services, and are passed on to the targets."""
 
 import logging
+from dataclasses import replace
 
 from starlette.requests import Request
 
-from ssd_client.connection.security import is_loopback
+from ssd_client.connection.security import Security, is_loopback
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.http.request_headers import is_printable
 from ssd_gateway.targets.pool import TargetPool
@@ -53,6 +54,14 @@ class Keys:
                 target.address,
             )
         return ()
+
+    def security_for(self, request: Request, target: Target) -> Security:
+        """How a connection for this caller alone reaches a target: as the pool's do, with what
+        calls for the caller show."""
+        shown = dict(self.metadata_for(request, target)).get("authorization", "")
+        scheme, _, token = shown.partition(" ")
+        is_token = scheme.lower() == "bearer" and bool(token.strip())
+        return replace(self._pool.security, token=token.strip() if is_token else None)
 
 
 def _metadata(request: Request) -> Metadata:

@@ -21,7 +21,7 @@ Metadata = tuple[tuple[str, str], ...]
 class Target:
     def __init__(self, address: str, server_name: str | None, security: Security) -> None:
         """``server_name``: whom to expect there, where it is not the host of the address."""
-        self.address, self._server_name, self._security = address, server_name, security
+        self.address, self.server_name, self._security = address, server_name, security
         self.info: pb.GetModelInfoResponse | None = None  # the last one
         self.ready = False
         self.problem = "not asked yet"
@@ -34,7 +34,7 @@ class Target:
         self.generation += 1
         # A pool of its own: a channel that is made anew gets a connection of its own, too.
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = self._security.async_channel(self.address, options, self._server_name)
+        self._channel = self._security.async_channel(self.address, options, self.server_name)
         self.stub = target_pb2_grpc.TargetServiceStub(self._channel)
         self.trace = trace_pb2_grpc.TraceServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
