@@ -130,6 +130,40 @@ def test_the_gateway_s_own_token_stands_for_keys_that_nobody_checks(
         assert ask(client).choices[0].text
 
 
+def test_what_one_caller_s_key_has_shown_is_not_told_to_others(
+    folder: Path, guarded_target: TargetProcess
+) -> None:
+    """Of targets with keys, behind a gateway that has none and checks none."""
+
+    def told(key: str | None, path: str = "/v1/models") -> httpx2.Response:
+        headers = {} if key is None else {"authorization": f"Bearer {TOKENS[key]}"}
+        return httpx2.get(process.url + path, headers=headers, timeout=60)
+
+    def fleet(key: str | None) -> dict[str, Any]:
+        (target,) = told(key, "/ssd/fleet").json()["targets"]
+        return dict(target)
+
+    def unknown(key: str) -> openai.APIStatusError:
+        with (
+            openai.OpenAI(base_url=process.url + "/v1", api_key=key, max_retries=0) as client,
+            pytest.raises(openai.APIStatusError) as caught,
+        ):
+            ask(client, model="another")
+        return caught.value
+
+    with gateway(folder / "keyless", targets=[guarded_target.address]) as process:
+        assert told(None).status_code == 401
+        assert [model["id"] for model in told("user").json()["data"]] == ["stories-target"]
+        assert told(None).status_code == 401
+        assert told("expired").status_code == 401
+        assert told("link").status_code == 403
+        assert told("user", "/v1/models/stories-target").json()["id"] == "stories-target"
+        assert fleet("user")["running"] == 0
+        assert "model" not in fleet(None)
+        assert unknown("none").status_code == 401
+        assert "stories-target" in unknown(TOKENS["user"]).message
+
+
 def test_the_page_needs_no_key_and_what_it_shows_does(
     folder: Path, guarded: GatewayProcess
 ) -> None:

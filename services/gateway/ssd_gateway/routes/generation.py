@@ -28,7 +28,7 @@ class GenerationRoutes:
     async def chat(self, request: Request) -> AnswerResponse:
         fields = await self._gateway.read(request, ChatRequest)
         request_id = request_id_of(request, fields.request_id)
-        await self._gateway.learn(request)
+        await self._gateway.learn(request, fields.model)
         form = self._gateway.chat_format(fields.model)
         translated = translate_chat(fields, request_id, form)
         return self._answer(request, fields, translated, ChatShape(), request_id)
@@ -36,7 +36,7 @@ class GenerationRoutes:
     async def completion(self, request: Request) -> AnswerResponse:
         fields = await self._gateway.read(request, CompletionRequest)
         request_id = request_id_of(request, fields.request_id)
-        await self._gateway.learn(request)
+        await self._gateway.learn(request, fields.model)
         translated = translate_completion(fields, request_id)
         return self._answer(request, fields, translated, CompletionShape(), request_id)
 

@@ -43,8 +43,7 @@ class ModelRoutes:
         )
 
     async def _models(self, request: Request) -> list[dict[str, Any]]:
-        await self._gateway.learn(request)
-        found = {each.info.name: self._entry(each.info) for each in self._gateway.pool if each.info}
+        found = {each.name: self._entry(each) for each in await self._gateway.infos(request)}
         return [found[name] for name in sorted(found)]
 
     def _entry(self, info: pb.GetModelInfoResponse) -> dict[str, Any]:
@@ -90,7 +89,7 @@ class ModelRoutes:
     async def _ask(
         self, request: Request, model: str | None, method: str, asked: Any, params: Params
     ) -> Any:
-        await self._gateway.learn(request)
+        await self._gateway.learn(request, model)
         target = self._gateway.targets_for(model)[0]
         call = getattr(target.stub, method)
         metadata = self._gateway.metadata_for(request)(target)

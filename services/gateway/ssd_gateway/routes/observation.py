@@ -31,7 +31,9 @@ class ObservationRoutes:
 
     async def fleet(self, request: Request) -> Response:
         self._gateway.keys.check(request)
-        return json_response({"targets": [_about(target) for target in self._gateway.pool]})
+        targets = list(self._gateway.pool)
+        infos = await asyncio.gather(*(self._gateway.info_for(request, each) for each in targets))
+        return json_response({"targets": list(map(_about, targets, infos))})
 
     async def timeline(self, request: Request) -> Response:
         self._gateway.keys.check(request, OBSERVE)
@@ -108,14 +110,13 @@ def _number(request: Request, name: str, default: float, most: float) -> float:
     return value
 
 
-def _about(target: Target) -> dict[str, Any]:
+def _about(target: Target, info: pb.GetModelInfoResponse | None) -> dict[str, Any]:
     content: dict[str, Any] = {
         "address": target.address,
         "ready": target.ready,
         "problem": target.problem,
         "in_flight": target.in_flight,
     }
-    info = target.info
     if info is None:
         return {**content, "endpoints": []}
     stats, load = stats_of(info.load.speculation), info.load

@@ -15,6 +15,7 @@ from ssd_client.errors import ClientError, failure_of
 
 ASK_SECONDS = 2.0
 LONGEST_CALL = 86_400.0  # calls that run when a channel is replaced may go on so long
+KEY_STATUSES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -23,6 +24,7 @@ class Target:
         """``server_name``: whom to expect there, where it is not the host of the address."""
         self.address, self.server_name, self._security = address, server_name, security
         self.info: pb.GetModelInfoResponse | None = None  # the last one
+        self.wants_key = False  # to say what it serves, and the gateway has none that is good
         self.ready = False
         self.problem = "not asked yet"
         self.in_flight = 0
@@ -84,7 +86,9 @@ class Target:
         try:
             about = pb.GetModelInfoRequest()
             self.info = await self.ask(self.stub.GetModelInfo, about, metadata)
+            self.wants_key = False
         except ClientError as error:  # it may want a key, which callers have
+            self.wants_key = self.wants_key or error.status in KEY_STATUSES
             self.problem = self.problem or str(error)
 
     async def close(self) -> None:
