@@ -105,10 +105,12 @@ def _serve(config: GatewayConfig, check_only: bool) -> None:
     with serving_extra("ssd-gateway", "gateway"):
         import uvloop
 
+        from ssd_gateway.http.keys import check_limits
         from ssd_gateway.server import GatewayServer
         from ssd_serving.server_security import check_security
 
     check_security(config)
+    check_limits(config)
 
     async def run() -> None:
         await GatewayServer(config).run()

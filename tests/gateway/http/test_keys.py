@@ -1,6 +1,8 @@
 """Keys and TLS of a gateway: the tokens of the other services hold here, and at the target, too."""
 
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from tests.processes import GatewayProcess, TargetProcess, gateway, target
 from tests.security.certificates import Authority
 from tests.security.conftest import TOKEN_FILE, TOKENS
-from tests.waiting import wait_until
+from tests.waiting import HANG_SECONDS, wait_until
 
 PROMPT = "Once upon a time"
 
@@ -162,6 +164,27 @@ def test_what_one_caller_s_key_has_shown_is_not_told_to_others(
         assert "model" not in fleet(None)
         assert unknown("none").status_code == 401
         assert "stories-target" in unknown(TOKENS["user"]).message
+
+
+def test_limits_that_would_hold_nowhere_are_refused(folder: Path) -> None:
+    def start(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ssd_gateway", "serve", "--target", "127.0.0.1:1"]
+        return subprocess.run(
+            [*command, "--check-config", *flags],
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+        )
+
+    limited, free = str(folder / "tokens.toml"), folder / "free.toml"
+    free.write_text(TOKEN_FILE.partition('[[token]]\nname = "small"')[0])
+    free.chmod(0o600)
+    done = start("--token-file", limited, "--no-pass-keys")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--no-pass-keys: the limits of 'small' in --token-file" in line
+    assert start("--token-file", limited).returncode == 0
+    assert start("--token-file", str(free), "--no-pass-keys").returncode == 0
 
 
 def test_the_page_needs_no_key_and_what_it_shows_does(

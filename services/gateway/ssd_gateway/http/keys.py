@@ -6,17 +6,35 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from ssd_client.connection.security import Security, is_loopback
+from ssd_engine.errors import ConfigError
+from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.http.request_headers import is_printable
 from ssd_gateway.targets.pool import TargetPool
 from ssd_gateway.targets.target import Metadata, Target
 from ssd_serving.rpc.status import Unauthenticated
 from ssd_serving.security.access import Access
+from ssd_serving.security.allowances import Allowance
+from ssd_serving.security.tokens import load_tokens
 
 log = logging.getLogger(__name__)
 
 GENERATE = "/ssd.v1.TargetService/Generate"
 OBSERVE = "/ssd.v1.TraceService/GetTrace"
+
+
+def check_limits(config: GatewayConfig) -> None:
+    """Raises ConfigError for limits that would hold nowhere: targets hold callers to them, by the
+    keys that they are shown."""
+    if config.token_file is None or config.pass_keys:
+        return
+    tokens = load_tokens(config.token_file)
+    limited = next((each.name for each in tokens if each.allowance != Allowance()), None)
+    if limited is not None:
+        raise ConfigError(
+            f"--no-pass-keys: the limits of {limited!r} in --token-file {config.token_file} would "
+            "hold nowhere, as targets hold callers to them: take them out, or pass keys on"
+        )
 
 
 class Keys:
