@@ -41,7 +41,7 @@ def make_app(gateway: Gateway) -> Starlette:
         _get("/ready", operation.ready),
         _get("/version", operation.version),
         _get("/metrics", operation.metrics),
-        _get("/openapi.json", OpenApiRoutes().describe),
+        _get("/openapi.json", OpenApiRoutes(gateway.config).describe),
         _get("/ssd/fleet", observation.fleet),
         _get("/ssd/timeline", observation.timeline),
     ]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import grpc
 import msgspec
@@ -27,6 +27,17 @@ _TOO_LARGE = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+")
 
 
+class ErrorDetails(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    error: ErrorDetails
+
+
 class ApiError(Exception):
     """Ends a request with a status and a body."""
 
@@ -43,9 +54,15 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param, code
         self.kind, self.retry_after = kind, retry_after
 
-    def body(self) -> dict[str, Any]:
-        about = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": about}
+    def body(self) -> ErrorAnswer:
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     def headers(self) -> dict[str, str]:
         headers = {}

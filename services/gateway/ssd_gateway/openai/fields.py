@@ -1,5 +1,6 @@
 """The fields of requests, as JSON gives them: their types, and what cannot be honoured."""
 
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -28,7 +29,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "priority": (None, 0),
     "use_beam_search": NOTHING,
-    "length_penalty": (None, 1, 1.0),
+    "length_penalty": (None, 1),
     "truncate_prompt_tokens": (None,),
     "allowed_token_ids": NOTHING,
     "bad_words": NOTHING,
@@ -196,8 +197,19 @@ def converted(given: Any, kind: type[Converted], place: str = "") -> Converted:
         raise _invalid(str(error), place) from None
 
 
+@cache
+def neutral_values(kind: type[Struct]) -> dict[str, tuple[Any, ...]]:
+    """Fields that are known, and that a request of this kind cannot have, with the values that ask
+    for nothing. Whoever names a field of chats in a completion means something by it, and the other
+    way round."""
+    kinds = (ChatRequest, CompletionRequest)
+    elsewhere = [name for each in kinds for name in each.__struct_fields__ if kind in kinds]
+    found = {**REFUSED, **dict.fromkeys(elsewhere, NOTHING)}
+    return {name: values for name, values in found.items() if name not in kind.__struct_fields__}
+
+
 def _check_unknown(name: str, value: Any, kind: type[Struct], allow_unknown: bool) -> None:
-    neutral = NOTHING if _is_elsewhere(name, kind) else REFUSED.get(name)
+    neutral = neutral_values(kind).get(name)
     if neutral is not None:
         if not any(value is each or value == each for each in neutral):
             raise bad_request(name, "is not supported here; leave it out", "unsupported_parameter")
@@ -207,13 +219,6 @@ def _check_unknown(name: str, value: Any, kind: type[Struct], allow_unknown: boo
             "is not known; leave it out, or ask for --allow-unknown-fields",
             "unknown_parameter",
         )
-
-
-def _is_elsewhere(name: str, kind: type[Struct]) -> bool:
-    """Whether chats have a field that completions have not, or the other way round: who names it
-    means something by it."""
-    kinds = (ChatRequest, CompletionRequest)
-    return kind in kinds and any(name in each.__struct_fields__ for each in kinds)
 
 
 def _invalid(problem: str, root: str) -> ApiError:

@@ -12,6 +12,7 @@ from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import mode_name
 from ssd_gateway.gateway import Gateway
 from ssd_gateway.http.errors import ApiError, api_error, bad_request
+from ssd_gateway.openai.answer_types import ModelEntry, TokenizedPrompt
 from ssd_gateway.openai.fields import DetokenizeFields, TokenizeFields
 from ssd_gateway.openai.params import Params, detokenize_params, tokenize_params
 from ssd_gateway.openai.translation import chat_prompt, pack, unpack
@@ -42,11 +43,11 @@ class ModelRoutes:
             404, f"model: {wanted!r} is not served here", param="model", code="model_not_found"
         )
 
-    async def _models(self, request: Request) -> list[dict[str, Any]]:
+    async def _models(self, request: Request) -> list[ModelEntry]:
         found = {each.name: self._entry(each) for each in await self._gateway.infos(request)}
         return [found[name] for name in sorted(found)]
 
-    def _entry(self, info: pb.GetModelInfoResponse) -> dict[str, Any]:
+    def _entry(self, info: pb.GetModelInfoResponse) -> ModelEntry:
         return {
             "id": info.name,
             "object": "model",
@@ -71,7 +72,7 @@ class ModelRoutes:
         if fields.add_special_tokens is not None:
             asked.add_special_tokens = fields.add_special_tokens
         answer = await self._ask(request, fields.model, "Tokenize", asked, tokenize_params(fields))
-        content = {
+        content: TokenizedPrompt = {
             "count": len(answer.tokens),
             "max_model_len": answer.max_model_len,
             "tokens": unpack(answer.token_ids),
