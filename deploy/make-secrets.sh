@@ -73,8 +73,9 @@ make_certificate ssd-draft serverAuth localhost "${draft_names[@]}"
 make_certificate ssd-gateway serverAuth localhost "${gateway_names[@]}"
 make_certificate ssd-client clientAuth ssd-client
 
-for each in client-token draft-token cluster-secret; do openssl rand -hex 32 >"$each"; done
+for each in client-token gateway-token draft-token cluster-secret; do openssl rand -hex 32 >"$each"; done
 token_entry trial-client generate "$(cat client-token)" >target-tokens
+token_entry ssd-gateway generate "$(cat gateway-token)" >>target-tokens
 token_entry ssd-target speculate "$(cat draft-token)" >draft-tokens
 
 print_tls ssd-target
@@ -84,5 +85,6 @@ print_tls ssd-client
 print_secret ssd-target-tokens Opaque tokens.toml=target-tokens
 print_secret ssd-draft-tokens Opaque tokens.toml=draft-tokens
 print_secret ssd-client-access Opaque token=client-token
+print_secret ssd-gateway-access Opaque token=gateway-token
 print_secret ssd-draft-access Opaque token=draft-token
 print_secret ssd-cluster Opaque secret=cluster-secret

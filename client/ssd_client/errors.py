@@ -34,6 +34,8 @@ _BROKEN_CONNECTION = (
     "transport closed",
 )
 
+TOO_LONG = "CONTEXT_LENGTH_EXCEEDED"  # a request that the context has no room for
+
 _CONNECT_ERROR = re.compile(r"Failed to connect to remote host: (?:\w+: )?(.*?)(?: \(\d+\))?$")
 
 
@@ -43,6 +45,7 @@ class ClientError(Exception):
     exit_code = 1
     status: grpc.StatusCode | None = None  # the server's, where one has answered
     field = ""  # the field of the request that is at fault, as the server names it
+    field_reason = ""  # why, for programs; TOO_LONG
 
 
 class BadInputError(ClientError):
@@ -91,7 +94,9 @@ def failure_of(error: grpc.RpcError, address: str, *, admitted: bool) -> ClientE
     failure = _classify(error, address, admitted)
     found = _detail(error, error_details_pb2.BadRequest())
     failure.status = error.code()
-    failure.field = found.field_violations[0].field if found and found.field_violations else ""
+    if found and found.field_violations:
+        failure.field = found.field_violations[0].field
+        failure.field_reason = found.field_violations[0].reason
     return failure
 
 

@@ -10,5 +10,6 @@ SECRETS: dict[str, frozenset[str]] = {
     "ssd-draft-tokens": frozenset({"tokens.toml"}),
     "ssd-draft-access": frozenset({"token"}),
     "ssd-client-access": frozenset({"token"}),
+    "ssd-gateway-access": frozenset({"token"}),
     "ssd-cluster": frozenset({"secret"}),
 }

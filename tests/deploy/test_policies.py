@@ -193,6 +193,9 @@ SPOILED: list[tuple[str, str, Callable[[Manifests], object], str]] = [
     ("files named by flags", "gpu",
      lambda o: first(gateway(o))["args"].remove("--target-tls-ca=/etc/ssd/tls/ca.crt"),
      "is not secured by --target-tls-ca"),
+    ("files named by flags", "gpu",
+     lambda o: first(gateway(o))["args"].remove("--target-token-file=/etc/ssd/target-token/token"),
+     "is not secured by --target-token-file"),
     ("files named by flags", "smoke-test",
      lambda o: named(o, "Job", "ssd-smoke-test")["spec"]["template"]["spec"]["containers"][0][
          "args"].remove("--token-file=/etc/ssd/token/token"), "is not secured by --token-file"),

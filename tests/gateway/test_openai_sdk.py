@@ -3,14 +3,17 @@
 import asyncio
 import json
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from ssd.v1 import target_pb2 as pb
+from tests.client import scripted_target
 from tests.processes import GatewayProcess, Output, TracedPair, collect
-from tests.waiting import wait_until
+from tests.processes import gateway as start_gateway
+from tests.waiting import HANG_SECONDS, wait_until
 
 PROMPT = "Once upon a time there was a small dragon"
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story about a brave hen."}]
@@ -264,27 +267,62 @@ def test_raw_responses_carry_the_request_s_id(sdk: openai.OpenAI) -> None:
     assert raw.parse().choices[0].text
 
 
-def test_a_cancelled_stream_frees_its_sequence(
-    gateway: GatewayProcess, traced_pair: TracedPair
-) -> None:
-    async def leave_early() -> None:
-        base_url = gateway.url + "/v1"
-        async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as sdk:
-            stream = await sdk.completions.create(
-                model="stories-target",
-                prompt=PROMPT,
-                max_tokens=1500,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
+def leave_early(front: GatewayProcess, **ask: Any) -> None:
+    """Asks for a stream, and goes after its first chunk."""
+
+    async def leave() -> None:
+        async with openai.AsyncOpenAI(base_url=front.url + "/v1", api_key="none") as sdk:
+            stream = await sdk.completions.create(stream=True, **ask)
             async for _ in stream:
                 break
             await stream.close()
 
-    asyncio.run(leave_early())
+    asyncio.run(leave())
+
+
+def test_a_cancelled_stream_frees_its_sequences(
+    gateway: GatewayProcess, traced_pair: TracedPair
+) -> None:
+    """There are so many that they would not end by themselves for minutes."""
+    many: Any = {"prompt": [PROMPT, PROMPT], "n": 128, "max_tokens": 1900}
+    leave_early(gateway, model="stories-target", **many, extra_body={"ignore_eos": True})
 
     def running() -> int:
         info = traced_pair[0].stub().GetModelInfo(pb.GetModelInfoRequest())
         return int(info.load.running + info.load.waiting)
 
     wait_until(lambda: running() == 0, gateway.log)
+
+
+def test_a_stream_that_would_never_end_is_cancelled_at_its_target(tmp_path: Path) -> None:
+    with scripted_target.serve(scripted_target.Script(hang_after=3)) as target:
+        target.set_ready()
+        with start_gateway(tmp_path, targets=[target.address]) as front:
+            leave_early(front, model="scripted", prompt=PROMPT)
+            assert target.target.cancelled.wait(HANG_SECONDS)
+
+
+def test_a_server_that_leaves_is_503_with_its_own_delay(tmp_path: Path) -> None:
+    refuse = scripted_target.leaving("the server leaves", 7.0)
+    with scripted_target.serve(scripted_target.Script(refuse=refuse)) as target:
+        target.set_ready()
+        with (
+            start_gateway(tmp_path, targets=[target.address]) as front,
+            openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as sdk,
+            pytest.raises(openai.InternalServerError) as caught,
+        ):
+            sdk.completions.create(model="scripted", prompt=PROMPT)
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "7"
+    assert caught.value.request_id
+
+
+def test_no_target_at_all_is_503_after_which_it_is_worth_trying_again(tmp_path: Path) -> None:
+    with (
+        start_gateway(tmp_path, targets=["127.0.0.1:1"], ready=False) as front,
+        openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as sdk,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        sdk.completions.create(model="stories-target", prompt=PROMPT)
+    assert caught.value.status_code == 503
+    assert int(caught.value.response.headers["retry-after"]) >= 1

@@ -20,10 +20,15 @@ class SelfCheckError(SSDError):
     """What a loaded model computes is not what plain torch computes from the same weights."""
 
 
+TOO_LONG = "CONTEXT_LENGTH_EXCEEDED"
+
+
 class InputError(SSDError):
     """A request field that is wrong; names the field and the bound."""
 
-    def __init__(self, field: str, problem: str) -> None:
+    def __init__(self, field: str, problem: str, reason: str = "") -> None:
+        """``reason``: one that programs tell apart, ``TOO_LONG`` where a context has no room."""
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+        self.reason = reason

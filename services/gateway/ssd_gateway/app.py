@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ssd_gateway.gateway import Gateway
 from ssd_gateway.http.errors import ApiError, api_error
 from ssd_gateway.http.protocol import incoming
+from ssd_gateway.http.request_headers import with_request_id
 from ssd_gateway.routes.generation import GenerationRoutes
 from ssd_gateway.routes.models import ModelRoutes
 from ssd_gateway.routes.observation import ObservationRoutes
@@ -42,7 +43,7 @@ def make_app(gateway: Gateway) -> Starlette:
         _get("/ready", operation.ready),
         _get("/version", operation.version),
         _get("/metrics", operation.metrics),
-        _get("/openapi.json", OpenApiRoutes().describe),
+        _get("/openapi.json", OpenApiRoutes(gateway.config).describe),
         _get("/ssd/fleet", observation.fleet),
         _get("/ssd/timeline", observation.timeline),
     ]
@@ -84,12 +85,12 @@ def _post(path: str, endpoint: Endpoint) -> Route:
 def _answered(endpoint: Endpoint) -> Endpoint:
     async def answer(request: Request) -> Any:
         try:
-            return await endpoint(request)
+            return with_request_id(request, await endpoint(request))
         except Exception as error:
             problem = api_error(error)
             if problem.status == 500:
                 log.error("%s failed", request.url.path, exc_info=error)
-            return problem.response()
+            return with_request_id(request, problem.response())
 
     return answer
 
@@ -109,7 +110,11 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
     ]
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Any:
+    return with_request_id(request, _problem(request, error))
+
+
+def _problem(request: Request, error: Exception) -> Response:
     """What the router finds: no such path, or not with this method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
@@ -126,5 +131,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return ApiError(status, str(error)).response()
 
 
-async def _failure(request: Request, error: Exception) -> Response:
-    return api_error(error).response()
+async def _failure(request: Request, error: Exception) -> Any:
+    return with_request_id(request, api_error(error).response())

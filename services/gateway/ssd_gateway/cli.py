@@ -38,6 +38,10 @@ def main() -> None:
 @option("--listen", "HOST:PORT of the HTTP service; port 0 takes a free one.")
 @option("--port-file", "Write the port here once the service listens.", type=Path)
 @option("--page/--no-page", "Serve a page with a chat at /.")
+@option(
+    "--draft-traces/--no-draft-traces",
+    "Ask drafts, too, for the page's timeline. They must be reachable, and let the caller in.",
+)
 @option("--cors-origin", "Origin whose pages may call this API. Default: none.", multiple=True)
 @option(
     "--allow-unknown-fields",
@@ -101,10 +105,12 @@ def _serve(config: GatewayConfig, check_only: bool) -> None:
     with serving_extra("ssd-gateway", "gateway"):
         import uvloop
 
+        from ssd_gateway.http.keys import check_limits
         from ssd_gateway.server import GatewayServer
         from ssd_serving.server_security import check_security
 
     check_security(config)
+    check_limits(config)
 
     async def run() -> None:
         await GatewayServer(config).run()

@@ -39,6 +39,7 @@ class GatewayConfig:
     pass_keys: bool = True
     cors_origin: tuple[str, ...] = ()
     page: bool = True
+    draft_traces: bool = True
     allow_unknown_fields: bool = False
     tool_parser: str = "auto"
     max_body_mib: int = 16

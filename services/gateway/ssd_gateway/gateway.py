@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.errors import ClientError
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.body import read_json
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.http.keys import Keys
+from ssd_gateway.http.request_headers import traceparent_of
 from ssd_gateway.metrics import GatewayMetrics
 from ssd_gateway.openai.fields import Fields, read_fields
 from ssd_gateway.targets.pool import TargetPool
@@ -33,16 +35,40 @@ class Gateway:
         body = await read_json(request, most, self.config.read_timeout)
         return read_fields(body, kind, self.config.allow_unknown_fields)
 
-    async def learn(self, request: Request) -> None:
+    async def learn(self, request: Request, model: str | None) -> None:
         """Targets that tell what they serve only to those who have a key are asked with the
-        caller's."""
+        caller's. So is who names a model that nobody serves: the refusal names those that are."""
+        await self._learn(request)
+        if not any(target.serves(model) for target in self.pool):
+            await self.infos(request)
+
+    async def _learn(self, request: Request) -> None:
         metadata_of = self.metadata_for(request)
         for target in self.pool:
             if target.info is None and target.ready:
-                about = pb.GetModelInfoRequest()
-                info = await target.ask(target.stub.GetModelInfo, about, metadata_of(target))
+                info = await _info_of(target, metadata_of)
                 info.load.Clear()  # it will not be asked again: that is known for now alone
-                target.info = info
+                target.info, target.wants_key = info, True  # until it tells the gateway itself
+
+    async def infos(self, request: Request) -> list[pb.GetModelInfoResponse]:
+        """What targets tell this caller of themselves; raises where they want another key."""
+        await self._learn(request)
+        metadata_of, found = self.metadata_for(request), []
+        for target in self.pool:
+            if target.wants_key and target.ready:
+                found.append(await _info_of(target, metadata_of))
+            elif target.info is not None and not target.wants_key:
+                found.append(target.info)
+        return found
+
+    async def info_for(self, request: Request, target: Target) -> pb.GetModelInfoResponse | None:
+        """The same of one target; None where it tells this caller nothing."""
+        if not target.wants_key:
+            return target.info
+        try:
+            return await _info_of(target, self.metadata_for(request)) if target.ready else None
+        except ClientError:
+            return None
 
     def targets_for(self, model: str | None, affinity: bytes = b"") -> list[Target]:
         """Targets that serve the model, the best one first."""
@@ -82,6 +108,14 @@ class MetadataFor:
     request: Request
 
     def __call__(self, target: Target) -> Metadata:
-        traced = self.request.headers.get("traceparent")
+        traced = traceparent_of(self.request)
         context = () if traced is None else (("traceparent", traced),)
         return (*self.keys.metadata_for(self.request, target), *context)
+
+
+async def _info_of(target: Target, metadata_of: MetadataFor) -> pb.GetModelInfoResponse:
+    about = pb.GetModelInfoRequest()
+    info: pb.GetModelInfoResponse = await target.ask(
+        target.stub.GetModelInfo, about, metadata_of(target)
+    )
+    return info

@@ -175,7 +175,7 @@ def _wanted_flags(program: str, command: str) -> set[str]:
     return {
         ("ssd-target", "serve"): server | {"--draft-tls-ca", "--draft-token-file"},
         ("ssd-draft", "serve"): server | {"--tls-ca"},
-        ("ssd-gateway", "serve"): server | {"--target-tls-ca"},
+        ("ssd-gateway", "serve"): server | {"--target-tls-ca", "--target-token-file"},
         ("ssd-target", "join"): {"--cluster-secret-file"},
     }.get((program, command), {"--tls-ca", "--token-file"})
 

@@ -200,6 +200,12 @@ class Mutations:
             *(None, True, 0, -1, 2**63, 2**64, 1e308, -1e-320, "", "\x00", "\ud800", "x" * 5000),
             *([], {}, [[]], [{}], {"a": {"b": []}}, [1, "a"], {"mode": 3}, [2**40], "NaN"),
         ]
+        self._headers = [
+            *(b"authorization: Bearer \xe9", b"authorization: \xff\x01", b"authorization:"),
+            *(b"authorization: Bearer a\tkey", b"traceparent: \xe9", b"traceparent:"),
+            b"traceparent: 00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-\xb9",
+            *(b"x-request-id: \xe9\x80", b"x-request-id: " + b"a" * 999, b"x-request-id: \x7f"),
+        ]
 
     def body(self) -> bytes:
         rng = self._rng
@@ -216,7 +222,8 @@ class Mutations:
         framed = chunked(body) if rng.random() < 0.3 else body
         coding = b"transfer-encoding: chunked\r\n" if framed != body else b""
         coding = coding or b"content-length: %d\r\n" % len(body)
-        data = bytearray(HEAD + CLOSING + coding + b"\r\n" + framed)
+        odd = rng.choice(self._headers) + b"\r\n" if rng.random() < 0.3 else b""
+        data = bytearray(HEAD + CLOSING + odd + coding + b"\r\n" + framed)
         if rng.random() < 0.4:
             for _ in range(rng.randint(1, 4)):
                 data[rng.randrange(len(data))] = rng.randrange(256)

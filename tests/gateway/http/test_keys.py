@@ -1,6 +1,8 @@
 """Keys and TLS of a gateway: the tokens of the other services hold here, and at the target, too."""
 
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from tests.processes import GatewayProcess, TargetProcess, gateway, target
 from tests.security.certificates import Authority
 from tests.security.conftest import TOKEN_FILE, TOKENS
-from tests.waiting import wait_until
+from tests.waiting import HANG_SECONDS, wait_until
 
 PROMPT = "Once upon a time"
 
@@ -128,6 +130,61 @@ def test_the_gateway_s_own_token_stands_for_keys_that_nobody_checks(
         openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as client,
     ):
         assert ask(client).choices[0].text
+
+
+def test_what_one_caller_s_key_has_shown_is_not_told_to_others(
+    folder: Path, guarded_target: TargetProcess
+) -> None:
+    """Of targets with keys, behind a gateway that has none and checks none."""
+
+    def told(key: str | None, path: str = "/v1/models") -> httpx2.Response:
+        headers = {} if key is None else {"authorization": f"Bearer {TOKENS[key]}"}
+        return httpx2.get(process.url + path, headers=headers, timeout=60)
+
+    def fleet(key: str | None) -> dict[str, Any]:
+        (target,) = told(key, "/ssd/fleet").json()["targets"]
+        return dict(target)
+
+    def unknown(key: str) -> openai.APIStatusError:
+        with (
+            openai.OpenAI(base_url=process.url + "/v1", api_key=key, max_retries=0) as client,
+            pytest.raises(openai.APIStatusError) as caught,
+        ):
+            ask(client, model="another")
+        return caught.value
+
+    with gateway(folder / "keyless", targets=[guarded_target.address]) as process:
+        assert told(None).status_code == 401
+        assert [model["id"] for model in told("user").json()["data"]] == ["stories-target"]
+        assert told(None).status_code == 401
+        assert told("expired").status_code == 401
+        assert told("link").status_code == 403
+        assert told("user", "/v1/models/stories-target").json()["id"] == "stories-target"
+        assert fleet("user")["running"] == 0
+        assert "model" not in fleet(None)
+        assert unknown("none").status_code == 401
+        assert "stories-target" in unknown(TOKENS["user"]).message
+
+
+def test_limits_that_would_hold_nowhere_are_refused(folder: Path) -> None:
+    def start(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ssd_gateway", "serve", "--target", "127.0.0.1:1"]
+        return subprocess.run(
+            [*command, "--check-config", *flags],
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+        )
+
+    limited, free = str(folder / "tokens.toml"), folder / "free.toml"
+    free.write_text(TOKEN_FILE.partition('[[token]]\nname = "small"')[0])
+    free.chmod(0o600)
+    done = start("--token-file", limited, "--no-pass-keys")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--no-pass-keys: the limits of 'small' in --token-file" in line
+    assert start("--token-file", limited).returncode == 0
+    assert start("--token-file", str(free), "--no-pass-keys").returncode == 0
 
 
 def test_the_page_needs_no_key_and_what_it_shows_does(

@@ -80,7 +80,8 @@ def test_calls_have_a_grammar_where_something_is_asked_of_them(
     assert bool(translated.requests[0].grammar.context_free) == has
     place = "grammar.context_free"
     parameters = {f"{place}.arguments_0": "tools[0].function.parameters"}
-    assert translated.params == ({**parameters, place: "tools"} if has else {})
+    params = {theirs: ours for theirs, ours in translated.params.items() if place in theirs}
+    assert params == ({**parameters, place: "tools"} if has else {})
 
 
 def test_an_answer_with_a_schema_may_be_calls_instead() -> None:

@@ -157,6 +157,54 @@ def test_what_nothing_honours_is_refused_by_name(name: str) -> None:
         chat(**{name: neutral})
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.inc"),
+        ({"speculative": False, "speculation": {"mode": "ssd"}}, "speculative"),
+        ({"speculative": False, "speculation": {"mode": "auto"}}, "speculative"),
+        ({"speculative": True, "speculation": {"mode": "off"}}, "speculative"),
+        ({"speculation": {"depth": 0}}, "speculation.depth"),
+        ({"n": 3, "best_of": 1}, "best_of"),
+        ({"n": 3, "best_of": 5}, "best_of"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(given: dict[str, Any], param: str) -> None:
+    assert str(refused(completion, **given)).startswith(param)
+
+
+def test_what_agrees_is_no_contradiction() -> None:
+    (request,) = completion(speculative=False, speculation={"mode": "off"}).requests
+    assert request.speculation.mode == pb.SPECULATION_MODE_OFF
+    (request,) = completion(speculative=True, speculation={"mode": "ssd", "depth": 1}).requests
+    assert (request.speculation.mode, request.speculation.depth) == (pb.SPECULATION_MODE_SSD, 1)
+    assert len(completion(n=3, best_of=3).requests) == 3
+    completion(stream=True, stream_options={"include_obfuscation": False})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (ChatRequest, "echo", True),
+        (ChatRequest, "best_of", 2),
+        (ChatRequest, "prompt", "Once"),
+        (CompletionRequest, "max_completion_tokens", 5),
+        (CompletionRequest, "tools", [{"type": "function"}]),
+        (CompletionRequest, "reasoning_effort", "low"),
+        *((ChatRequest, name, "something") for name in sorted(REFUSED)),
+    ],
+)
+def test_what_is_known_is_not_dropped_as_unknown(kind: Any, name: str, value: Any) -> None:
+    """Also where the operator allows unknown fields."""
+
+    def read(given: Any) -> None:
+        read_fields(json.dumps({**needed, name: given}).encode(), kind, allow_unknown=True)
+
+    needed = {"messages": MESSAGES} if kind is ChatRequest else {"prompt": "Once"}
+    assert refused(lambda: read(value)) == name
+    read(None)
+
+
 def test_unknown_fields_are_refused_unless_the_operator_allows_them() -> None:
     assert refused(chat, beam_width=4) == "beam_width"
     body = json.dumps({"messages": MESSAGES, "beam_width": 4}).encode()

@@ -1,13 +1,21 @@
 """A request with a string that is not UTF-8 is refused, and so is what is no message."""
 
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.errors import InputError
-from ssd_target.front.requests import parse_logprobs, parse_message
+from ssd_engine.errors import TOO_LONG, InputError
+from ssd_target.front.requests import (
+    RequestLimits,
+    parse_logprobs,
+    parse_message,
+    parse_prompt,
+    parse_rules,
+)
 from tests.scale import share
 
 MARK = "MARK"
@@ -140,3 +148,21 @@ def test_a_message_of_one_endless_number_is_refused_without_delay() -> None:
     """Taken as one number, the 16 MiB that are allowed would take hours."""
     with pytest.raises(InputError, match="is not a GenerateRequest message"):
         parse_message(b"\xff" * 2**21)
+
+
+@pytest.mark.parametrize(("tokens", "kv_tokens"), [(8, 99), (9, 99), (4, 4)])
+def test_a_prompt_that_leaves_no_room_says_so_to_programs(tokens: int, kv_tokens: int) -> None:
+    limits = RequestLimits(100, max_model_len=8, kv_tokens=kv_tokens, eos_token_ids=())
+    message = pb.GenerateRequest(token_ids=b"\1\0\0\0" * tokens)
+    tokenizer: Any = None  # token ids need none
+    with pytest.raises(InputError, match=r"^token_ids: \d tokens .* the context of") as error:
+        parse_prompt(message, tokenizer, limits)
+    assert error.value.reason == TOO_LONG
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(4, TOO_LONG), (0, "")])
+def test_more_output_than_there_is_room_for_says_so(max_tokens: int, reason: str) -> None:
+    limits = RequestLimits(100, max_model_len=8, kv_tokens=99, eos_token_ids=())
+    with pytest.raises(InputError) as error:
+        parse_rules(pb.StopOptions(max_tokens=max_tokens), 5, limits)
+    assert (error.value.field, error.value.reason) == ("stop.max_tokens", reason)

@@ -1,14 +1,16 @@
 """Errors in OpenAI's shape: a status, and a body that names the field and the fix."""
 
 import math
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import grpc
 import msgspec
 from starlette.responses import Response
 
 from ssd_client.errors import (
+    TOO_LONG,
     ClientError,
     DeadlineError,
     EndpointFullError,
@@ -20,22 +22,20 @@ from ssd_serving.files.reloading import Outdated
 from ssd_serving.rpc.status import NotAllowed, ServerFull, Unauthenticated
 
 INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
-# What the targets' contract calls a field, and what OpenAI's API calls it.
-PARAMS = {
-    "stop.max_tokens": "max_tokens",
-    "stop.min_tokens": "min_tokens",
-    "stop.strings": "stop",
-    "stop.token_ids": "stop_token_ids",
-    "stop.ignore_eos": "ignore_eos",
-    "logprobs.top_n": "top_logprobs",
-    "logprobs": "logprobs",
-    "text": "prompt",
-    "token_ids": "prompt",
-    "chat": "messages",
-    "chat.messages": "messages",
-    "chat.template_kwargs": "chat_template_kwargs",
-    "request_id": "X-Request-Id",
-}
+# gRPC's own bound on a message: what was sent, and what is taken.
+_TOO_LARGE = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
+_DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+")
+
+
+class ErrorDetails(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    error: ErrorDetails
 
 
 class ApiError(Exception):
@@ -54,9 +54,15 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param, code
         self.kind, self.retry_after = kind, retry_after
 
-    def body(self) -> dict[str, Any]:
-        about = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": about}
+    def body(self) -> ErrorAnswer:
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -119,26 +125,43 @@ def _of_status(error: ClientError, params: Mapping[str, str]) -> ApiError:
     message = str(error)
     match error.status:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            for theirs, ours in params.items():
-                place = error.field.removeprefix(theirs)
-                if error.field.startswith(theirs) and place[:1] in ("", "/", ".", "["):
-                    param = ours + place
-                    return ApiError(400, message.replace(error.field, param, 1), param=param)
-            code = "context_length_exceeded" if "context of" in message else None
-            return ApiError(400, message, param=param_of(error.field), code=code)
+            return _invalid(error, params)
         case grpc.StatusCode.UNAUTHENTICATED:
             return ApiError(401, message, code="invalid_api_key")
         case grpc.StatusCode.PERMISSION_DENIED:
             return ApiError(403, message, code="insufficient_permissions")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return ApiError(413, message, param="messages", code="request_too_large")
+            return _too_large(message, params.get("request"))
     return ApiError(500, message, SERVER)
 
 
-def param_of(field: str) -> str | None:
-    """The name that the caller has used: chat.messages_json[2].role is messages[2].role."""
-    for listed in ("messages", "tools"):
-        if field.startswith(f"chat.{listed}_json"):
-            return listed + field.removeprefix(f"chat.{listed}_json")
-    stem = field.partition("[")[0]
-    return PARAMS.get(stem) or stem.removeprefix("sampling.") or None
+def _invalid(error: ClientError, params: Mapping[str, str]) -> ApiError:
+    """A field that the target has refused, by the caller's name for it."""
+    param = param_of(error.field, params)
+    problem = str(error).removeprefix(f"{error.field}: ")
+    problem = _DOTTED.sub(lambda found: params.get(found[0], found[0]), problem)
+    code = "context_length_exceeded" if error.field_reason == TOO_LONG else None
+    return bad_request(param or None, problem, code)
+
+
+def _too_large(message: str, param: str | None) -> ApiError:
+    """More than a target takes in one message."""
+    told = _TOO_LARGE.search(message)
+    if told is not None:
+        about = f"the request has {told[1]} bytes for the model's server, which takes {told[2]}"
+        message = f"{param}: {about}; make it shorter" if param else about
+    return ApiError(413, message, param=param, code="request_too_large")
+
+
+def param_of(field: str, params: Mapping[str, str]) -> str:
+    """The caller's name for a field of the targets' contract: the longest one that is known, and
+    what follows it."""
+    for theirs in sorted(params, key=len, reverse=True):
+        place = field.removeprefix(theirs)
+        if not field.startswith(theirs):
+            continue
+        if theirs.endswith("["):
+            return params[theirs]
+        if place[:1] in ("", "/", ".", "["):
+            return params[theirs] + place
+    return field

@@ -1,19 +1,40 @@
 """Who calls: keys are the tokens of the other services, and are passed on to the targets."""
 
 import logging
+from dataclasses import replace
 
 from starlette.requests import Request
 
-from ssd_client.connection.security import is_loopback
+from ssd_client.connection.security import Security, is_loopback
+from ssd_engine.errors import ConfigError
+from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.errors import ApiError
+from ssd_gateway.http.request_headers import is_printable
 from ssd_gateway.targets.pool import TargetPool
 from ssd_gateway.targets.target import Metadata, Target
+from ssd_serving.rpc.status import Unauthenticated
 from ssd_serving.security.access import Access
+from ssd_serving.security.allowances import Allowance
+from ssd_serving.security.tokens import load_tokens
 
 log = logging.getLogger(__name__)
 
 GENERATE = "/ssd.v1.TargetService/Generate"
 OBSERVE = "/ssd.v1.TraceService/GetTrace"
+
+
+def check_limits(config: GatewayConfig) -> None:
+    """Raises ConfigError for limits that would hold nowhere: targets hold callers to them, by the
+    keys that they are shown."""
+    if config.token_file is None or config.pass_keys:
+        return
+    tokens = load_tokens(config.token_file)
+    limited = next((each.name for each in tokens if each.allowance != Allowance()), None)
+    if limited is not None:
+        raise ConfigError(
+            f"--no-pass-keys: the limits of {limited!r} in --token-file {config.token_file} would "
+            "hold nowhere, as targets hold callers to them: take them out, or pass keys on"
+        )
 
 
 class Keys:
@@ -26,7 +47,10 @@ class Keys:
 
     def check(self, request: Request, method: str = GENERATE) -> None:
         """Raises what a caller without the key for it gets."""
-        self._access.check(method, _metadata(request))
+        shown = _metadata(request)
+        self._access.check(method, shown)
+        if not all(is_printable(value) for _, value in shown):
+            raise Unauthenticated("the key has characters beyond printable ASCII: no key has them")
         if not self._guarded:
             _check_host(request)
 
@@ -48,6 +72,14 @@ class Keys:
                 target.address,
             )
         return ()
+
+    def security_for(self, request: Request, target: Target) -> Security:
+        """How a connection for this caller alone reaches a target: as the pool's do, with what
+        calls for the caller show."""
+        shown = dict(self.metadata_for(request, target)).get("authorization", "")
+        scheme, _, token = shown.partition(" ")
+        is_token = scheme.lower() == "bearer" and bool(token.strip())
+        return replace(self._pool.security, token=token.strip() if is_token else None)
 
 
 def _metadata(request: Request) -> Metadata:

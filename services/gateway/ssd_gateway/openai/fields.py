@@ -1,5 +1,6 @@
 """The fields of requests, as JSON gives them: their types, and what cannot be honoured."""
 
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -28,7 +29,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "priority": (None, 0),
     "use_beam_search": NOTHING,
-    "length_penalty": (None, 1, 1.0),
+    "length_penalty": (None, 1),
     "truncate_prompt_tokens": (None,),
     "allowed_token_ids": NOTHING,
     "bad_words": NOTHING,
@@ -46,6 +47,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": NOTHING,
     "documents": NOTHING,
     "add_special_tokens": (None,),
+    "rid": (None,),
+    "input_ids": NOTHING,
+    "return_meta_info": NOTHING,
+    "return_spec_tokens_details": NOTHING,
 }
 # These change nothing that is generated: whoever asks may name them.
 INFORMATIVE = ("user", "metadata", "safety_identifier")
@@ -179,7 +184,7 @@ def read_fields(body: bytes, kind: type[Fields], allow_unknown: bool) -> Fields:
         raise bad_request(None, "the body must be a JSON object")
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     for name in [name for name in given if name not in known]:
-        _check_unknown(name, given.pop(name), allow_unknown)
+        _check_unknown(name, given.pop(name), kind, allow_unknown)
     return converted(given, kind)
 
 
@@ -192,9 +197,21 @@ def converted(given: Any, kind: type[Converted], place: str = "") -> Converted:
         raise _invalid(str(error), place) from None
 
 
-def _check_unknown(name: str, value: Any, allow_unknown: bool) -> None:
-    if name in REFUSED:
-        if not any(value is neutral or value == neutral for neutral in REFUSED[name]):
+@cache
+def neutral_values(kind: type[Struct]) -> dict[str, tuple[Any, ...]]:
+    """Fields that are known, and that a request of this kind cannot have, with the values that ask
+    for nothing. Whoever names a field of chats in a completion means something by it, and the other
+    way round."""
+    kinds = (ChatRequest, CompletionRequest)
+    elsewhere = [name for each in kinds for name in each.__struct_fields__ if kind in kinds]
+    found = {**REFUSED, **dict.fromkeys(elsewhere, NOTHING)}
+    return {name: values for name, values in found.items() if name not in kind.__struct_fields__}
+
+
+def _check_unknown(name: str, value: Any, kind: type[Struct], allow_unknown: bool) -> None:
+    neutral = neutral_values(kind).get(name)
+    if neutral is not None:
+        if not any(value is each or value == each for each in neutral):
             raise bad_request(name, "is not supported here; leave it out", "unsupported_parameter")
     elif not allow_unknown:
         raise bad_request(

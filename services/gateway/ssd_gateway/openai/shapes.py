@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssd_gateway.chat_formats.message import CallDelta, MessageDelta
+from ssd_gateway.openai.answer_types import TokenUsage
 from ssd_gateway.openai.choice import Choice, ChoiceDelta
 from ssd_gateway.openai.logprobs import chat_logprobs, completion_logprobs
 
@@ -87,7 +88,7 @@ def told_of(choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
     return about
 
 
-def usage_of(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
+def usage_of(choices: Sequence[Choice], per_prompt: int) -> TokenUsage:
     """Tokens of the answer so far. A prompt counts once, however many choices, ``per_prompt``, it
     has."""
     prompts = [each.started.prompt_tokens if each.started else 0 for each in choices[::per_prompt]]

@@ -14,14 +14,21 @@ from ssd.v1 import target_pb2 as pb
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.http.errors import bad_request
-from ssd_gateway.openai.fields import ChatRequest, CompletionRequest, GenerationFields
+from ssd_gateway.openai.fields import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    SpeculationFields,
+)
+from ssd_gateway.openai.params import chat_params, completion_params
 from ssd_gateway.openai.reading import reading_of
-from ssd_gateway.openai.structured_output import grammar_of
+from ssd_gateway.openai.structured_output import NamedGrammar, grammar_of
 from ssd_gateway.openai.tools import check_tools, tool_use, with_parsed_arguments
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is not said
 MAX_PROMPTS = 128
 MAX_ALL_CHOICES = 256
+MAX_KWARGS_LEVELS = 24  # a message of protobuf has 100, three for an object
 SAMPLING = (
     "temperature",
     "top_p",
@@ -71,10 +78,9 @@ def translate_chat(
     """``form``: how the model writes what is more than text; None: that is not known."""
     form = form or pb.ChatFormat()
     base = _base(fields, request_id)
-    most = fields.max_completion_tokens
-    most = fields.max_tokens if most is None else most
-    if most is not None:
-        base.stop.max_tokens = _at_least_one("max_tokens", most)
+    for name in ("max_tokens", "max_completion_tokens"):  # the latter wins
+        if (most := getattr(fields, name)) is not None:
+            base.stop.max_tokens = _at_least_one(name, most)
     base.chat.CopyFrom(chat_prompt(fields))
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs", "needs logprobs: true")
@@ -102,7 +108,7 @@ def translate_chat(
         _affinity(fields, base),
         [None] * len(choices),
         reading,
-        {} if grammar is None else grammar.params,
+        {**chat_params(fields), **_params_of(grammar)},
     )
 
 
@@ -125,17 +131,28 @@ def chat_prompt(fields: Any) -> pb.ChatPrompt:
 
 
 def _struct(value: dict[str, Any]) -> struct_pb2.Struct:
+    if _levels(value) > MAX_KWARGS_LEVELS:
+        raise bad_request("chat_template_kwargs", f"at most {MAX_KWARGS_LEVELS} levels")
     try:
         return json_format.ParseDict(value, struct_pb2.Struct())
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise bad_request("chat_template_kwargs", str(error)) from None
 
 
+def _levels(value: Any) -> int:
+    """How deeply a value is nested, as far as it matters."""
+    levels, inside = 0, [value]
+    while inside and levels <= MAX_KWARGS_LEVELS:
+        levels, lists = levels + 1, [each for each in inside if isinstance(each, list | dict)]
+        inside = [v for each in lists for v in (each.values() if isinstance(each, dict) else each)]
+    return levels
+
+
 def translate_completion(fields: CompletionRequest, request_id: str) -> TranslatedRequest:
     prompts = _prompts(fields.prompt)
     n, echo = fields.n or 1, bool(fields.echo)
-    if fields.best_of not in (None, 1, n):
-        raise bad_request("best_of", f"must be n, {n}: nothing is ranked here")
+    if fields.best_of not in (None, n):
+        raise bad_request("best_of", f"must be n, {n}, or left out: nothing is ranked here")
     if len(prompts) * n > MAX_ALL_CHOICES:
         raise bad_request(
             "n", f"{len(prompts)} prompts of {n} choices are more than {MAX_ALL_CHOICES}"
@@ -167,9 +184,13 @@ def translate_completion(fields: CompletionRequest, request_id: str) -> Translat
             request.token_ids = pack(prompt)
         requests += _choices(request, fields)
         echoes += [prompt if isinstance(prompt, str) else None] * n
-    params = {} if grammar is None else grammar.params
+    params = {**completion_params(fields), **_params_of(grammar)}
     affinity = _affinity(fields, requests[0])
     return TranslatedRequest(requests, wanted, affinity, echoes, params=params)
+
+
+def _params_of(grammar: NamedGrammar | None) -> dict[str, str]:
+    return {} if grammar is None else {"grammar": grammar.param, **grammar.params}
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -187,8 +208,7 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 
 def _base(fields: GenerationFields, request_id: str) -> pb.GenerateRequest:
     """Everything but the prompt, how long the output is, and what is told of it."""
-    if fields.stream_options is not None and not fields.stream:
-        raise bad_request("stream_options", "needs stream: true")
+    _check_stream_options(fields)
     request = pb.GenerateRequest(
         request_id=fields.request_id or request_id, cache_salt=fields.cache_salt or ""
     )
@@ -210,18 +230,46 @@ def _base(fields: GenerationFields, request_id: str) -> pb.GenerateRequest:
     return request
 
 
+def _check_stream_options(fields: GenerationFields) -> None:
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise bad_request("stream_options", "needs stream: true")
+    if options is not None and options.include_obfuscation:
+        raise bad_request(
+            "stream_options.include_obfuscation",
+            "is not supported here; leave it out",
+            "unsupported_parameter",
+        )
+
+
 def _speculation(options: pb.SpeculationOptions, fields: GenerationFields) -> None:
     if fields.speculative is False:
         options.mode = pb.SPECULATION_MODE_OFF
     given = fields.speculation
     if given is None:
         return
+    _check_speculation(given, fields.speculative)
     if given.mode is not None and given.mode != "auto":
         options.mode = _named("speculation.mode", given.mode, MODES)
     if given.verification is not None:
         options.verification = _named("speculation.verification", given.verification, VERIFICATIONS)
     options.depth = given.depth or 0
     options.endpoints.extend(given.endpoints or [])
+
+
+def _check_speculation(given: SpeculationFields, speculative: bool | None) -> None:
+    if given.mode is not None and speculative is not None and speculative == (given.mode == "off"):
+        raise bad_request(
+            "speculative",
+            f"{str(speculative).lower()} cannot be together with speculation.mode "
+            f"{given.mode!r}: leave one of them out",
+        )
+    if given.depth == 0:
+        raise bad_request(
+            "speculation.depth",
+            'must be at least 1; "mode": "off" is without speculation, and without a depth it is '
+            "the server's own",
+        )
 
 
 def _named(param: str, name: str, known: Any) -> Any:

@@ -1,11 +1,10 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-from secrets import token_hex
-
 from starlette.requests import Request
 
 from ssd_gateway.answers import Answer, AnswerResponse
 from ssd_gateway.gateway import Gateway
+from ssd_gateway.http.request_headers import request_id_of
 from ssd_gateway.openai.choice import Choice
 from ssd_gateway.openai.fields import (
     ChatRequest,
@@ -28,16 +27,16 @@ class GenerationRoutes:
 
     async def chat(self, request: Request) -> AnswerResponse:
         fields = await self._gateway.read(request, ChatRequest)
-        await self._gateway.learn(request)
-        request_id = _request_id(request, fields)
+        request_id = request_id_of(request, fields.request_id)
+        await self._gateway.learn(request, fields.model)
         form = self._gateway.chat_format(fields.model)
         translated = translate_chat(fields, request_id, form)
         return self._answer(request, fields, translated, ChatShape(), request_id)
 
     async def completion(self, request: Request) -> AnswerResponse:
         fields = await self._gateway.read(request, CompletionRequest)
-        await self._gateway.learn(request)
-        request_id = _request_id(request, fields)
+        request_id = request_id_of(request, fields.request_id)
+        await self._gateway.learn(request, fields.model)
         translated = translate_completion(fields, request_id)
         return self._answer(request, fields, translated, CompletionShape(), request_id)
 
@@ -73,10 +72,3 @@ class GenerationRoutes:
             request_id,
             translated.params,
         )
-
-
-def _request_id(request: Request, fields: GenerationFields) -> str:
-    """The caller's own, if it has named one: logs of all services have it."""
-    named = fields.request_id or request.headers.get("x-request-id", "")
-    printable = named.isascii() and named.isprintable()
-    return named[:256] if named and printable else token_hex(8)

@@ -8,10 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import mode_name
 from ssd_gateway.gateway import Gateway
-from ssd_gateway.http.errors import ApiError, bad_request
+from ssd_gateway.http.errors import ApiError, api_error, bad_request
+from ssd_gateway.openai.answer_types import ModelEntry, TokenizedPrompt
 from ssd_gateway.openai.fields import DetokenizeFields, TokenizeFields
+from ssd_gateway.openai.params import Params, detokenize_params, tokenize_params
 from ssd_gateway.openai.translation import chat_prompt, pack, unpack
 
 TOKENIZE_SECONDS = 30.0
@@ -40,12 +43,11 @@ class ModelRoutes:
             404, f"model: {wanted!r} is not served here", param="model", code="model_not_found"
         )
 
-    async def _models(self, request: Request) -> list[dict[str, Any]]:
-        await self._gateway.learn(request)
-        found = {each.info.name: self._entry(each.info) for each in self._gateway.pool if each.info}
+    async def _models(self, request: Request) -> list[ModelEntry]:
+        found = {each.name: self._entry(each) for each in await self._gateway.infos(request)}
         return [found[name] for name in sorted(found)]
 
-    def _entry(self, info: pb.GetModelInfoResponse) -> dict[str, Any]:
+    def _entry(self, info: pb.GetModelInfoResponse) -> ModelEntry:
         return {
             "id": info.name,
             "object": "model",
@@ -69,8 +71,8 @@ class ModelRoutes:
             asked.chat.CopyFrom(chat_prompt(fields))
         if fields.add_special_tokens is not None:
             asked.add_special_tokens = fields.add_special_tokens
-        answer = await self._ask(request, fields.model, "Tokenize", asked)
-        content = {
+        answer = await self._ask(request, fields.model, "Tokenize", asked, tokenize_params(fields))
+        content: TokenizedPrompt = {
             "count": len(answer.tokens),
             "max_model_len": answer.max_model_len,
             "tokens": unpack(answer.token_ids),
@@ -82,12 +84,17 @@ class ModelRoutes:
     async def detokenize(self, request: Request) -> Response:
         fields = await self._gateway.read(request, DetokenizeFields)
         asked = pb.DetokenizeRequest(token_ids=pack(fields.tokens))
-        answer = await self._ask(request, fields.model, "Detokenize", asked)
+        answer = await self._ask(request, fields.model, "Detokenize", asked, detokenize_params())
         return json_response({"prompt": answer.text})
 
-    async def _ask(self, request: Request, model: str | None, method: str, asked: Any) -> Any:
-        await self._gateway.learn(request)
+    async def _ask(
+        self, request: Request, model: str | None, method: str, asked: Any, params: Params
+    ) -> Any:
+        await self._gateway.learn(request, model)
         target = self._gateway.targets_for(model)[0]
         call = getattr(target.stub, method)
         metadata = self._gateway.metadata_for(request)(target)
-        return await target.ask(call, asked, metadata, TOKENIZE_SECONDS)
+        try:
+            return await target.ask(call, asked, metadata, TOKENIZE_SECONDS)
+        except ClientError as error:
+            raise api_error(error, params) from error

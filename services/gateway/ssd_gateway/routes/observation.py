@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import closing
 from typing import Any
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.connection.endpoints import Endpoint, linked_drafts
+from ssd_client.connection.security import Security
 from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import stats_of
 from ssd_client.status.traces import TraceEvent, TraceReader
@@ -29,7 +31,9 @@ class ObservationRoutes:
 
     async def fleet(self, request: Request) -> Response:
         self._gateway.keys.check(request)
-        return json_response({"targets": [_about(target) for target in self._gateway.pool]})
+        targets = list(self._gateway.pool)
+        infos = await asyncio.gather(*(self._gateway.info_for(request, each) for each in targets))
+        return json_response({"targets": list(map(_about, targets, infos))})
 
     async def timeline(self, request: Request) -> Response:
         self._gateway.keys.check(request, OBSERVE)
@@ -38,31 +42,40 @@ class ObservationRoutes:
             raise ApiError(404, "target: is not one of this gateway's", param="target")
         seconds = _number(request, "seconds", 30.0, LONGEST)
         sequence = int(_number(request, "sequence", 0, 2**63))
-        content = await asyncio.to_thread(self._timeline, target, sequence, seconds)
+        security = self._gateway.keys.security_for(request, target)
+        content = await asyncio.to_thread(self._timeline, target, security, sequence, seconds)
         return json_response(content)
 
-    def _timeline(self, target: Target, sequence: int, seconds: float) -> dict[str, Any]:
+    def _timeline(
+        self, target: Target, security: Security, sequence: int, seconds: float
+    ) -> dict[str, Any]:
         """Runs on a thread: it waits for several services."""
         since, problems = time.monotonic() - seconds, []
-        addresses: dict[str, str | None] = {target.address: None}
-        addresses.update(linked_drafts(target.info) if target.info else {})
+        drafts = linked_drafts(target.info) if target.info else {}
+        if drafts and not self._gateway.config.draft_traces:
+            problems.append("drafts are not asked for their part (--no-draft-traces)")
+            drafts = {}
+        places = [(target.address, target.server_name, security)]
+        places += [(*draft, security.for_named_by_others()) for draft in drafts.items()]
         tracks = []
-        for address, server_name in addresses.items():
-            endpoint = Endpoint(address, server_name, self._gateway.pool.security)
+        for place in places:
             try:
-                events = TraceReader(endpoint, HISTORY).take()
+                events = _events_of(*place)
             except ClientError as error:
                 problems.append(str(error))
                 continue
-            finally:
-                endpoint.close()
             kept = [each for each in events if each.begin >= since and _concerns(each, sequence)]
-            tracks.append((address, kept))
+            tracks.append((place[0], kept))
         zero = min((each.begin for _, events in tracks for each in events), default=0.0)
         return {
             "tracks": [_track(address, events, zero) for address, events in tracks if events],
             "problem": "; ".join(problems),
         }
+
+
+def _events_of(address: str, server_name: str | None, security: Security) -> list[TraceEvent]:
+    with closing(Endpoint(address, server_name, security)) as endpoint:
+        return TraceReader(endpoint, HISTORY).take()
 
 
 def _concerns(event: TraceEvent, sequence: int) -> bool:
@@ -97,14 +110,13 @@ def _number(request: Request, name: str, default: float, most: float) -> float:
     return value
 
 
-def _about(target: Target) -> dict[str, Any]:
+def _about(target: Target, info: pb.GetModelInfoResponse | None) -> dict[str, Any]:
     content: dict[str, Any] = {
         "address": target.address,
         "ready": target.ready,
         "problem": target.problem,
         "in_flight": target.in_flight,
     }
-    info = target.info
     if info is None:
         return {**content, "endpoints": []}
     stats, load = stats_of(info.load.speculation), info.load

@@ -15,14 +15,16 @@ from ssd_client.errors import ClientError, failure_of
 
 ASK_SECONDS = 2.0
 LONGEST_CALL = 86_400.0  # calls that run when a channel is replaced may go on so long
+KEY_STATUSES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 Metadata = tuple[tuple[str, str], ...]
 
 
 class Target:
     def __init__(self, address: str, server_name: str | None, security: Security) -> None:
         """``server_name``: whom to expect there, where it is not the host of the address."""
-        self.address, self._server_name, self._security = address, server_name, security
+        self.address, self.server_name, self._security = address, server_name, security
         self.info: pb.GetModelInfoResponse | None = None  # the last one
+        self.wants_key = False  # to say what it serves, and the gateway has none that is good
         self.ready = False
         self.problem = "not asked yet"
         self.in_flight = 0
@@ -34,7 +36,7 @@ class Target:
         self.generation += 1
         # A pool of its own: a channel that is made anew gets a connection of its own, too.
         options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = self._security.async_channel(self.address, options, self._server_name)
+        self._channel = self._security.async_channel(self.address, options, self.server_name)
         self.stub = target_pb2_grpc.TargetServiceStub(self._channel)
         self.trace = trace_pb2_grpc.TraceServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -84,7 +86,9 @@ class Target:
         try:
             about = pb.GetModelInfoRequest()
             self.info = await self.ask(self.stub.GetModelInfo, about, metadata)
+            self.wants_key = False
         except ClientError as error:  # it may want a key, which callers have
+            self.wants_key = self.wants_key or error.status in KEY_STATUSES
             self.problem = self.problem or str(error)
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ssd_engine.errors import InputError
+from ssd_engine.errors import TOO_LONG, InputError
 from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from ssd_engine.sampling.params import OPTION_NAMES, SamplingParams, check_bias_size
 
@@ -74,7 +74,8 @@ def check_tokens(field: str, data: bytes, max_tokens: int, vocab_size: int) -> i
     if len(data) % 4:
         raise InputError(field, f"{len(data)} bytes are not a multiple of 4 (little-endian uint32)")
     if len(data) // 4 > max_tokens:
-        raise InputError(field, f"{len(data) // 4} tokens are beyond the context of {max_tokens}")
+        problem = f"{len(data) // 4} tokens are beyond the context of {max_tokens}"
+        raise InputError(field, problem, TOO_LONG)
     tokens = np.frombuffer(data, dtype="<u4")
     outside = np.flatnonzero(tokens >= vocab_size)
     if len(outside):

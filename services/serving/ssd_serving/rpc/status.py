@@ -125,7 +125,7 @@ def _cut(text: str) -> str:
 def _detail(error: SSDError) -> Message | None:
     if isinstance(error, InputError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=_cut(error.problem)
+            field=error.field, description=_cut(error.problem), reason=error.reason
         )
         return error_details_pb2.BadRequest(field_violations=[violation])
     if isinstance(error, ServerFull | NotServing):

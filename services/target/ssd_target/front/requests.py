@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
-from ssd_engine.errors import InputError
+from ssd_engine.errors import TOO_LONG, InputError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.grammar.spec import Grammar
 from ssd_engine.sampling.params import (
@@ -146,11 +146,13 @@ def parse_prompt(
         raise InputError("prompt", "is missing: set text, chat or token_ids")
     if not prompt:
         raise InputError(kind, "is empty: a prompt needs at least one token")
-    if len(prompt) >= limits.max_model_len:
+    context = min(limits.max_model_len, limits.kv_tokens)
+    if len(prompt) >= context:
         raise InputError(
             kind,
-            f"{len(prompt)} tokens leave no room in the context of {limits.max_model_len}; "
-            f"at most {limits.max_model_len - 1} are possible",
+            f"{len(prompt)} tokens leave no room in the context of {context}; "
+            f"at most {context - 1} are possible",
+            TOO_LONG,
         )
     return prompt
 
@@ -162,7 +164,9 @@ def encode_chat(
     for field, data in ((JSON, message.messages_json), (TOOLS, message.tools_json)):
         if (size := len(data)) > bound:
             raise InputError(
-                field, f"{size} bytes, at most {bound} for the tokens that are allowed"
+                field,
+                f"{size} bytes, at most {bound} for the tokens that are allowed",
+                _too_long(limits, most),
             )
     chat = parse_chat(message)
     check_not_hopeless(chat.options.field, chat.num_text_bytes, tokenizer, limits, most)
@@ -180,17 +184,25 @@ def check_not_hopeless(
             field,
             f"{size} bytes are at least {least} tokens, beyond the context of "
             f"{limits.max_model_len}",
+            TOO_LONG,
         )
     if size > _most_bytes(limits, most):
         raise InputError(
             field,
             f"{size} bytes, and {_most_tokens(limits, most)} tokens are allowed: of text at most "
             f"{BYTES_OF_TOKEN} bytes for each of these; longer tokens can be sent as token_ids",
+            _too_long(limits, most),
         )
 
 
 def _most_tokens(limits: RequestLimits, most: int | None) -> int:
     return min(limits.max_model_len - 1, limits.max_model_len if most is None else most)
+
+
+def _too_long(limits: RequestLimits, most: int | None) -> str:
+    """Why a text with more than the most tokens is too long: by the context, unless a limit of the
+    caller's is lower."""
+    return TOO_LONG if _most_tokens(limits, None) == _most_tokens(limits, most) else ""
 
 
 def _most_bytes(limits: RequestLimits, most: int | None) -> int:
@@ -213,6 +225,7 @@ def parse_rules(
             "stop.max_tokens",
             f"must be in [1, {room}] (context of {limits.max_model_len} less {prompt_tokens} "
             f"prompt tokens), got {max_tokens}",
+            TOO_LONG if max_tokens > room else "",
         )
     if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
         raise InputError(
