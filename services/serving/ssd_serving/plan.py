@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from ssd_engine.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
+from ssd_engine.checkpoints.heads.head_config import is_head
 from ssd_engine.checkpoints.model_config import ModelConfig, load_model_config
 from ssd_engine.checkpoints.model_expansion import count_parameters, grow_config
 from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.text.tokenizer import ChatTemplate, Tokenizer
 from ssd_serving.config import ServiceConfig, StepSizes, runner_options
@@ -93,6 +95,11 @@ class ModelPlan:
 def plan_model(model: str, config: ServiceConfig, sizes: StepSizes) -> ModelPlan:
     """Raise SSDError for whatever can be known to be wrong without loading weights."""
     directory = resolve_model(model)
+    if is_head(directory):
+        raise ConfigError(
+            f"{directory} is an EAGLE-3 head, and no model by itself: name it to its target, as "
+            "--draft-model"
+        )
     model_config = load_model_config(directory)
     return ModelPlan(
         name=config.name or directory.name,

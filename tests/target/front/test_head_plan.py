@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from transformers import LlamaConfig
 
 from ssd.v1 import target_pb2 as pb
+from ssd_draft.cli import main as draft_main
 from ssd_target.cli import main
 from tests.processes import TargetProcess, target
 from tests.random_heads import HeadKind, make_head
@@ -48,6 +49,13 @@ def test_a_head_fits_its_target_as_it_is(head: Path) -> None:
     code, output = check("stories-target", *grown, "--draft-model", str(head), "--device", "cpu")
     assert code == 2
     assert "--expand-to" in output
+
+
+def test_a_head_is_no_model_by_itself(head: Path) -> None:
+    for command in (main, draft_main):
+        result = CliRunner().invoke(command, ["serve", str(head), "--check-config"])
+        assert result.exit_code == 2
+        assert "is an EAGLE-3 head, and no model by itself" in result.output
 
 
 @pytest.fixture(scope="module")
