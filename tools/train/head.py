@@ -1,0 +1,130 @@
+"""Train a head for the target:
+
+python -m tools.train.head --corpus stories.jsonl.xz --target DIR --out DIR
+
+As the draft, it learns the target's distribution on the corpus and on text that the target itself
+wrote; and to go on from its own states, for as many steps as it will draft.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ssd_engine.checkpoints.heads.head_config import default_boundaries
+from tools.train import loop
+from tools.train.data import SEED, Documents, Feed, read_corpus, rows_of, split
+from tools.train.distill import mixed_stream
+from tools.train.head_model import Head, export_head, watched
+from tools.train.model import Llama, load
+from tools.train.sample import prefixes, sample_documents
+
+log = logging.getLogger("head")
+
+ROW = 512  # tokens of a row: later steps attend without a fused kernel
+DECAY = 0.8  # of a step's weight, against the one before it
+
+
+def divergence(logits: Tensor, wanted: Tensor, hard: float) -> Tensor:
+    """KL(wanted || logits), mixed with ``hard`` parts of cross-entropy to wanted's argmax; a mean.
+
+    Both are [rows, n, vocabulary].
+    """
+    got = F.log_softmax(logits.float(), dim=-1).flatten(0, 1)
+    log_wanted = F.log_softmax(wanted.float(), dim=-1).flatten(0, 1)
+    soft = (log_wanted.exp() * (log_wanted - got)).sum(-1).mean()
+    return (1 - hard) * soft + hard * F.nll_loss(got, log_wanted.argmax(-1))
+
+
+def steps_of(head: Head, target: Llama, rows: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
+    """What the head says at each step, and the target in its place. rows [n, length + 1]"""
+    with loop.autocast(rows.device):
+        with torch.no_grad():
+            features, wanted = watched(target, rows, head.boundaries)
+            embedded = target.model.embed_tokens(rows[:, 1:])
+        said = head(embedded, features[:, :-1], steps)
+    return [(logits, wanted[:, 1 + k :]) for k, logits in enumerate(said)]
+
+
+def head_loss(head: Head, target: Llama, rows: Tensor, steps: int, hard: float) -> Tensor:
+    pairs = steps_of(head, target, rows, steps)
+    weights = [DECAY**k for k in range(steps)]
+    losses = [divergence(*pair, hard) for pair in pairs]
+    return sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def describe(head: Head, target: Llama, stream: Tensor, steps: int, batch: int = 16) -> str:
+    """How often the head says what the target says, at each step of rows of held-out text."""
+    right, total = torch.zeros(steps), torch.zeros(steps)
+    for rows in rows_of(stream, ROW)[: 4 * batch].split(batch):
+        for k, (logits, wanted) in enumerate(steps_of(head, target, rows, steps)):
+            same = logits.argmax(-1) == wanted.argmax(-1)
+            right[k] += same.sum().cpu()
+            total[k] += same.numel()
+    return "as the target: " + " ".join(f"{share:.3f}" for share in (right / total).tolist())
+
+
+class HeadPlan(loop.Plan):
+    def row_at(self, step: int) -> int:
+        return ROW
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a head.")
+    parser.add_argument("--corpus", type=Path, required=True, help="JSON lines, plain or .xz")
+    parser.add_argument("--target", type=Path, required=True, help="from train.py")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--epochs", type=float, default=6)
+    parser.add_argument("--batch-tokens", type=int, default=32768)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=5, help="tokens that it drafts in a row")
+    parser.add_argument("--hard", type=float, default=0.1, help="share of the argmax term")
+    parser.add_argument("--written", type=int, help="stories the target writes, 0 for none")
+    parser.add_argument("--stories", type=int, help="of the corpus, for a trial")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    torch.manual_seed(SEED)
+    device = arguments.device
+    tokenizer = Tokenizer.from_file(str(arguments.target / "tokenizer.json"))
+    training, held_out = split(read_corpus(arguments.corpus))
+    target = load(arguments.target).to(device).eval().requires_grad_(False)
+    documents = Documents(training[: arguments.stories], tokenizer)
+    prompts = prefixes(documents, SEED)[: arguments.written]
+    written = sample_documents(target, prompts, SEED, device)
+    feed = Feed(mixed_stream(documents, written), device)
+    validation = torch.from_numpy(Documents(held_out, tokenizer).stream(SEED).astype(np.int64))
+    validation = validation.to(device)
+    head = Head(target.config, default_boundaries(target.config.num_hidden_layers)).to(device)
+    head.begin_as(target)
+    plan = HeadPlan(
+        steps=round(arguments.epochs * feed.epoch_tokens / arguments.batch_tokens),
+        batch_tokens=arguments.batch_tokens,
+        peak_rate=arguments.rate,
+        weight_decay=arguments.weight_decay,
+    )
+    log.info("%d tokens an epoch, %s", feed.epoch_tokens, plan)
+    loop.train(
+        head,
+        lambda rows: head_loss(head, target, rows, arguments.steps, arguments.hard),
+        feed,
+        plan,
+        lambda: describe(head, target, validation, arguments.steps),
+    )
+    feed.close()
+    export_head(head, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
