@@ -112,6 +112,19 @@ def chained(levels: int, **around: object) -> str:
     return json.dumps({"$ref": "#/$defs/d0", "$defs": definitions})
 
 
+def laughs(levels: int, each: int, last: object) -> str:
+    """Definitions, each of which refers to the next one several times."""
+    names = [[{"$ref": f"#/$defs/d{i + 1}"}] * each for i in range(levels)]
+    definitions: dict[str, object] = {f"d{i}": {"allOf": refs} for i, refs in enumerate(names)}
+    definitions[f"d{levels}"] = last
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": definitions})
+
+
+def anchors(count: int) -> str:
+    named = {f"d{i}": {"$anchor": f"x{i}"} for i in range(count)}
+    return json.dumps({"allOf": [{"$ref": f"#x{i}"} for i in range(count)], "$defs": named})
+
+
 def optional(count: int, **more: object) -> str:
     return json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(count)}, **more})
 
@@ -138,6 +151,10 @@ HOSTILE = [
     (GrammarKind.JSON_SCHEMA, chained(5_000)),
     (GrammarKind.JSON_SCHEMA, chained(4_000, type="object")),
     (GrammarKind.JSON_SCHEMA, chained(900)),
+    (GrammarKind.JSON_SCHEMA, laughs(60, 3, {"enum": ["a", "b"]})),
+    (GrammarKind.JSON_SCHEMA, laughs(60, 3, {"properties": {"a": {"type": "string"}}})),
+    (GrammarKind.JSON_SCHEMA, laughs(60, 3, {"type": "integer", "multipleOf": 7})),
+    (GrammarKind.JSON_SCHEMA, anchors(3_000)),
     (GrammarKind.JSON_SCHEMA, json.dumps({"enum": [f"w{i}" for i in range(20_000)]})),
     (GrammarKind.JSON_SCHEMA, json.dumps({"enum": [{"a": i} for i in range(5_000)]})),
     (GrammarKind.JSON_SCHEMA, json.dumps({"const": "ab " * 80_000})),

@@ -10,7 +10,18 @@ END = 1
 CASES = 1245
 OF_REFUSED_SCHEMAS = 656
 WRITTEN = 330
-FORMATS = "email ipv4 ipv6 hostname uri uuid date date-time time duration".split()
+FORMATS = [
+    "email",
+    "ipv4",
+    "ipv6",
+    "hostname",
+    "uri",
+    "uuid",
+    "date",
+    "date-time",
+    "time",
+    "duration",
+]
 # Valid values that are not written, for the reason at the beginning of their name.
 NEVER_WRITTEN = {
     "properties in another order": {

@@ -4,8 +4,7 @@ The library combines such parts before it compiles them. How much comes of that 
 above, without combining anything.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ssd_engine.grammar.multiples import Multiple, multiple_of
@@ -13,22 +12,12 @@ from ssd_engine.grammar.schema_walk import DATA, DEFINITIONS, NAMED, References,
 
 ALTERNATIVES = ("anyOf", "oneOf")
 BRANCHES_OF_OPTIONAL = 4
-NOTES = (
-    "$schema",
-    "$anchor",
-    "$id",
-    "id",
-    "title",
-    "description",
-    "$comment",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    *DATA[2:],
-)
+ANNOTATIONS = ("title", "description", "$comment", "deprecated", "readOnly", "writeOnly")
+NOTES = ("$schema", "$anchor", "$id", "id", *ANNOTATIONS, *DATA[2:])
+MOST_COUNTED = 1_000_000  # beyond all bounds; counts may double with each reference
 
 
-class Meeting(NamedTuple):
+class Combination(NamedTuple):
     """``patterns`` and ``alternatives`` are the most at any one place; ``multiples`` those of all
     places. ``branches`` are the ways to go on that the library's parser keeps at a time."""
 
@@ -38,15 +27,16 @@ class Meeting(NamedTuple):
     multiples: frozenset[Multiple] = frozenset()
 
 
-NOTHING = Meeting()
+NOTHING = Combination()
 
 
 class Combinations:
     def __init__(self, schema: Any) -> None:
         self._references = References(schema)
-        self._known: dict[int, Meeting] = {}  # by the part; one that is being looked at has none
+        # By the part's id; of one that is being looked at nothing is known.
+        self._known: dict[int, Combination] = {}
 
-    def of(self, part: Any) -> Meeting:
+    def of(self, part: Any) -> Combination:
         """A part that leads to itself is counted once: the library combines it no further."""
         if not isinstance(part, Mapping):
             return _at_any([self.of(each) for each in part]) if isinstance(part, list) else NOTHING
@@ -55,7 +45,7 @@ class Combinations:
             self._known[id(part)] = self._compute(part)
         return self._known[id(part)]
 
-    def _compute(self, part: Mapping[str, Any]) -> Meeting:
+    def _compute(self, part: Mapping[str, Any]) -> Combination:
         together = [_own(part), self._inside(part)]
         together += [self.of(each) for each in _list(part.get("allOf"))]
         together += [
@@ -64,10 +54,10 @@ class Combinations:
             if key in part
         ]
         if isinstance(reference := part.get("$ref"), str):
-            together.append(_all_of(self.of(each) for each in self._references.targets(reference)))
+            together.append(self.of(self._references.target(reference)))
         return _all_of(together)
 
-    def _inside(self, part: Mapping[str, Any]) -> Meeting:
+    def _inside(self, part: Mapping[str, Any]) -> Combination:
         """What values inside this one meet."""
         found = []
         for key, value in part.items():
@@ -87,11 +77,11 @@ def combines(part: Mapping[str, Any]) -> bool:
     return len(says) > 1 and any(key in part for key in (*lists, "$ref"))
 
 
-def _own(part: Mapping[str, Any]) -> Meeting:
+def _own(part: Mapping[str, Any]) -> Combination:
     values = part.get("enum")
     texts = isinstance(values, list) or "const" in part
     multiple = multiple_of(part.get("multipleOf"))
-    return Meeting(
+    return Combination(
         patterns=("pattern" in part) + ("format" in part) + texts,
         alternatives=max(1, len(_list(values))),
         branches=max(
@@ -112,25 +102,27 @@ def _branches(part: Mapping[str, Any]) -> int:
     return max(1, BRANCHES_OF_OPTIONAL * optional)
 
 
-def _all_of(each: Iterable[Meeting]) -> Meeting:
-    parts = list(each)
-    return Meeting(
-        sum(part.patterns for part in parts),
-        math.prod(part.alternatives for part in parts),
-        sum(part.branches for part in parts),
+def _all_of(parts: list[Combination]) -> Combination:
+    alternatives = 1
+    for part in parts:
+        alternatives = min(alternatives * part.alternatives, MOST_COUNTED)
+    return Combination(
+        min(sum(part.patterns for part in parts), MOST_COUNTED),
+        alternatives,
+        min(sum(part.branches for part in parts), MOST_COUNTED),
         frozenset().union(*(part.multiples for part in parts)),
     )
 
 
-def _one_of(parts: list[Meeting]) -> Meeting:
+def _one_of(parts: list[Combination]) -> Combination:
     return _at_any(parts)._replace(
-        alternatives=max(1, sum(part.alternatives for part in parts)),
-        branches=sum(part.branches for part in parts),
+        alternatives=min(max(1, sum(part.alternatives for part in parts)), MOST_COUNTED),
+        branches=min(sum(part.branches for part in parts), MOST_COUNTED),
     )
 
 
-def _at_any(parts: list[Meeting]) -> Meeting:
-    return Meeting(
+def _at_any(parts: list[Combination]) -> Combination:
+    return Combination(
         max((part.patterns for part in parts), default=0),
         max((part.alternatives for part in parts), default=1),
         max((part.branches for part in parts), default=0),

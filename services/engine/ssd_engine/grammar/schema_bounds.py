@@ -7,7 +7,12 @@ within these bounds takes two seconds at most, and 200 MiB.
 from collections.abc import Mapping
 from typing import Any
 
-from ssd_engine.grammar.combinations import BRANCHES_OF_OPTIONAL, Combinations, Meeting, combines
+from ssd_engine.grammar.combinations import (
+    BRANCHES_OF_OPTIONAL,
+    Combination,
+    Combinations,
+    combines,
+)
 from ssd_engine.grammar.multiples import MAX_COEFFICIENT, MAX_SUM, common_multiple, multiple_of
 from ssd_engine.grammar.schema_walk import (
     Part,
@@ -17,7 +22,6 @@ from ssd_engine.grammar.schema_walk import (
     leaves,
     mapping,
     parts,
-    references,
 )
 
 LARGEST_EXACT = 2**53  # of whole numbers: beyond it a double leaves some out
@@ -112,10 +116,9 @@ def _check_multiple(part: Part, used: set[int]) -> None:
 
 
 def _check_references(schema: Any) -> None:
-    finder = References(schema)
-    targets = {id(found) for ref in references(schema) for found in finder.targets(ref)}
     levels_of = heights(schema)
-    if (levels := sum(levels_of.get(target, 0) for target in targets)) > MAX_LEVELS:
+    levels = sum(levels_of.get(id(target), 0) for target in References(schema).targets())
+    if levels > MAX_LEVELS:
         raise Excess("", f"its references lead to {levels} levels, at most {MAX_LEVELS}")
 
 
@@ -136,26 +139,26 @@ def _check_names(found: list[Part]) -> None:
 def _check_combinations(schema: Any, found: list[Part]) -> None:
     combinations = Combinations(schema)
     for place, part in found:
-        meeting = combinations.of(part)
-        if meeting.branches > MAX_BRANCHES:
+        combination = combinations.of(part)
+        if combination.branches > MAX_BRANCHES:
             problem = (
-                f"{meeting.branches} ways to go on, at most {MAX_BRANCHES}: each property that is "
-                f"not required takes {BRANCHES_OF_OPTIONAL}"
+                f"{combination.branches} ways to go on, at most {MAX_BRANCHES}: each property "
+                f"that is not required takes {BRANCHES_OF_OPTIONAL}"
             )
             raise Excess(place, problem)
         if combines(part):
-            _check_meeting(place, meeting)
+            _check_combination(place, combination)
 
 
-def _check_meeting(place: str, meeting: Meeting) -> None:
-    patterns, alternatives = meeting.patterns, meeting.alternatives
+def _check_combination(place: str, combination: Combination) -> None:
+    patterns, alternatives = combination.patterns, combination.alternatives
     if patterns > MAX_PATTERNS_TOGETHER:
         problem = f"{patterns} patterns may come together, at most {MAX_PATTERNS_TOGETHER}"
         raise Excess(place, problem)
     if patterns > 1 and alternatives > MAX_ALTERNATIVES:
         problem = f"{alternatives} alternatives with patterns, at most {MAX_ALTERNATIVES}"
         raise Excess(place, problem)
-    common = common_multiple(meeting.multiples)
+    common = common_multiple(combination.multiples)
     if common is None or common.work > MAX_COEFFICIENT:
         problem = (
             "the common multiple of what is under multipleOf is too large: at most "

@@ -21,7 +21,9 @@ class Part(NamedTuple):
 def parts(schema: Any) -> Iterator[Part]:
     """All objects inside a schema that may be schemas. One can refer to any place: where one may
     refer to data, that is taken for schemas, too."""
-    data_is_named = any(f"/{name}" in ref for ref in _strings(schema, "$ref") for name in DATA)
+    data_is_named = any(
+        f"/{name}" in unquote(ref) for ref in _strings(schema, "$ref") for name in DATA
+    )
     skipped = () if data_is_named else DATA
     waiting: list[tuple[str, Any]] = [("", schema)]
     while waiting:
@@ -54,17 +56,24 @@ class References:
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
-        # A reference by name may mean any of these.
-        self._identified = [
+        self.identified = [
             part.schema for part in parts(schema) if any(k in part.schema for k in IDENTIFIERS)
         ]
+        self._any_identified = {"allOf": self.identified}
 
-    def targets(self, reference: str) -> list[Any]:
-        """More than there are, rather than less."""
+    def target(self, reference: str) -> Any:
+        """One by name may lead to any part that has a name: all of them stand for it."""
         if not reference.startswith("#") or (len(reference) > 1 and reference[1] != "/"):
-            return self._identified
+            return self._any_identified
         found = self._at(unquote(reference[1:]))
-        return self._identified if found is None else [found]
+        return self._any_identified if found is None else found
+
+    def targets(self) -> list[Any]:
+        """All parts that references lead to."""
+        found = {id(each): each for each in map(self.target, references(self._root))}
+        if found.pop(id(self._any_identified), None) is not None:
+            found |= {id(each): each for each in self.identified}
+        return list(found.values())
 
     def _at(self, pointer: str) -> Any:
         value = self._root
