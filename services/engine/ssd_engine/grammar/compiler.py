@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from ssd_engine.errors import InputError
 from ssd_engine.grammar.deep_stack import call_on_deep_stack
 from ssd_engine.grammar.follower import GrammarFollower
-from ssd_engine.grammar.schema_errors import find_place
+from ssd_engine.grammar.json_schemas.errors import find_place
 from ssd_engine.grammar.sources import json_source, library_source, schemas
 from ssd_engine.grammar.spec import Grammar, GrammarKind
 

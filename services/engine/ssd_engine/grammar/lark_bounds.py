@@ -2,8 +2,8 @@
 
 import re
 
+from ssd_engine.grammar.json_schemas.bounds import MAX_PATTERNS_TOGETHER
 from ssd_engine.grammar.lark_schemas import bare_rules
-from ssd_engine.grammar.schema_bounds import MAX_PATTERNS_TOGETHER
 
 # Rules and brackets of one grammar: the library calls itself for each that lies in another one.
 MAX_RULE_LEVELS = 10_000

@@ -8,14 +8,14 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
 from ssd_engine.errors import InputError
-from ssd_engine.grammar.lark_bounds import gbnf_excess, lark_excess
-from ssd_engine.grammar.lark_schemas import lark_schemas, with_schemas
-from ssd_engine.grammar.schema_bounds import (
+from ssd_engine.grammar.json_schemas.bounds import (
     MAX_TEXT,
     Excess,
     check_bounds,
     names_may_be_escaped,
 )
+from ssd_engine.grammar.lark_bounds import gbnf_excess, lark_excess
+from ssd_engine.grammar.lark_schemas import lark_schemas, with_schemas
 from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 MAX_CHOICES = 4096

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ssd_engine.grammar.schema_walk import DEFINITIONS, direct_parts, mapping
+from ssd_engine.grammar.json_schemas.walk import DEFINITIONS, direct_parts, mapping
 
 MOST_TRIALS, MOST_SECONDS = 200, 1.0
 

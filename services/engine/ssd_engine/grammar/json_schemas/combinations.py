@@ -7,8 +7,8 @@ above, without combining anything.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ssd_engine.grammar.multiples import Multiple, multiple_of
-from ssd_engine.grammar.schema_walk import DATA, DEFINITIONS, NAMED, References, mapping
+from ssd_engine.grammar.json_schemas.multiples import Multiple, multiple_of
+from ssd_engine.grammar.json_schemas.walk import DATA, DEFINITIONS, NAMED, References, mapping
 
 ALTERNATIVES = ("anyOf", "oneOf")
 BRANCHES_OF_OPTIONAL = 4

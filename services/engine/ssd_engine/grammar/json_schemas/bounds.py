@@ -7,14 +7,19 @@ within these bounds takes two seconds at most, and 200 MiB.
 from collections.abc import Mapping
 from typing import Any
 
-from ssd_engine.grammar.combinations import (
+from ssd_engine.grammar.json_schemas.combinations import (
     BRANCHES_OF_OPTIONAL,
     Combination,
     Combinations,
     combines,
 )
-from ssd_engine.grammar.multiples import MAX_COEFFICIENT, MAX_SUM, common_multiple, multiple_of
-from ssd_engine.grammar.schema_walk import (
+from ssd_engine.grammar.json_schemas.multiples import (
+    MAX_COEFFICIENT,
+    MAX_SUM,
+    common_multiple,
+    multiple_of,
+)
+from ssd_engine.grammar.json_schemas.walk import (
     Part,
     References,
     escaped,
