@@ -46,5 +46,17 @@ def test_what_takes_long_to_compile_is_compiled_once(
     assert not follower.others
 
 
-def test_a_grammar_that_cannot_be_compiled_is_none(thread: GrammarThread) -> None:
-    assert thread.start(Grammar(GrammarKind.REGEX, "(")).result(60.0) is None
+DEEP = "start: a\na: %json " + '{"items": ' * 200 + "{}" + "}" * 200
+
+
+@pytest.mark.parametrize(
+    "grammar", [Grammar(GrammarKind.REGEX, "("), Grammar(GrammarKind.CONTEXT_FREE, DEEP)]
+)
+def test_a_grammar_that_cannot_be_compiled_is_none(
+    thread: GrammarThread, grammar: Grammar, caplog: pytest.LogCaptureFixture
+) -> None:
+    pending = thread.start(grammar)
+    assert [pending.result(60.0) for _ in range(3)] == [None] * 3
+    (said,) = caplog.messages
+    assert said.startswith("Drafting without a grammar: grammar.")
+    assert len(said) < 300

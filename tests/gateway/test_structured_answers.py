@@ -131,3 +131,24 @@ def test_a_tool_whose_schema_cannot_be_held_is_named(caller: openai.OpenAI) -> N
         ask(caller, tools=tools)
     assert refused.value.param == "tools[2].function.parameters/properties/a"
     assert "uniqueItems" in refused.value.message
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def test_a_schema_that_is_nested_too_deeply_is_named(caller: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": nested(200)}}
+    lark = f"start: a\na: %json {json.dumps(nested(200))}"
+    for more, place in (
+        ({"response_format": form}, "response_format.json_schema.schema"),
+        ({"response_format": form, "tools": TOOLS}, "response_format.json_schema.schema"),
+        ({"extra_body": {"structured_outputs": {"grammar": lark}}}, "structured_outputs.grammar"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(caller, **more)
+        assert str(refused.value.param).startswith(place)
+        assert "nested too deeply" in refused.value.message

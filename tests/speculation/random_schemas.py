@@ -37,12 +37,32 @@ def _pattern(rng: random.Random, depth: int) -> dict[str, Any]:
 
 def _object(rng: random.Random, depth: int) -> dict[str, Any]:
     names = rng.sample(WORDS, rng.randint(1, 3))
-    return {
+    required = names[: rng.randint(1, len(names))]
+    schema = {
         "type": "object",
         "properties": {name: random_schema(rng, depth - 1) for name in names},
-        "required": names[: rng.randint(1, len(names))],
+        "required": required,
         "additionalProperties": False,
     }
+    if rng.random() < 0.4:
+        schema |= _further(rng, names, depth)
+    if "maxProperties" not in schema and rng.random() < 0.3 and len(required) < len(names):
+        schema |= {"minProperties": len(required) + 1}
+    return schema
+
+
+def _further(rng: random.Random, names: list[str], depth: int) -> dict[str, Any]:
+    """Names beside those that are listed, all of which are required then: one more at most."""
+    more: dict[str, Any] = {"required": names, "maxProperties": len(names) + 1}
+    if rng.random() < 0.5:
+        more["patternProperties"] = {"^[xyz][0-9]{1,2}$": random_schema(rng, depth - 1), "^la": {}}
+    if rng.random() < 0.5:
+        more["additionalProperties"] = random_schema(rng, depth - 1)
+    elif rng.random() < 0.3:
+        more["additionalProperties"] = True
+    if rng.random() < 0.4:
+        more["minProperties"] = len(names) + rng.randint(0, len(more) > 2)
+    return more
 
 
 def _array(rng: random.Random, depth: int) -> dict[str, Any]:

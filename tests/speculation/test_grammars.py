@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -10,6 +11,11 @@ import jsonschema
 import pytest
 
 from ssd.v1 import target_pb2 as pb
+from ssd_engine.checkpoints.model_config import load_model_config
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.grammar.compiler import GrammarCompiler
+from ssd_engine.grammar.spec import Grammar, GrammarKind
+from ssd_engine.text.tokenizer import Tokenizer
 from tests.processes import Output
 from tests.scale import share
 from tests.speculation.generations import (
@@ -67,24 +73,37 @@ def in_every_mode(pair: Pair, messages: list[pb.GenerateRequest], together: int)
     return outputs[OFF]
 
 
-def check_text(output: Output, schema: dict[str, Any]) -> bool:
+def check_text(output: Output, schema: dict[str, Any], compiler: GrammarCompiler) -> bool:
     """Whether it has ended by itself; it is valid then, and else the beginning of what is."""
     if output.finish.reason == pb.FINISH_REASON_STOP:
         jsonschema.Draft202012Validator(schema).validate(json.loads(output.text))
         return True
     assert output.finish.reason == pb.FINISH_REASON_LENGTH
+    follower = compiler.follow(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    assert output.tokens
+    assert follower.num_allowed([], output.tokens) == len(output.tokens)
     return False
 
 
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    directory = resolve_model("stories-target")
+    config = load_model_config(directory)
+    tokenizer = Tokenizer(directory, config)
+    return GrammarCompiler(tokenizer.serialized(), config.vocab_size, config.eos_token_ids)
+
+
 @pytest.mark.parametrize("together", [1, BATCH])
-def test_random_schemas(pair: Pair, together: int) -> None:
+def test_random_schemas(pair: Pair, together: int, compiler: GrammarCompiler) -> None:
     """Every answer that ends by itself parses and validates, and nearly all do."""
     rng = random.Random(together)
     schemas = [random_schema(rng) for _ in range(share(100))]
     messages = [request(s, seed, t) for seed, s in enumerate(schemas) for t in (0.0, 1.0)]
     outputs = in_every_mode(pair, messages, together)
     asked = [schema for schema in schemas for _ in range(2)]
-    ended = [check_text(output, schema) for output, schema in zip(outputs, asked, strict=True)]
+    ended = [
+        check_text(output, schema, compiler) for output, schema in zip(outputs, asked, strict=True)
+    ]
     assert sum(ended) >= 0.95 * len(ended)
     print(f"{sum(ended)} of {len(ended)} have ended by themselves")
 
@@ -111,25 +130,29 @@ def test_every_kind_of_rule(pair: Pair, grammar: dict[str, Any], expected: str) 
     assert all(each.logprobs == texts[0].logprobs for each in texts)
 
 
-def test_a_text_that_is_cut_short_is_the_beginning_of_one(pair: Pair) -> None:
+def test_a_text_that_is_cut_short_is_the_beginning_of_one(
+    pair: Pair, compiler: GrammarCompiler
+) -> None:
     schema = {"type": "array", "items": {"type": "string", "minLength": 30}, "minItems": 5}
     message = request(schema, 1, 1.0)
     message.stop.max_tokens = 20
     output = generate(pair.target, message)
-    assert output.finish.reason == pb.FINISH_REASON_LENGTH
+    assert not check_text(output, schema, compiler)
+    with pytest.raises(AssertionError):
+        check_text(output, {"type": "integer"}, compiler)
     assert output.text.startswith('["')
     message.generated_token_ids = b"".join(t.to_bytes(4, "little") for t in output.tokens[:11])
     resumed = generate(pair.target, message)
     assert output.tokens[11:] == resumed.tokens
 
 
-def test_rejection_follows_a_schema_too(pair: Pair) -> None:
+def test_rejection_follows_a_schema_too(pair: Pair, compiler: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["red", "blue"]}}, "required": ["a"]}
     schema["additionalProperties"] = False
     for seed in range(4):
         message = with_speculation(request(schema, seed, 1.0), mode=SYNC)
         message.speculation.verification = pb.VERIFICATION_MODE_REJECTION
-        assert check_text(generate(pair.target, message), schema)
+        assert check_text(generate(pair.target, message), schema, compiler)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +175,26 @@ def test_what_cannot_be_followed_is_refused(
         generate(pair.target, pb.GenerateRequest(text="Once", **changes))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details().startswith(field)
+
+
+def test_others_go_on_beside_a_grammar_that_takes_long(pair: Pair) -> None:
+    """One identity's grammars are compiled one after the other; texts of others do not wait."""
+    text = pb.GenerateRequest(text=PROMPTS[0], sampling={"seed": 1}, stop={"max_tokens": 40})
+    (expected,) = pair.plain.of([text])
+    sources = [json.dumps({"type": "integer", "multipleOf": 19_900 + i}) for i in range(1, 20, 2)]
+    sources.append('{"type": "integer", "multipleOf": 999983}')
+    with ThreadPoolExecutor(len(sources)) as pool:
+        slow = [pool.submit(generate, pair.target, _held(source)) for source in sources]
+        while not all(each.done() for each in slow):
+            output = generate(pair.target, text)
+            assert (output.text, output.tokens) == expected
+        *served, refused = slow
+        assert all(each.result().tokens for each in served)
+        with pytest.raises(grpc.RpcError, match="multipleOf"):
+            refused.result()
+
+
+def _held(source: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        text="One", stop={"max_tokens": 8}, grammar={"json_schema": source}, sampling={"seed": 1}
+    )

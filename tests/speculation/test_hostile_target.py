@@ -30,6 +30,13 @@ RECEIVED = "ssd_draft_frames_received_total"
 METHOD = "/ssd.v1.SpeculationService/Speculate"
 FRAMES = 2000  # of an attack, at least
 
+# Each of them has ended a service, or would.
+HOSTILE_GRAMMARS = [
+    "start: a\na: %json " + '{"items": ' * 200 + "{}" + "}" * 200,
+    "start: a0\n" + "".join(f'a{i}: "x" a{i + 1}\n' for i in range(11_500)) + 'a11500: "x"',
+    'start: %json {"type": "integer", "multipleOf": 999983}',
+]
+
 
 class RawTarget:
     """One link, by hand; a message may be any bytes."""
@@ -272,6 +279,19 @@ class TestWhatItGetsToHear:
             bad.write(data)
             assert bad.status()[0] is code
         wait_until(lambda: is_empty(pair.draft.process))
+
+    @pytest.mark.parametrize("source", HOSTILE_GRAMMARS, ids=["deep", "long", "large"])
+    def test_a_grammar_that_cannot_be_compiled_is_left_out(self, pair: Pair, source: str) -> None:
+        said = pair.draft.process.log().count("Drafting without a grammar")
+        with RawTarget(pair.draft.process) as bad, RawTarget(pair.draft.process) as good:
+            bad.send(opening(1, grammar=target_pb2.Grammar(context_free=source)))
+            assert next(bad.heard()).HasField("branches")
+            wait_until(
+                lambda: pair.draft.process.log().count("Drafting without a grammar") == said + 1
+            )
+            good.send(opening(1))
+            assert next(good.heard()).HasField("branches")
+            assert bad.call.is_active()
 
     def test_a_frame_that_does_not_fit_loses_its_own_sequence(self, pair: Pair) -> None:
         with RawTarget(pair.draft.process) as target:

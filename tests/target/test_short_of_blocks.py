@@ -1,5 +1,6 @@
 """A server whose KV cache holds far fewer tokens than its requests may have."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from tests.waiting import HANG_SECONDS
 NUM_REQUESTS = 6
 
 
-def generate(server: TargetProcess, number: int) -> list[int]:
+def generate(server: TargetProcess, number: int, schema: str | None = None) -> list[int]:
     """It names no ``max_tokens``: so it may fill the whole context."""
     request = pb.GenerateRequest(
         text=f"Once upon a time there were {number} lambs",
         sampling=pb.SamplingOptions(temperature=1.0, seed=number),
-        stop=pb.StopOptions(ignore_eos=True),
+        stop=pb.StopOptions(ignore_eos=schema is None),
+        grammar=None if schema is None else pb.Grammar(json_schema=schema),
     )
     with server.channel() as channel:
         stub = channel.unary_stream(
@@ -42,3 +44,17 @@ def test_requests_without_a_limit_all_end_with_their_text(ranks: str, tmp_path: 
         assert metrics["ssd_sequences_set_aside_total"] >= 1
         assert metrics["ssd_sequences_swapped_out_total"] >= 1
         assert "KV blocks run out" in server.log()
+
+
+def test_what_is_set_aside_under_a_grammar_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    schema = {"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 30}
+    size = ("--max-model-len", "96", "--num-kv-blocks", "12", "--swap-gib", "0")
+    with target(tmp_path, *size, "--metrics-listen", "127.0.0.1:0") as server:
+        long = json.dumps(schema)  # it fills the context
+        alone = [generate(server, number, long) for number in range(NUM_REQUESTS)]
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            together = list(pool.map(lambda n: generate(server, n, long), range(NUM_REQUESTS)))
+        assert together == alone
+        assert all(len(tokens) > 50 for tokens in alone)
+        wait_until_idle(server)
+        assert server.metrics()["ssd_sequences_set_aside_total"] >= 1

@@ -67,6 +67,24 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(
     assert len(whole["runs"]) == 10
 
 
+def test_texts_that_follow_a_schema(start: Callable[..., Running], tmp_path: Path) -> None:
+    schema, out = tmp_path / "schema.json", tmp_path / "out.json"
+    schema.write_text('{"type": "object"}')
+    server = start()
+    # fmt: off
+    flags = ["bench", "--target", server.address, "--mode", "off", "--num-prompts", "2",
+             "--repeat", "1", "--json-schema", str(schema), "--out", str(out)]
+    # fmt: on
+    done = run(*flags)
+    assert done.exit_code == 0, done.stderr
+    assert len(server.requests) >= 2
+    assert {request.grammar.json_schema for request in server.requests} == {schema.read_text()}
+    assert json.loads(out.read_text())["settings"]["json_schema"] == schema.read_text()
+    schema.write_text("{")
+    assert "--json-schema is no JSON" in run(*flags).stderr
+    assert "--ignore-eos: a text that follows" in run(*flags, "--ignore-eos").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

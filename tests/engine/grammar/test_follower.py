@@ -47,9 +47,13 @@ def test_a_text_that_is_none_of_the_grammar_has_no_next_token(
     assert follower.allowed(wrong) is None
     assert follower.allowed([], wrong) is None
     assert follower.num_allowed([], wrong) == 0
-    beyond = [10**6]
-    assert follower.allowed(beyond) is None
-    assert follower.num_allowed([], beyond) == 0
+    for none in ([10**6], [-1], [-(2**40)]):
+        assert follower.allowed(none) is None
+        assert follower.num_allowed([], none) == 0
+        assert follower.at(none) is None
+        masks = np.zeros((2, mask_bytes(len(tokenizer.token_bytes))), np.uint8)
+        write_masks(masks, [HeldRow(0, follower, [], []), HeldRow(1, follower, [], none)])
+        assert not (masks[0] == 0xFF).all()
     allowed = follower.allowed([])  # it finds its way back
     assert allowed is not None
     assert allowed.any()

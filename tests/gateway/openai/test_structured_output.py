@@ -13,6 +13,7 @@ from ssd_client.errors import BadInputError
 from ssd_gateway.http.errors import api_error
 from tests.client import scripted_target
 from tests.client.scripted_target import invalid
+from tests.gateway.openai.test_openai_tools import request, tool
 from tests.gateway.openai.test_translation import chat, completion, refused
 from tests.processes import gateway
 
@@ -51,6 +52,20 @@ def test_schemas(given: dict[str, Any]) -> None:
 )
 def test_any_object(given: dict[str, Any]) -> None:
     assert json.loads(asked(**given).json_schema) == {"type": "object"}
+
+
+def test_a_schema_that_is_true_is_one_that_is_empty() -> None:
+    told = [
+        request(
+            response_format={"type": "json_schema", "json_schema": {"schema": schema}}, tools=tools
+        ).grammar
+        for tools in ([], [tool()])
+        for schema in (True, {})
+    ]
+    alone, empty, beside, empty_beside = told
+    assert alone == empty
+    assert beside == empty_beside
+    assert "answer: %json" in beside.context_free
 
 
 def test_other_rules() -> None:

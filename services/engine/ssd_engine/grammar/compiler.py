@@ -4,24 +4,22 @@ llguidance was chosen over xgrammar. It needs nothing else installed, compiles a
 millisecond, holds bounds on the work of every step, and refuses what it cannot hold a text to.
 """
 
-import json
-import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 
 from ssd_engine.errors import InputError
+from ssd_engine.grammar.deep_stack import call_on_deep_stack
 from ssd_engine.grammar.follower import GrammarFollower
-from ssd_engine.grammar.schema_errors import find_large_number, find_place
-from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from ssd_engine.grammar.json_schemas.errors import find_place
+from ssd_engine.grammar.sources import json_source, library_source, schemas
+from ssd_engine.grammar.spec import Grammar, GrammarKind
 
 MOST_IDLE = 64  # compiled grammars that are kept, those that were used last
 # Tokens that lie within one of these are looked at together, wherever all of it may come: strings
@@ -33,16 +31,11 @@ SLICES = [
     f"{_INSIDE_STRINGS}+",
 ]
 RENEWED_SECONDS = 0.1  # what took longer to compile is not compiled again in the midst of a text
-MAX_CHOICES = 4096
-# As json.dumps writes it: what need not be chosen takes no time, and no text goes on for ever with
-# spaces. A schema may say otherwise under "x-guidance".
-JSON_DEFAULTS: Any = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-_JSON_RULE = re.compile(r"^(\w+): %json (\{.*\})$", re.MULTILINE)
-JSON_ALWAYS: Any = {"lenient": False}  # what cannot be held is refused
+# What compiled ones that are kept took to compile, together: a second's worth is up to 100 MiB.
+MOST_IDLE_SECONDS = 1.0
+PANIC = "PanicException"  # of the library's bindings; it is no Exception
+ROW_BOUND = "Current row has"  # more ways to go on than the parser keeps
+NO_TEXT = "no text is described by it"
 # Work is counted in steps of the library: about 50,000 of the lexer's first ones and 15,000 of its
 # later ones take a millisecond, and so do 20,000 items of the parser.
 LIMITS: dict[str, Any] = dict(
@@ -53,6 +46,8 @@ LIMITS: dict[str, Any] = dict(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+
+Made = TypeVar("Made")
 
 
 class _Idle(NamedTuple):
@@ -99,9 +94,9 @@ class GrammarCompiler:
         with self._lock:
             while self._returned:  # what comes back comes at any time, on any thread
                 known, idle = self._returned.popleft()
-                if not idle.matcher.is_error() and idle.matcher.reset():
+                if _may_be_kept(idle):
                     self._idle.append((known, idle))
-            del self._idle[:-MOST_IDLE]
+            self._drop_oldest()
             for i, (known, idle) in enumerate(self._idle):
                 if known == grammar:
                     del self._idle[i]
@@ -109,105 +104,96 @@ class GrammarCompiler:
         return None
 
     def _compiled(self, grammar: Grammar) -> "_Idle":
-        begin = time.monotonic()
-        return _Idle(self._compile(grammar), time.monotonic() - begin)
+        return self._on_deep_stack(grammar, self._tried)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        size = len(grammar.source.encode())
-        if size > MAX_GRAMMAR_BYTES:
-            raise InputError(grammar.kind.field, f"{size} bytes, at most {MAX_GRAMMAR_BYTES}")
-        matcher = self._matcher(_library_grammar(grammar))
-        if matcher.is_error():
-            raise self._refusal(grammar, matcher.get_error())
-        matcher.compute_bitmask()  # what the first step would have to wait for
-        if matcher.is_error():
-            raise self._refusal(grammar, matcher.get_error())
+        return self._on_deep_stack(grammar, self._checked_matcher)
+
+    def _on_deep_stack(self, grammar: Grammar, make: Callable[[Grammar], Made]) -> Made:
+        """Raises InputError, whatever the library raises: nobody ends by a grammar."""
+        _ = self._tokenizer  # which is not a matter of this grammar
+        try:
+            return call_on_deep_stack(partial(make, grammar))
+        except InputError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise InputError(grammar.kind.field, _plain(str(error))) from None
+
+    def _tried(self, grammar: Grammar) -> "_Idle":
+        begin = time.thread_time()  # however busy the machine is
+        matcher = self._checked_matcher(grammar)
+        if ROW_BOUND in (problem := _problem_after(matcher)):  # no text can get around it
+            raise self._refusal(grammar, problem)
+        if matcher.is_error():  # for the text that was tried; another may go on
+            matcher = self._checked_matcher(grammar)
+        return _Idle(matcher, time.thread_time() - begin)
+
+    def _checked_matcher(self, grammar: Grammar) -> LLMatcher:
+        matcher = self._matcher(library_source(grammar))
+        if problem := _first_problem(matcher):
+            raise self._refusal(grammar, problem)
         return matcher
+
+    def _drop_oldest(self) -> None:
+        del self._idle[:-MOST_IDLE]
+        seconds = sum(idle.seconds for _, idle in self._idle)
+        while seconds > MOST_IDLE_SECONDS:
+            seconds -= self._idle.pop(0)[1].seconds
 
     def _matcher(self, source: str) -> LLMatcher:
         limits = LLParserLimits(**LIMITS)
         return LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
 
     def _refusal(self, grammar: Grammar, problem: str) -> InputError:
-        field = grammar.kind.field
-        for rule, schema in _schemas(grammar):
-            if wrong := problem if not rule else self._schema_problem(schema):
+        for field, schema in schemas(grammar):
+            whole = grammar.kind is GrammarKind.JSON_SCHEMA
+            if wrong := problem if whole else self._schema_problem(schema):
                 place, problem = find_place(schema, wrong, self._schema_problem)
-                field += rule + place
-                break
-        return InputError(field, problem.strip())
+                return InputError(field + place, problem)
+        return InputError(grammar.kind.field, problem)
 
     def _schema_problem(self, schema: object) -> str:
-        return self._matcher(_json_grammar(json.dumps(schema))).get_error()
+        try:
+            return _first_problem(self._matcher(json_source(schema)))
+        except (ValueError, RecursionError) as error:
+            return _plain(str(error))
 
 
-def _schemas(grammar: Grammar) -> list[tuple[str, Any]]:
-    """JSON schemas in it, each after the rule that it is of, which has a line to itself."""
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return [("", json.loads(grammar.source))]
-    found = []
-    if grammar.kind is GrammarKind.CONTEXT_FREE:
-        for rule, text in _JSON_RULE.findall(grammar.source):
-            with suppress(ValueError, RecursionError):
-                found.append((f".{rule}", json.loads(text)))
-    return found
+def _may_be_kept(idle: _Idle) -> bool:
+    slow = idle.seconds >= RENEWED_SECONDS
+    return not slow and not idle.matcher.is_error() and bool(idle.matcher.reset())
 
 
-def _library_grammar(grammar: Grammar) -> str:
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return _checked_json_grammar(grammar)
-        case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case GrammarKind.CHOICES:
-            return LLMatcher.grammar_from_lark(_choices(grammar))
-        case GrammarKind.CONTEXT_FREE:
-            return LLMatcher.grammar_from_lark(_lark(grammar))
+def _first_problem(matcher: LLMatcher) -> str:
+    """The first mask is computed as well: the first step would have to wait for it."""
+    allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        return _plain(matcher.get_error())
+    return "" if any(allowed) else NO_TEXT
 
 
-def _checked_json_grammar(grammar: Grammar) -> str:
-    try:
-        return _json_grammar(_checked_schema(grammar))
-    except ValueError as error:  # the library's: too deep, or options of its own that are wrong
-        raise InputError(grammar.kind.field, str(error)) from None
+def _problem_after(matcher: LLMatcher) -> str:
+    """What is wrong where the first token can be chosen. The library looks at the bounds of a place
+    when it leaves it."""
+    if forced := matcher.compute_ff_tokens():
+        matcher.try_consume_tokens(forced)
+    allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if (token := _lowest(allowed)) is not None:
+        matcher.try_consume_tokens([token])
+    if matcher.is_error() or not matcher.reset():
+        return _plain(matcher.get_error())
+    return ""
 
 
-def _json_grammar(schema: str) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, JSON_DEFAULTS, JSON_ALWAYS)
+def _lowest(allowed: bytes) -> int | None:
+    at = next((i for i, byte in enumerate(allowed) if byte), None)
+    return None if at is None else at * 8 + (allowed[at] & -allowed[at]).bit_length() - 1
 
 
-def _checked_schema(grammar: Grammar) -> str:
-    try:
-        schema = json.loads(grammar.source)
-    except (ValueError, RecursionError) as error:
-        raise InputError(grammar.kind.field, f"is no JSON: {error}") from None
-    if schema is True:
-        return "{}"
-    if not isinstance(schema, dict):
-        raise InputError(grammar.kind.field, "must be an object, or true")
-    _check_numbers(grammar.kind.field, schema)
-    return grammar.source
-
-
-def _check_numbers(field: str, schema: Any) -> None:
-    if (place := find_large_number(schema)) is not None:
-        problem = "is beyond 2^53: texts cannot be held to a whole number as large as that"
-        raise InputError(field + place, problem)
-
-
-def _choices(grammar: Grammar) -> str:
-    texts = json.loads(grammar.source)
-    if not 1 <= len(texts) <= MAX_CHOICES:
-        raise InputError(
-            grammar.kind.field, f"must have 1 to {MAX_CHOICES} texts, has {len(texts)}"
-        )
-    return "start: " + " | ".join(json.dumps(text) for text in texts)
-
-
-def _lark(grammar: Grammar) -> str:
-    for rule, schema in _schemas(grammar):
-        _check_numbers(grammar.kind.field + rule, schema)
-    try:
-        return any_to_lark(grammar.source)
-    except Exception as error:
-        raise InputError(grammar.kind.field, f"is neither Lark nor GBNF: {error}") from None
+def _plain(problem: str) -> str:
+    problem = problem.replace("<non-verbose/>", "").strip()
+    if problem.startswith("NoExtension"):
+        return NO_TEXT
+    return problem or "cannot be compiled"

@@ -107,9 +107,9 @@ class GrammarFollower:
 
     def known(self, tokens: Sequence[int]) -> list[int]:
         """Up to the first that is no token: after one the library would say no more."""
-        if max(tokens, default=0) < self._vocab_size:
+        if min(tokens, default=0) >= 0 and max(tokens, default=0) < self._vocab_size:
             return list(tokens)
-        return list(takewhile(lambda token: token < self._vocab_size, tokens))
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, tokens))
 
 
 def _common(a: list[int], b: list[int]) -> int:

@@ -45,6 +45,7 @@ class NamedGrammar:
 
 
 def _with_schema(place: str, schema: Any) -> NamedGrammar:
+    schema = {} if schema is True else schema  # they say the same
     try:
         text = msgspec.json.encode(schema).decode()
         answer = json_rule(schema) if isinstance(schema, dict) else None

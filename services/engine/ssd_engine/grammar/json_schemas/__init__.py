@@ -1,0 +1,1 @@
+"""JSON schemas: their parts, what they take to compile, and the place of what is wrong."""
