@@ -100,7 +100,8 @@ class DecodeForward:
         distributions = self._speculator.distributions.of(pending.rows)
         distributions += [None] * (len(ending) - len(distributions))
         deltas = self._committer.end_rounds(ending, scored, distributions) if ending else []
-        self._speculator.tell_features(pending.works, self._runner.features)
+        if self._speculator.reads_features:
+            self._speculator.tell_features(pending.works, self._runner.features)
         return FinishedRound(pending, scored, timing, at, deltas)
 
     def account(self, finished: FinishedRound) -> None:

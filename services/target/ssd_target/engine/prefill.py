@@ -44,7 +44,8 @@ class PrefillForward:
         ending = [work for work in works if work.chunk.num_logits]
         if ending:
             deltas += self._committer.end_rounds(ending, self._runner.draw(logits, draws(ending)))
-        self._speculator.tell_features(works, self._runner.features)
+        if self._speculator.reads_features:
+            self._speculator.tell_features(works, self._runner.features)
         width = sum(len(work.chunk.tokens) for work in works)
         self._trace.span(TraceEventKind.PREFILL, begin, self._trace.now(), rows=width)
         if self._scheduler.kept is not None and ending:  # else nobody has waited for it

@@ -197,10 +197,15 @@ class SpeculationCoordinator:
         if self._sync is not None:
             self._sync.payoff.about_to_run(num_rows)
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether there is somebody who wants to be told them."""
+        return self._sync is not None and self._sync.drafter.reads_features
+
     def tell_features(self, works: Rows[Work], features: Tensor | None) -> None:
         """What the rows of a forward told that has ended, as far as their tokens are committed."""
         if features is None or self._sync is None:
-            return
+            raise RuntimeError("features that nobody has watched, or that nobody reads")
         begin = 0
         for work in works:
             rows = features[begin : begin + len(work.chunk.tokens)]

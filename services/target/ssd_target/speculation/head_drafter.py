@@ -49,6 +49,8 @@ class _HeadText:
 class HeadDrafter:
     """The interface of ``SyncDrafter``."""
 
+    reads_features = True
+
     def __init__(
         self, runner: HeadRunner, block_size: int, max_context: int, depth: int, prefill_chunk: int
     ) -> None:

@@ -40,6 +40,8 @@ class DrafterRunner(Protocol):
 
 
 class Drafter(Protocol):
+    reads_features: bool  # of the target's rows
+
     def draft(self, rows: "Rows[DraftRow]") -> None:
         """Fill every row; it stays as it is where there is no room for its sequence."""
 
@@ -74,6 +76,8 @@ class _PendingGuesses:
 
 
 class SyncDrafter:
+    reads_features = False
+
     def __init__(
         self,
         runner: DrafterRunner,
