@@ -262,6 +262,8 @@ def test_those_that_are_set_aside_in_flight_have_their_text(
 class WrongDrafter:
     """Its tokens are never right."""
 
+    reads_features = False
+
     def is_behind(self, sequence: TargetSequence) -> bool:
         return False
 

@@ -78,6 +78,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 class HalfRight:
     """Knows the texts; every third token that it drafts is another one."""
 
+    reads_features = False
+
     def __init__(self, results: Sequence[Result]) -> None:
         self._texts = [result.tokens for result in results]
 
