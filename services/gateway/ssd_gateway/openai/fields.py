@@ -182,7 +182,7 @@ def read_fields(body: bytes, kind: type[Fields], allow_unknown: bool) -> Fields:
         raise bad_request(None, f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise bad_request(None, "the body must be a JSON object")
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    known = kind.__struct_encode_fields__
     for name in [name for name in given if name not in known]:
         _check_unknown(name, given.pop(name), kind, allow_unknown)
     return converted(given, kind)
