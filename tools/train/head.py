@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from ssd_engine.checkpoints.heads.head_config import default_boundaries
 from tools.train import loop
 from tools.train.data import SEED, Documents, Feed, read_corpus, rows_of, split
-from tools.train.distill import mixed_stream
+from tools.train.distill import mixed_stream, plain_divergence
 from tools.train.head_model import Head, export_head, watched
 from tools.train.model import Llama, load
 from tools.train.sample import prefixes, sample_documents
@@ -28,17 +27,6 @@ log = logging.getLogger("head")
 
 ROW = 512  # tokens of a row: later steps attend without a fused kernel
 DECAY = 0.8  # of a step's weight, against the one before it
-
-
-def divergence(logits: Tensor, wanted: Tensor, hard: float) -> Tensor:
-    """KL(wanted || logits), mixed with ``hard`` parts of cross-entropy to wanted's argmax; a mean.
-
-    Both are [rows, n, vocabulary].
-    """
-    got = F.log_softmax(logits.float(), dim=-1).flatten(0, 1)
-    log_wanted = F.log_softmax(wanted.float(), dim=-1).flatten(0, 1)
-    soft = (log_wanted.exp() * (log_wanted - got)).sum(-1).mean()
-    return (1 - hard) * soft + hard * F.nll_loss(got, log_wanted.argmax(-1))
 
 
 def steps_of(head: Head, target: Llama, rows: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -54,7 +42,7 @@ def steps_of(head: Head, target: Llama, rows: Tensor, steps: int) -> list[tuple[
 def head_loss(head: Head, target: Llama, rows: Tensor, steps: int, hard: float) -> Tensor:
     pairs = steps_of(head, target, rows, steps)
     weights = [DECAY**k for k in range(steps)]
-    losses = [divergence(*pair, hard) for pair in pairs]
+    losses = [plain_divergence(*pair, hard) for pair in pairs]
     return sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)  # type: ignore[return-value]
 
 

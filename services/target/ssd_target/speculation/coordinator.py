@@ -176,7 +176,7 @@ class SpeculationCoordinator:
             row.num_certain = _num_common(forced, row.speculation.tokens)
 
     def _most_tokens(self, state: SequenceSpeculation) -> int:
-        """Of a speculation: an endpoint could not follow a longer one."""
+        """The longest speculation that the sequence can use, and that its endpoint can follow."""
         endpoint = self.endpoints.of(state)
         most = self.depth if endpoint is None else min(self.depth, endpoint.max_depth)
         return min(most, state.room())

@@ -37,7 +37,7 @@ def multiple_of(value: Any) -> Multiple | None:
 
 
 def common_multiple(multiples: Iterable[Multiple]) -> Multiple | None:
-    """Of numbers that must be a multiple of each; None where it is too large for the library."""
+    """The least number that all of these divide; None where it is too large for the library."""
     numbers = list(multiples)
     exponent = max((each.exponent for each in numbers), default=0)
     scaled = [each.coefficient * 10 ** (exponent - each.exponent) for each in numbers]
