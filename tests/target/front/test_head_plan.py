@@ -51,6 +51,13 @@ def test_a_head_fits_its_target_as_it_is(head: Path) -> None:
     assert "--expand-to" in output
 
 
+def test_a_context_without_room_for_the_depth_is_refused(head: Path) -> None:
+    short = ("--max-model-len", "32", "--depth", "16", "--device", "cpu")
+    code, output = check("stories-target", *short, "--draft-model", str(head))
+    assert code == 2
+    assert "--depth 16: random-head has a context of 32 tokens" in output
+
+
 def test_a_head_is_no_model_by_itself(head: Path) -> None:
     for command in (main, draft_main):
         result = CliRunner().invoke(command, ["serve", str(head), "--check-config"])

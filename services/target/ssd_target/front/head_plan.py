@@ -49,6 +49,11 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
         config, name=None, tp=1, nodes=1, devices=None, num_kv_blocks=None, expand_to=None
     )
     longest = min(target.runner.max_model_len, head.layers.max_position_embeddings)
+    if longest <= 2 * config.depth:  # half of it is read again where a text has outgrown it
+        raise ConfigError(
+            f"--depth {config.depth}: {directory.name} has a context of {longest} tokens, which "
+            f"has room for speculations of {(longest - 1) // 2}"
+        )
     sizes = StepSizes(max_rows, exact=False)
     runner = runner_options(replace(own, max_model_len=longest), head.layers, directory, sizes)
     options = HeadOptions(head, target.runner.directory, runner)
