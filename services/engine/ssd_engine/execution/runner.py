@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from ssd_engine.kvcache.cache import KVCache, KVCacheSpec
 from ssd_engine.kvcache.host_copies import HostCopies
 from ssd_engine.kvcache.swap import Swap
 from ssd_engine.models.decoder import Decoder, DecoderWeights
+from ssd_engine.models.features import check_boundaries
 from ssd_engine.models.layer_ops import LayerOps
 from ssd_engine.models.layers import EagerProducts, LayerProducts, PromptLayers
 from ssd_engine.models.linear import (
@@ -59,6 +61,7 @@ from ssd_engine.sampling.scoring import score_tokens
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.execution.graphs import GraphRunner
     from ssd_engine.execution.step_drawing import PromptDrawing
+    from ssd_engine.execution.step_features import StepFeatures
     from ssd_engine.forward.step_inputs import StepShape
     from ssd_engine.kernels.kernel_set import KernelSet
     from ssd_engine.kernels.products.products import Product
@@ -70,6 +73,7 @@ log = logging.getLogger(__name__)
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CPU_CACHE_SHARE = 0.25  # share of the available memory
 LOGIT_ROWS = 8  # rows of one product with the head, where row counts are fixed
+NUM_SIDES = 2  # of a step: one is filled while the other is in flight
 SCORED_ROWS = 16  # logits of so many are there at a time, however many are scored
 
 
@@ -101,8 +105,9 @@ class ModelRunner:
         """``config`` is the checkpoint's; ``self.config`` that of the model it is grown to.
         ``load`` makes weights where there is no checkpoint."""
         load = load or _checkpoint_loader(config, options)
-        self._boundaries: tuple[int, ...] = ()
-        self.features: Tensor | None = None
+        self._watched: tuple[int, ...] = ()
+        self._boundaries: tuple[int, ...] = ()  # of prompts
+        self.features: Tensor | None = None  # of the last forward that was no captured step
         grown = grow_config(config, options.expand_to or ModelShape())
         self.config = grown
         self.options = options
@@ -186,7 +191,7 @@ class ModelRunner:
         if self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
         buffers = StepBuffers(self.model, max(shapes, key=lambda shape: shape.rows))
-        about = (ranks, self._kernels, last, 2, self._histories, largest, buffers)
+        about = (ranks, self._kernels, last, NUM_SIDES, self._histories, largest, buffers)
         steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
         eager = self.options.eager or not self.tp.in_graphs
         return GraphRunner(steps, eager, self._make_rejector())
@@ -387,7 +392,7 @@ class ModelRunner:
                 return flight
             if self.options.exact:
                 raise RuntimeError("a step is larger than what the server was started for")
-        return ImmediateForward(lambda: self.forward(parts, launched))
+        return ImmediateForward(lambda: self.forward(parts, launched), lambda: self.features)
 
     def deepen(
         self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
@@ -420,11 +425,33 @@ class ModelRunner:
         return hidden
 
     def watch(self, boundaries: Sequence[int]) -> None:
-        """From now on ``features`` are the residual stream at these boundaries [rows, boundaries *
-        d] of the rows of the last forward, part after part."""
-        if self._tuned:
-            raise RuntimeError("a captured step tells no features")
-        self._boundaries = tuple(boundaries)
+        """From now on forwards and steps tell the residual stream of their rows at these
+        boundaries [rows, boundaries * d], part after part; with none of them, nothing is copied.
+
+        Prompts tell it on the first rank alone. Steps are captured on all ranks alike.
+        """
+        check_boundaries(boundaries, self.config.num_layers)
+        watched = tuple(boundaries)
+        if watched == self._watched:
+            return
+        self._watched, self.features = watched, None
+        self._boundaries = () if self.tp.rank else watched
+        if self.steps is not None:
+            self.steps.watch(self._step_features(watched) if watched else None)
+
+    def _step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+        from ssd_engine.execution.step_features import StepFeatures
+
+        rows = max(shape.padded_rows for shape in self._step_shapes)
+        about = (self.model, boundaries, rows, NUM_SIDES, self._kernels.overlap)
+        features = StepFeatures(*about)
+        norm = self.model.weights.norm
+        features.warm_up(norm.new_zeros(1, self.config.hidden_size))
+        return features
+
+    def beside_forwards(self) -> AbstractContextManager[object]:
+        """What is done inside does not wait for what was launched last."""
+        return nullcontext() if self.steps is None else self.steps.beside()
 
     def _score(self, hidden: Tensor, rows: list[int], score: Score | None) -> None:
         """Other ranks than the first have no logits, but their share in these."""
