@@ -248,7 +248,7 @@ class ModelRunner:
         kv_heads = self.config.kv_heads_per_rank(self.tp.size)
         return FusedOps(rope, self.config.qk_norm_eps, heads, kv_heads)
 
-    def _make_head(self) -> "Product":
+    def _make_head(self) -> "Product | None":
         from ssd_engine.kernels.products.product_shape import ProductShape
         from ssd_engine.kernels.products.products import make_product
 
@@ -289,9 +289,16 @@ class ModelRunner:
     def _allocate(self) -> int:
         blocks = self._count_blocks()
         # One more, of no sequence: what pads a forward is written there.
-        self.kv.allocate(blocks + self._tuned)
+        self._allocate_cache(blocks + self._tuned)
         self._set_dummy(blocks)
         return blocks
+
+    def _allocate_cache(self, num_blocks: int) -> None:
+        self.kv.allocate(num_blocks)
+
+    @property
+    def _bytes_per_block(self) -> int:
+        return self.kv.spec.bytes_per_block
 
     def _count_blocks(self) -> int:
         """Those of the KV cache, in what is left; the same number on every rank."""
@@ -309,7 +316,7 @@ class ModelRunner:
     def _more_memory(self, missing: int) -> str:
         if self.device.type != "cuda":
             return ""
-        share = needed_share(self.options, missing * self.kv.spec.bytes_per_block, self.device)
+        share = needed_share(self.options, missing * self._bytes_per_block, self.device)
         return f" (--gpu-memory-utilization {share:.2f})" if share <= 1 else ""
 
     def _set_dummy(self, block: int) -> None:
@@ -326,7 +333,7 @@ class ModelRunner:
     def _blocks_that_fit(self) -> int:
         """As many as memory allows, and no more than all sequences together can use."""
         useful = self.options.max_num_seqs * self._blocks_per_sequence()
-        size = self.kv.spec.bytes_per_block
+        size = self._bytes_per_block
         if self.device.type == "cuda":
             self._warm_up()
             return min(blocks_on_device(self.options, size, self.device), useful)
@@ -337,11 +344,11 @@ class ModelRunner:
         """The largest forward, over a cache that is just large enough for it."""
         rows = min(self.options.max_forward_tokens, self.options.max_model_len - 1)
         blocks = -(-self.options.max_forward_tokens // self.options.block_size) + 1
-        self.kv.allocate(blocks + 1)
+        self._allocate_cache(blocks + 1)
         self._set_dummy(blocks)
         scored = min(rows, SCORED_ROWS) if self.options.exact else 0
         self.forward([Chunk([0] * rows, 0, list(range(blocks)), 1, scored)], score=_score_in_full)
-        self.kv.allocate(0)
+        self._allocate_cache(0)
 
     @torch.inference_mode()
     def forward(
