@@ -161,6 +161,8 @@ class GraphRunner:
         self._plain: dict[tuple[StepShape, int], _Captured] = {}  # those that tell no features
         self._memory: Any = None  # that graphs share
         self._features: StepFeatures | None = None  # what steps tell from now on
+        # The last that were told, and the graphs that do: links come and go.
+        self._telling: tuple[StepFeatures, dict[tuple[StepShape, int], _Captured]] | None = None
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._launches = 0
@@ -198,8 +200,11 @@ class GraphRunner:
             step.watch(features)
         if features is None:
             self._captured = self._plain
-        else:
-            self._captured = self._capture_all()
+            return
+        if self._telling is None or self._telling[0] is not features:
+            self._telling = None  # its memory goes first
+            self._telling = features, self._capture_all()
+        self._captured = self._telling[1]
 
     def _capture_all(self) -> dict[tuple[StepShape, int], "_Captured"]:
         """The graphs of all steps as they are now; none where steps are launched eagerly."""

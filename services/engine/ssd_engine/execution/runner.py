@@ -107,6 +107,7 @@ class ModelRunner:
         load = load or _checkpoint_loader(config, options)
         self._watched: tuple[int, ...] = ()
         self._boundaries: tuple[int, ...] = ()  # of prompts
+        self._told: StepFeatures | None = None  # of steps
         self.features: Tensor | None = None  # of the last forward that was no captured step
         grown = grow_config(config, options.expand_to or ModelShape())
         self.config = grown
@@ -447,6 +448,12 @@ class ModelRunner:
             self.steps.watch(self._step_features(watched) if watched else None)
 
     def _step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+        """The last ones, where the same are asked for again."""
+        if self._told is None or self._told.boundaries != boundaries:
+            self._told = self._make_step_features(boundaries)
+        return self._told
+
+    def _make_step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
         from ssd_engine.execution.step_features import StepFeatures
 
         rows = max(shape.padded_rows for shape in self._step_shapes)
