@@ -1,8 +1,10 @@
 """A head's steps of few rows compute what its plain forward does: interpreted kernels."""
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +12,24 @@ import torch
 pytest.importorskip("triton")
 
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
-from ssd_engine.checkpoints.heads.head_config import load_head_config
-from ssd_engine.execution import head_step, step
-from ssd_engine.execution.graphs import step_runs
+from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.execution import graphs, head_step, step
+from ssd_engine.execution.graphs import GraphRunner, step_runs
 from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
 from ssd_engine.execution.head_step import HeadStepLayers, ToldStates
+from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.execution.step import Step
 from ssd_engine.forward.batch import Chunk, KVCopy, Part, TreeRows, logit_rows
 from ssd_engine.forward.step_inputs import StepShape
-from tests.harness import BLOCK
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.sampling.params import SamplingParams
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.head_drafter import HeadDrafter
+from tests import clockwork
+from tests.engine.execution.test_step_features import Event, Stream
+from tests.harness import BLOCK, Request, make_core, make_runner, run
 from tests.random_heads import KINDS, SHAPE, make_head
 from tests.random_models import make_model
 from tests.scale import full_only
@@ -160,3 +170,70 @@ def test_branches_go_on_from_what_they_leave(heads: HeadRunner) -> None:
     moved = KVCopy(taken, 20, BLOCKS[0])
     chunk = Chunk(tokens(1, 9), 22, BLOCKS[0], 1)
     compare(heads, TREE, [moved, chunk])
+
+
+DEPTH = 2
+
+
+def drafting_by_steps(folder: Path, target: ModelRunner) -> tuple[HeadRunner, list[int]]:
+    """A head whose steps are launched one by one, and the rows of each of them."""
+    config = fit_to_target(load_head_config(folder / "head"), target.config, "target")
+    options = RunnerOptions(
+        directory=folder / "head",
+        dtype="float32",
+        device="cpu",
+        block_size=BLOCK,
+        max_model_len=160,
+        max_num_seqs=2,
+        max_forward_tokens=64,
+        num_kv_blocks=NUM_BLOCKS,
+        kernels="torch",
+    )
+    checkpoint = open_head(folder / "head", config, folder / "target")
+    heads = HeadRunner(config, checkpoint, options, clockwork.VOCAB)
+    heads.num_blocks, heads.dummy_slot = NUM_BLOCKS - 1, DUMMY
+    told = heads._told_states = ToldStates(heads.model, FEW.padded_rows)
+    last = torch.zeros(FEW.rows, dtype=torch.int32)
+    histories = Histories(2, FEW.rows, clockwork.VOCAB, torch.device("cpu"), False, DEPTH)
+    layers = partial(HeadStepLayers, heads._states, told)
+    about = (heads.model, heads.kv, FEW, 2)
+    one = Step(*about, last=last, num_sides=2, histories=histories, make_layers=layers)
+    one.inputs.clear(DUMMY)
+    heads.steps = GraphRunner([one], eager=True)
+    rows: list[int] = []
+    launch = heads.steps.launch
+
+    def counted(parts: Sequence[Part], *about: Any) -> Any:
+        rows.append(sum(len(part.tokens) for part in parts))
+        return launch(parts, *about)
+
+    heads.steps.launch = counted  # type: ignore[method-assign]
+    return heads, rows
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device has events of its own")
+def test_a_head_inside_a_target_drafts_by_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token is foreseen, as by plain forwards: told rows go before those that are drafted."""
+    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
+    clockwork.make_target(tmp_path / "target")
+    clockwork.make_head(tmp_path / "head")
+    target = make_runner(tmp_path / "target", num_blocks=64)
+    heads, rows = drafting_by_steps(tmp_path, target)
+    target.watch(heads._config.boundaries or ())
+    drafter = HeadDrafter(heads, BLOCK, 160, DEPTH, 32)
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
+    speculator = SpeculationCoordinator(options, clockwork.VOCAB, drafter=drafter)
+    core = make_core(target, max_num_seqs=2, prefill_chunk=32, speculator=speculator)
+    sync = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
+    sampling = SamplingParams(seed=1, temperature=0.0)
+    (found,) = run(core, [Request([5, 11, 7, 60, 2, 9, 3, 8, 1], sampling, 8, speculation=sync)])
+    expected = [clockwork.follower(1)]
+    while len(expected) < 8:
+        expected.append(clockwork.follower(expected[-1]))
+    assert found.tokens == expected
+    assert found.speculation is not None
+    assert found.speculation.accepted_tokens == found.speculation.drafted_tokens > 0
+    assert set(rows) == {1, DEPTH + 1}  # one that goes on by itself, and those of a round
