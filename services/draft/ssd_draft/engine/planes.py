@@ -22,7 +22,9 @@ def open_plane(options: DraftEngineOptions, up: TargetLinkUp) -> tuple[Sender, P
     if offer is None or options.runner is None or options.vocab_size is None:
         return None  # what is looked up has no distribution
     device = torch.device(options.runner.device)
-    kind = choose_kind(offer, local_offer(device), options.plane_ports is not None)
+    kind = choose_kind(
+        offer, local_offer(device, allowed=options.plane_kinds), options.plane_ports is not None
+    )
     host = up.interface or options.listen_host
     if kind is None or is_wildcard(host):
         return None  # no kind, or no known way to the target: a plane waits on no other

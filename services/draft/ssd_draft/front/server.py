@@ -20,6 +20,7 @@ from ssd_draft.planning.plan import RANKS
 from ssd_draft.records import GrammarVocabulary
 from ssd_draft.speculators.registry import check_kind
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
@@ -160,6 +161,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
+        plane_kinds=kinds_named(config.plane_kind),
         log_level=config.log_level,
         log_format=config.log_format,
         check_integrity=config.check_integrity,
