@@ -32,7 +32,7 @@ class HostRows:
         return HostRows(self.get().clone()) if self._rows.is_pinned() else self
 
 
-class HostCopies(Protocol):
+class RowCopies(Protocol):
     def mark(self) -> torch.cuda.Event | None:
         """What the device has been asked for so far is done when this has passed."""
 
@@ -69,5 +69,5 @@ class CopiesFromDevice:
         return HostRows(host, landed)
 
 
-def host_copies(device: torch.device) -> HostCopies:
+def host_copies(device: torch.device) -> RowCopies:
     return CopiesFromDevice(device) if device.type == "cuda" else CopiesOnHost()

@@ -8,7 +8,7 @@ from ssd_engine.sampling.params import Logprobs, SamplingParams
 from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
-from ssd_engine.tensor_plane.report import PlaneReport
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.text.completion import StopRules
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.records import AboutLink, Beat, Fatal, LinkGone, Ready, Record

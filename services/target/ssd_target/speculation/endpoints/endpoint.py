@@ -7,11 +7,12 @@ from ssd_engine.speculation.fan_out import AcceptanceRate
 from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import Launch, Load, Open, TargetFrame
 from ssd_engine.speculation.latency_model import Average
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.protocol.streams import RowsStream
 from ssd_engine.tensor_plane.receiver import Receiver
-from ssd_engine.tensor_plane.report import PlaneReport, report_of
+from ssd_engine.tensor_plane.report import report_of
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.speculation.endpoints.payoff import Payoff

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.speculation.features import FeatureNeeds
-from ssd_engine.tensor_plane.host_rows import CopiesOnHost, HostCopies, HostRows
+from ssd_engine.tensor_plane.host_rows import CopiesOnHost, RowCopies, HostRows
 from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_target.records.speculation_options import FeatureOptions, Mode
@@ -67,7 +67,7 @@ class FeedCounters:
 class FeatureFeed:
     options: FeatureOptions = field(default_factory=FeatureOptions)
     inside: tuple[int, ...] = ()  # boundaries that a head inside the target reads
-    copies: HostCopies = field(default_factory=CopiesOnHost)
+    copies: RowCopies = field(default_factory=CopiesOnHost)
 
     def __post_init__(self) -> None:
         self.watched: tuple[int, ...] = ()  # boundaries that forwards tell now
