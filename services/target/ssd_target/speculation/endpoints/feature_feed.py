@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.speculation.features import FeatureNeeds
-from ssd_engine.tensor_plane.host_rows import CopiesOnHost, RowCopies, HostRows
+from ssd_engine.tensor_plane.host_rows import CopiesOnHost, HostRows, RowCopies
 from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_target.records.speculation_options import FeatureOptions, Mode
