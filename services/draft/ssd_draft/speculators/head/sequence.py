@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
+from ssd_draft.speculators.head.feature_window import FeatureWindow
 from ssd_draft.speculators.head.head_steps import ToldChunk
-from ssd_draft.speculators.head.told_features import ToldFeatures
 from ssd_draft.speculators.head.told_path import ToldPath
 from ssd_draft.speculators.model.decided_branch import DecidedBranch
 from ssd_draft.speculators.model.sequence import ModelSequence
@@ -48,7 +48,7 @@ class HeadSequence(ModelSequence):
     ) -> None:
         """``path`` of the text from ``base`` on; ``window``: positions whose features are kept."""
         super().__init__(sequence, path, scratch, pool.block_size, max_context, look_ahead=0)
-        self._pool, self.base, self._features = pool, base, ToldFeatures(window)
+        self._pool, self.base, self._features = pool, base, FeatureWindow(window)
         self._window = min(window, max_context // 2)  # what is left of a text that grew too long
         self._waits = False  # for features
 

@@ -9,7 +9,7 @@ from torch import Tensor
 LARGEST = 1e8
 
 
-class ToldFeatures:
+class FeatureWindow:
     def __init__(self, window: int) -> None:
         """``window``: positions that are kept, up to the last one that was told."""
         self._window = window
