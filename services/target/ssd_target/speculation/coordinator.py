@@ -86,6 +86,8 @@ class SpeculationCoordinator:
                 drafter, self._plain, self._pacing, self.endpoints, options.auto_off, trace, clock
             )
         inside = self._sync if options.auto_off else None
+        # Modes in which rounds may be drafted by the model inside.
+        self._inside_for = (Mode.SYNC, Mode.SSD, Mode.AUTO) if inside else (Mode.SYNC,)
         with_endpoints = (self.endpoints, frames, self._pacing, self._plain, inside)
         self._strategies[Mode.SSD] = EndpointSpeculation(*with_endpoints)
         self._strategies[Mode.AUTO] = FastestSpeculation(*with_endpoints)
@@ -230,7 +232,8 @@ class SpeculationCoordinator:
             rows = features[begin : begin + len(work.chunk.tokens)]
             begin += len(work.chunk.tokens)
             start, sequence = work.chunk.start, work.sequence
-            if not work.is_over and sequence.id in self._sequences:
+            state = self._sequences.get(sequence.id)
+            if state is not None and not work.is_over and state.request.mode in self._inside_for:
                 right = rows[: sequence.num_committed - 1 - start]
                 drafter.take_features(sequence.id, start, right)
 
