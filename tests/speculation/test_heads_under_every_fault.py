@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.clockwork import VOCAB
-from tests.scale import FULL
+from tests.scale import FULL, share
 from tests.speculation.scenarios import (
     Dice,
     Met,
