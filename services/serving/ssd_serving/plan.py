@@ -104,7 +104,7 @@ def plan_model(model: str, config: ServiceConfig, sizes: StepSizes) -> ModelPlan
     if is_head(directory):
         raise ConfigError(
             f"{directory} is an EAGLE-3 head, and no model by itself: name it to its target, as "
-            "--draft-model"
+            "--draft-model, or serve it by ssd-draft"
         )
     model_config = load_model_config(directory)
     return ModelPlan(

@@ -30,6 +30,7 @@ from ssd_draft.records import (
 )
 from ssd_draft.speculators.base import DraftRunner, Speculator
 from ssd_draft.speculators.registry import make_speculator
+from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import (
@@ -247,7 +248,7 @@ class DraftCore:
 
 def make_core(
     options: DraftEngineOptions,
-    runner: DraftRunner | None,
+    runner: DraftRunner | HeadRunner | None,
     on_rows: Callable[[], None] = lambda: None,
 ) -> DraftCore:
     """``on_rows`` is called, in any thread, when a plane has brought rows."""
