@@ -138,6 +138,11 @@ class SpeculationCoordinator:
         state = self._sequences.get(sequence.id)
         return state is not None and state.strategy.is_plain(state)
 
+    @property
+    def drafts_from_features(self) -> bool:
+        """Whether the draft inside reads them: it has to be told before it drafts."""
+        return self._sync is not None and self._sync.drafter.reads_features
+
     # The round
 
     def take(self, sequences: Rows[Sequence]) -> list[RowSpeculation]:
