@@ -5,6 +5,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from ssd_draft.speculators.ngram import NgramSpeculator
 from ssd_engine.checkpoints.heads.head_config import HeadConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Part
-from ssd_engine.forward.result import Score
+from ssd_engine.forward.result import ImmediateForward, Score
 from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
 from ssd_engine.tensor_plane.distributions import draft_distributions
@@ -165,6 +166,12 @@ class Watched(ByForward):
 
     def watch(self, boundaries: Rows[int]) -> None:
         self._target.watch(boundaries)
+
+    def beside_forwards(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def step(self, parts: Rows[Any], draws: Rows[Any], *launched: Any) -> ImmediateForward:
+        return ImmediateForward(lambda: self.forward(parts, *launched), lambda: self.features)
 
 
 class FewBlocks:

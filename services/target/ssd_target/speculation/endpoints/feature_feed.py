@@ -29,6 +29,7 @@ from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpecul
 
 TOLD_MODES = (Mode.AUTO, Mode.SSD)
 REQUESTS_A_ROUND = 2  # of a sequence, that are honoured
+LAST_FLUSHES = 4  # after the end of a sequence: by then its last rows were told and kept
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class _Reader:
 class _Fed:
     text: FeatureText
     reader: _Reader | None = None
+    flushes: int = 0  # since its sequence has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,6 @@ class FeatureFeed:
         self._block_size = 1
         self._fed: dict[int, _Fed] = {}
         self._ended: dict[int, _Fed] = {}  # whose last rows may still come
-        self._leaving: dict[int, _Fed] = {}  # whose last rows are kept with the next flush
         self._noted: list[_Noted] = []
 
     def follow_pool(self, pool: BlockPool) -> None:
@@ -101,8 +102,8 @@ class FeatureFeed:
         """Forwards that are launched from now on tell these; what was kept of others is over."""
         self.watched = boundaries
         self.kept.clear()
-        for each in (self._noted, self._ended, self._leaving):
-            each.clear()
+        self._noted.clear()
+        self._ended.clear()
         for fed in self._fed.values():
             fed.text = FeatureText(self.kept, self._block_size)
 
@@ -139,7 +140,7 @@ class FeatureFeed:
     def _is_fed(self, work: Work, sequences: Mapping[int, SequenceSpeculation]) -> bool:
         key = work.sequence.id
         if work.is_over:  # the last rows of one that has finished may be kept
-            return work.sequence.finished and (key in self._ended or key in self._leaving)
+            return work.sequence.finished and key in self._ended
         state = sequences.get(key)
         if state is None or state.request.mode not in TOLD_MODES:
             return False
@@ -185,14 +186,14 @@ class FeatureFeed:
 
     def flush(self, endpoints: Iterable[DraftEndpoint]) -> None:
         """The next forward was launched: copy, keep and send what the last ones told."""
-        if not self._fed and not self._ended and not self._leaving:
+        if not self._fed and not self._ended:
             return
         if self.kept.keeps:
             self._keep()
         noted, self._noted = self._noted, []
-        texts = {**self._fed, **self._ended, **self._leaving}
         for each in noted:
-            if (fed := texts.get(each.sequence)) is not None:
+            fed = self._fed.get(each.sequence) or self._ended.get(each.sequence)
+            if fed is not None:
                 fed.text.add(each.start, self.copies.copy(each.rows, each.mark))
         for endpoint in endpoints:
             if endpoint.features is not None and endpoint.features.state is PlaneState.UP:
@@ -203,9 +204,11 @@ class FeatureFeed:
 
     def _keep(self) -> None:
         """A step after they were told: their blocks are cached, and their copies are there."""
-        for fed in (*self._fed.values(), *self._ended.values(), *self._leaving.values()):
+        for fed in (*self._fed.values(), *self._ended.values()):
             fed.text.keep()
-        self._leaving, self._ended = self._ended, {}
+        for fed in self._ended.values():
+            fed.flushes += 1
+        self._ended = {k: fed for k, fed in self._ended.items() if fed.flushes < LAST_FLUSHES}
 
     def _window(self, fed: _Fed) -> int:
         """Positions of a sequence that are kept: fewer where rows are longer than heads' are."""
