@@ -13,6 +13,8 @@ dials:
     receiver  receiver = Receiver(plane)
               receiver.expect(key, n)            before the rows are sent
               receiver.receive(key, n, timeout)  when they are needed
+    or        inbox = RowsInbox(plane)
+              inbox.take()                       whatever has come
 """
 
 import secrets
