@@ -24,6 +24,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
@@ -187,6 +188,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
+        plane_kinds=kinds_named(config.plane_kind),
         log_level=config.log_level,
         log_format=config.log_format,
         check_integrity=config.check_integrity,

@@ -13,6 +13,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.speculation.features import FeatureOffer
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
 from ssd_serving.config import StepSizes, max_message_bytes
 from ssd_serving.engine.records import Ready
@@ -296,6 +297,7 @@ def _engine_options(
         draft_runner=None if draft is None else draft.runner,
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
+        plane_kinds=kinds_named(config.plane_kind),
     )
 
 
