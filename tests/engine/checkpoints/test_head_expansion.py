@@ -26,9 +26,7 @@ from tests.random_models import make_model
 
 BLOCK, ROWS, STEPS = 16, 40, 4
 BLOCKS = [5, 2, 9, 0]
-EVERYTHING = ModelShape(
-    hidden=100, layers=9, heads=24, kv_heads=4, head_dim=32, ff=200, vocab=600
-)
+EVERYTHING = ModelShape(hidden=100, layers=9, heads=24, kv_heads=4, head_dim=32, ff=200, vocab=600)
 SHAPES = {
     "hidden": ModelShape(hidden=100),
     "heads": ModelShape(heads=16),
