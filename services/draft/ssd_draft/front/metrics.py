@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 from ssd_draft.front.link import TargetLinkState
 from ssd_draft.records import DraftEngineStats
 from ssd_serving.observability.metrics import Reads, ServiceMetrics, histogram_family
+from ssd_serving.rpc.speculator_kinds import KINDS
 
 LIVE = (TargetLinkState.GREETING, TargetLinkState.UP, TargetLinkState.LEAVING)
 
@@ -41,9 +42,16 @@ class DraftMetrics(ServiceMetrics):
             "ssd_draft_unknown_frames",
             "Frames of newer targets that were passed over, or understood in part.",
         )
+        self._kind = self.gauge("ssd_draft_info", "1 for the kind of this draft.", ["kind"])
+        self.show_kind(None)
         self.engine_gauges(_gauges(num_blocks))
         self.engine_counters(COUNTERS)
         self.registry.register(BuildCollector(stats))
+
+    def show_kind(self, kind: str | None) -> None:
+        """``kind``: a name of KINDS; None while the draft loads."""
+        for each in KINDS:
+            self._kind.labels(each).set(each == kind)
 
 
 class BuildCollector:
