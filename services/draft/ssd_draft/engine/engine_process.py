@@ -6,11 +6,13 @@ from multiprocessing.connection import Connection
 
 from ssd_draft.config import DraftEngineOptions
 from ssd_draft.engine.core import DraftCore, make_core
+from ssd_draft.engine.waking_inbox import WakingInbox
 from ssd_draft.records import DraftOutput, ToEngine, decode_to_engine
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
+from ssd_engine.tensor_plane.transports.connection import Wake
 from ssd_engine.tracing.events import TraceEvent
-from ssd_serving.engine.loop import PipeInbox, run_engine, serve_records, warm_up
+from ssd_serving.engine.loop import run_engine, serve_records, warm_up
 from ssd_serving.engine.records import Ready, encode
 
 SILENCE_SECONDS = 0.05  # an engine that works sends an output at least so often
@@ -22,13 +24,13 @@ def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
 
 def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
     started = time.monotonic()
-    runner = _load(options)
-    core = make_core(options, runner)
+    runner, wake = _load(options), Wake()
+    core = make_core(options, runner, wake.ring)
     num_blocks = 0 if runner is None else runner.num_blocks
     settle_memory()
     pipe.send_bytes(encode(Ready(num_blocks, time.monotonic() - started)))
     check = core.check_integrity if options.check_integrity else None
-    serve_records(PipeInbox(pipe, decode_to_engine), OutputCoalescer(core), check)
+    serve_records(WakingInbox(pipe, decode_to_engine, wake), OutputCoalescer(core), check)
 
 
 class OutputCoalescer:

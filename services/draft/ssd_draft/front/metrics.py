@@ -98,6 +98,8 @@ COUNTERS: Reads = {
         ("rounds", "rounds", "Rounds launched by targets."),
         ("evictions", "evictions", "Sequences that had to make room for others."),
         ("refusals", "refusals", "Sequences that were not opened."),
+        ("feature_rows", "feature_rows", "Rows of hidden states that targets have told."),
+        ("feature_rows_dropped", "dropped_features", "Such rows that were of no use."),
         ("engine_frames_dropped", "dropped_frames", "Frames that were stale or unknown."),
     )
 }
