@@ -43,8 +43,9 @@ LABELS |= {
     "field": 4,
     "method": 10,
     "status": 16,
-    "kind": 4,
+    "kind": 8,
     "place": 2,
+    "stream": 2,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0
