@@ -31,6 +31,7 @@ from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
 from ssd_serving.plan import ModelPlan, plan_model
 from ssd_serving.rpc.frame_messages import largest_message
+from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
@@ -92,7 +93,7 @@ class DraftServer(ServiceServer):
         self._config = config
         self._plan = plan
         self._tokenizer = tokenizer
-        metrics = DraftMetrics(
+        metrics = self._metrics = DraftMetrics(
             stats=lambda: self._engine.stats,
             num_blocks=lambda: self._engine.num_blocks,
             num_links=lambda state: self._engine.count()[state],
@@ -132,6 +133,7 @@ class DraftServer(ServiceServer):
     def open(self, ready: Ready) -> list[str]:
         self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
+        self._metrics.show_kind(kind_name(pb.SpeculatorKind.Value(endpoint.speculator)))
         self._servicer.serving = DraftServing(
             endpoint=endpoint,
             info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),

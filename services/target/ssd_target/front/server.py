@@ -70,6 +70,13 @@ class TargetPlan:
                 )
         return tokenizer
 
+    @property
+    def kind_inside(self) -> str | None:
+        """The kind of the draft inside the target."""
+        if self.head is not None:
+            return "head"
+        return None if self.draft is None else "model"
+
     def __str__(self) -> str:
         draft = self.draft or self.head
         return str(self.target) if draft is None else f"{self.target}; draft {draft}"
@@ -145,7 +152,11 @@ class TargetServer(ServiceServer):
         )
         self._engine.links = self._links
         metrics = TargetMetrics(
-            lambda: self._engine.stats, lambda: self._engine.num_blocks, self._links, config.depth
+            lambda: self._engine.stats,
+            lambda: self._engine.num_blocks,
+            self._links,
+            config.depth,
+            plan.kind_inside,
         )
         access = make_access(config, metrics)
         accounts = Accounts(
