@@ -22,6 +22,7 @@ PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
 METRICS = "127.0.0.1:9471"
 TIMED = ("--metrics-listen", METRICS)  # of a target whose forwards are timed
 MODES = ("off", "sync", "ssd")
+MPS_SECONDS = 20.0  # for its end
 SHARES = (100, 15, 22, 30, 40)  # percent of the draft; 100: neither has a part of its own
 EXACT_SHARES = (15, 30, 50)
 MOST_TOKENS = 192  # of a request whose speed is taken
@@ -36,7 +37,11 @@ def mps() -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # a client may have died in a kernel
+                quit_it = ["nvidia-cuda-mps-control"]
+                subprocess.run(quit_it, input=b"quit\n", check=False, timeout=MPS_SECONDS)
             del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
 
 
