@@ -31,15 +31,14 @@ MOST_TOKENS = 192  # of a request whose speed is taken
 @contextlib.contextmanager
 def mps() -> Iterator[None]:
     """Two processes share the device at the same time, not in turns."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
         try:
             yield
         finally:
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a client may have died in a kernel
+            # A client may have died in the middle of a kernel.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 quit_it = ["nvidia-cuda-mps-control"]
                 subprocess.run(quit_it, input=b"quit\n", check=False, timeout=MPS_SECONDS)
             del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
