@@ -18,8 +18,15 @@ from torch import Tensor
 from ssd_engine.checkpoints.heads.head_config import default_boundaries
 from tools.train import loop
 from tools.train.data import SEED, Documents, Feed, read_corpus, rows_of, split
-from tools.train.distill import mixed_stream, plain_divergence
-from tools.train.head_model import TRAINED_STEPS, Head, export_head, watched
+from tools.train.distill import divergence, mixed_stream, plain_divergence
+from tools.train.head_model import (
+    TRAINED_STEPS,
+    Head,
+    export_head,
+    load_trained_head,
+    watched,
+    widened,
+)
 from tools.train.model import Llama, load
 from tools.train.sample import prefixes, sample_documents
 
@@ -42,7 +49,8 @@ def steps_of(head: Head, target: Llama, rows: Tensor, steps: int) -> list[tuple[
 def head_loss(head: Head, target: Llama, rows: Tensor, steps: int, hard: float) -> Tensor:
     pairs = steps_of(head, target, rows, steps)
     weights = [DECAY**k for k in range(steps)]
-    losses = [plain_divergence(*pair, hard) for pair in pairs]
+    loss_of = divergence if rows.device.type == "cuda" else plain_divergence
+    losses = [loss_of(*pair, hard) for pair in pairs]
     return sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)  # type: ignore[return-value]
 
 
@@ -56,6 +64,15 @@ def describe(head: Head, target: Llama, stream: Tensor, steps: int, batch: int =
             right[k] += same.sum().cpu()
             total[k] += same.numel()
     return "as the target: " + " ".join(f"{share:.3f}" for share in (right / total).tolist())
+
+
+def first_head(target: Llama, boundaries: list[int] | None, begin_with: Path | None) -> Head:
+    chosen = tuple(boundaries or default_boundaries(target.config.num_hidden_layers))
+    if begin_with is not None:
+        return widened(load_trained_head(begin_with, target.config), chosen)
+    head = Head(target.config, chosen)
+    head.begin_as(target)
+    return head
 
 
 class HeadPlan(loop.Plan):
@@ -75,6 +92,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=TRAINED_STEPS, help="drafted in a row")
     parser.add_argument("--hard", type=float, default=0.1, help="share of the argmax term")
+    parser.add_argument("--boundaries", type=int, nargs="+", help="of the target, that it reads")
+    parser.add_argument("--begin-with", type=Path, help="a head of this target to go on from")
     parser.add_argument("--written", type=int, help="stories the target writes, 0 for none")
     parser.add_argument("--stories", type=int, help="of the corpus, for a trial")
     return parser.parse_args()
@@ -94,8 +113,7 @@ def main() -> None:
     feed = Feed(mixed_stream(documents, written), device)
     validation = torch.from_numpy(Documents(held_out, tokenizer).stream(SEED).astype(np.int64))
     validation = validation.to(device)
-    head = Head(target.config, default_boundaries(target.config.num_hidden_layers)).to(device)
-    head.begin_as(target)
+    head = first_head(target, arguments.boundaries, arguments.begin_with).to(device)
     plan = HeadPlan(
         steps=round(arguments.epochs * feed.epoch_tokens / arguments.batch_tokens),
         batch_tokens=arguments.batch_tokens,
