@@ -4,8 +4,10 @@ The grown target tells the same hidden states with zeros behind them, at the sam
 layers come after the old ones and add nothing. ``expanded_head.py`` makes the weights.
 """
 
+import math
 from dataclasses import replace
 
+from ssd_engine.checkpoints.heads.head_checkpoint import HeadCheckpoint, expected_shapes
 from ssd_engine.checkpoints.heads.head_config import HeadConfig
 from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config
 from ssd_engine.errors import ConfigError
@@ -30,3 +32,10 @@ def grow_head(head: HeadConfig, shape: ModelShape) -> HeadConfig:
         target_hidden_size=layers.hidden_size,
         draft_vocab_size=layers.embedding_rows if drafts_all else head.draft_vocab_size,
     )
+
+
+def count_head_parameters(head: HeadConfig, checkpoint: HeadCheckpoint) -> int:
+    """Those of the checkpoint's weights once they are as large as ``head``: an embedding that is
+    the target's does not count."""
+    shapes = expected_shapes(head)
+    return sum(math.prod(shapes[name]) for name in checkpoint.weights.entries)
