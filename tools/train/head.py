@@ -19,7 +19,7 @@ from ssd_engine.checkpoints.heads.head_config import default_boundaries
 from tools.train import loop
 from tools.train.data import SEED, Documents, Feed, read_corpus, rows_of, split
 from tools.train.distill import mixed_stream, plain_divergence
-from tools.train.head_model import Head, export_head, watched
+from tools.train.head_model import TRAINED_STEPS, Head, export_head, watched
 from tools.train.model import Llama, load
 from tools.train.sample import prefixes, sample_documents
 
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=32768)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=5, help="tokens that it drafts in a row")
+    parser.add_argument("--steps", type=int, default=TRAINED_STEPS, help="drafted in a row")
     parser.add_argument("--hard", type=float, default=0.1, help="share of the argmax term")
     parser.add_argument("--written", type=int, help="stories the target writes, 0 for none")
     parser.add_argument("--stories", type=int, help="of the corpus, for a trial")
@@ -111,7 +111,7 @@ def main() -> None:
         lambda: describe(head, target, validation, arguments.steps),
     )
     feed.close()
-    export_head(head, arguments.out)
+    export_head(head, arguments.out, arguments.target.name)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.parallel.cluster.options import ClusterOptions, read_secret
 from ssd_engine.process.secret_files import warn_of_readers
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.streams import VALUE_BYTES
 from ssd_serving.config import ServiceConfig, check_service_config, parse_address
 from ssd_target.links.endpoint_addresses import parse_draft
@@ -143,6 +144,7 @@ class EngineOptions:
     draft_runner: RunnerOptions | None
     head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
+    plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
 
 
 def check_config(config: TargetConfig) -> None:

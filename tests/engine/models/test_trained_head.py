@@ -25,7 +25,7 @@ def test_a_trained_head_is_the_served_one(tmp_path: Path) -> None:
     target = load(TARGET).eval()
     made = Head(target.config, (2, 4, 5))
     made.begin_as(target)
-    export_head(made, tmp_path)
+    export_head(made, tmp_path, "stories-target")
     head = load_trained_head(tmp_path, target.config)  # rounded, as it is served
     tokens = torch.randint(3, 4096, (1, ROWS + 1))
     with torch.no_grad():
@@ -34,7 +34,7 @@ def test_a_trained_head_is_the_served_one(tmp_path: Path) -> None:
 
     serving = make_runner(TARGET, num_blocks=160)
     config = fit_to_target(load_head_config(tmp_path), serving.config, "stories-target")
-    assert config.boundaries == head.boundaries
+    assert (config.boundaries, config.verifier) == (head.boundaries, "stories-target")
     serving.watch(config.boundaries)
     serving.forward([Chunk(tokens[0].tolist(), 0, [0, 1, 2], 1)])
     told = serving.features

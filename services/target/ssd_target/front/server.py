@@ -13,6 +13,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.speculation.features import FeatureOffer
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
 from ssd_serving.config import StepSizes, max_message_bytes
 from ssd_serving.engine.records import Ready
@@ -69,6 +70,13 @@ class TargetPlan:
                     f"{self.target.name}"
                 )
         return tokenizer
+
+    @property
+    def kind_inside(self) -> str | None:
+        """The kind of the draft inside the target."""
+        if self.head is not None:
+            return "head"
+        return None if self.draft is None else "model"
 
     def __str__(self) -> str:
         draft = self.draft or self.head
@@ -152,7 +160,11 @@ class TargetServer(ServiceServer):
         )
         self._engine.links = self._links
         metrics = TargetMetrics(
-            lambda: self._engine.stats, lambda: self._engine.num_blocks, self._links, config.depth
+            lambda: self._engine.stats,
+            lambda: self._engine.num_blocks,
+            self._links,
+            config.depth,
+            plan.kind_inside,
         )
         access = make_access(config, metrics)
         accounts = Accounts(
@@ -304,6 +316,7 @@ def _engine_options(
         draft_runner=None if draft is None else draft.runner,
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
+        plane_kinds=kinds_named(config.plane_kind),
     )
 
 
