@@ -226,6 +226,13 @@ def feature_options(config: TargetConfig, model: ModelConfig, dtype: str) -> Fea
     )
 
 
+def feature_bytes(config: TargetConfig, options: FeatureOptions) -> int:
+    """The host's memory that features may take, where links can ask for them."""
+    if not speculation_options(config).endpoints:
+        return 0
+    return config.max_num_seqs * options.window_bytes + options.keep_bytes
+
+
 def _wait_seconds(wait: str) -> float | None:
     if wait == "auto":
         return None

@@ -30,6 +30,7 @@ from ssd_target.config import (
     TargetConfig,
     check_config,
     default_mode,
+    feature_bytes,
     feature_options,
     modes,
     speculation_options,
@@ -90,6 +91,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     rows = config.max_num_seqs * (config.depth + 1)
     sizes = StepSizes(rows, step_rows=config.depth + 1)
     target = _with_defaults(config, plan_model(config.model, config, sizes))
+    target = _with_features(config, target)
     if config.draft_model is None:
         return TargetPlan(target, None)
     directory = resolve_model(config.draft_model)
@@ -123,6 +125,12 @@ def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
         return plan
     directory, vocab_size = plan.runner.directory, plan.model.vocab_size
     return replace(plan, sampling=load_sampling_defaults(directory, vocab_size))
+
+
+def _with_features(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
+    """Its KV leaves room for what links may be told of."""
+    needed = feature_bytes(config, feature_options(config, plan.grown, plan.runner.dtype))
+    return replace(plan, runner=replace(plan.runner, host_bytes=needed))
 
 
 class TargetServer(ServiceServer):

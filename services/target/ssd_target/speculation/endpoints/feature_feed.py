@@ -79,6 +79,7 @@ class FeatureFeed:
         self._fed: dict[int, _Fed] = {}
         self._ended: dict[int, _Fed] = {}  # whose last rows may still come
         self._noted: list[_Noted] = []
+        self._grown: list[_Fed] = []  # by the last flush
 
     def follow_pool(self, pool: BlockPool) -> None:
         """Features of its cached blocks are kept, as long as they are cached."""
@@ -103,6 +104,7 @@ class FeatureFeed:
         self.watched = boundaries
         self.kept.clear()
         self._noted.clear()
+        self._grown.clear()
         self._ended.clear()
         for fed in self._fed.values():
             fed.text = FeatureText(self.kept, self._block_size)
@@ -188,22 +190,27 @@ class FeatureFeed:
         """The next forward was launched: copy, keep and send what the last ones told."""
         if not self._fed and not self._ended:
             return
-        if self.kept.keeps:
-            self._keep()
+        self._settle()
         noted, self._noted = self._noted, []
         for each in noted:
             fed = self._fed.get(each.sequence) or self._ended.get(each.sequence)
             if fed is not None:
                 fed.text.add(each.start, self.copies.copy(each.rows, each.mark))
+                self._grown.append(fed)
         for endpoint in endpoints:
             if endpoint.features is not None and endpoint.features.state is PlaneState.UP:
                 self._send(endpoint, endpoint.features)
-        for each in noted:
-            if (fed := self._fed.get(each.sequence)) is not None:
-                fed.text.prune(self._window(fed))
+
+    def _settle(self) -> None:
+        """What the last flush has copied is there: keep it with its blocks, and leave the rest."""
+        if self.kept.keeps:
+            self._keep()
+        for fed in self._grown:
+            fed.text.prune(self._window(fed))
+        self._grown.clear()
 
     def _keep(self) -> None:
-        """A step after they were told: their blocks are cached, and their copies are there."""
+        """The blocks of what was told are cached by now."""
         for fed in (*self._fed.values(), *self._ended.values()):
             fed.text.keep()
         for fed in self._ended.values():
