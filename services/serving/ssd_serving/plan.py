@@ -28,6 +28,12 @@ class ModelPlan:
     allow_control_tokens: bool = False  # in messages of chats; likewise
 
     @property
+    def grown(self) -> ModelConfig:
+        """The shape that is served."""
+        shape = self.runner.expand_to
+        return self.model if shape is None else grow_config(self.model, shape)
+
+    @property
     def num_parameters(self) -> int:
         shape = self.runner.expand_to
         if shape is None:

@@ -40,7 +40,8 @@ from ssd_engine.speculation.frames import (
     Source,
 )
 from ssd_engine.speculation.latency_model import StepClock
-from ssd_engine.tensor_plane.report import PlaneReport, report_of
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
+from ssd_engine.tensor_plane.report import report_of
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind, make_trace
 from ssd_serving.engine.records import LinkGone

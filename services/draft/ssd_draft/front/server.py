@@ -29,6 +29,7 @@ from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
 from ssd_serving.plan import ModelPlan, plan_model
+from ssd_serving.rpc.feature_messages import encode_feature_terms
 from ssd_serving.rpc.frame_messages import largest_message
 from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
@@ -230,6 +231,7 @@ def _draft_info(
         max_branches=endpoint.budget,
         protocol_version=PROTOCOL_VERSION,
         version=__version__,
+        features=None if endpoint.features is None else encode_feature_terms(endpoint.features),
     )
     if plan is None or tokenizer is None:
         return info
