@@ -177,6 +177,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         {"WIDTH": 5120, "PADDED": 8192, "OVERLAP": False},
     ),
     (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
+    (elementwise.tap_kernel, [HALF, HALF, "i32", "i32"], {"PIECE": 1024, "OVERLAP": True}),
     (
         elementwise.weigh_kernel,
         [HALF, HALF, HALF, FLOATS, "i32", "i32"],

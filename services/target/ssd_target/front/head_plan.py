@@ -56,7 +56,8 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
             f"--depth {config.depth}: {directory.name} has a context of {longest} tokens, which "
             f"has room for speculations of {(longest - 1) // 2}"
         )
-    sizes = StepSizes(max_rows, exact=False)
+    depth = config.depth
+    sizes = StepSizes(max_rows, exact=False, step_rows=depth + 1, ranks=2, max_path=depth)
     runner = runner_options(replace(own, max_model_len=longest), head.layers, directory, sizes)
     options = HeadOptions(head, target.runner.directory, runner)
     return HeadPlan(directory.name, checkpoint.weights.num_parameters, options)
