@@ -69,10 +69,15 @@ def step_bytes(model: str, shape: str) -> int:
     return 2 * total
 
 
-def make_core(runner: ModelRunner, send: Any = None, depth: int = 7) -> EngineCore:
+def make_core(
+    runner: ModelRunner,
+    send: Any = None,
+    depth: int = 7,
+    kind: type[SpeculationCoordinator] = SpeculationCoordinator,
+) -> EngineCore:
     options = SpeculationOptions(depth=depth, adapt_depth=False, auto_off=False)
     size = runner.config.vocab_size
-    speculator = SpeculationCoordinator(options, size, **({} if send is None else {"send": send}))
+    speculator = kind(options, size, **({} if send is None else {"send": send}))
     return EngineCore(
         runner,
         [b""] * size,

@@ -6,7 +6,7 @@ import msgspec
 
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
-from ssd_engine.tensor_plane.report import PlaneReport
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.records import AboutLink, Beat, Fatal, LinkGone, Ready, Record
 

@@ -30,6 +30,7 @@ from ssd_draft.records import (
 )
 from ssd_draft.speculators.base import DraftRunner, Speculator
 from ssd_draft.speculators.registry import make_speculator
+from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import (
@@ -39,7 +40,8 @@ from ssd_engine.speculation.frames import (
     Source,
 )
 from ssd_engine.speculation.latency_model import StepClock
-from ssd_engine.tensor_plane.report import PlaneReport, report_of
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
+from ssd_engine.tensor_plane.report import report_of
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind, make_trace
 from ssd_serving.engine.records import LinkGone
@@ -246,7 +248,7 @@ class DraftCore:
 
 def make_core(
     options: DraftEngineOptions,
-    runner: DraftRunner | None,
+    runner: DraftRunner | HeadRunner | None,
     on_rows: Callable[[], None] = lambda: None,
 ) -> DraftCore:
     """``on_rows`` is called, in any thread, when a plane has brought rows."""

@@ -16,9 +16,10 @@ from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.speculators.base import Speculator
 from ssd_engine.speculation.frames import FeatureRequest
 from ssd_engine.tensor_plane.inbox import RowsInbox
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
-from ssd_engine.tensor_plane.report import PlaneReport, report_of
+from ssd_engine.tensor_plane.report import report_of
 
 WAITING_SECONDS = 5.0  # that rows wait for the frames that they belong to
 WAITING_BYTES = 64 << 20  # of a link

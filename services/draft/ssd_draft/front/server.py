@@ -13,12 +13,16 @@ from ssd_draft.config import (
 )
 from ssd_draft.front.engine_client import DraftEngine
 from ssd_draft.front.handshake import DraftIdentity
+from ssd_draft.front.head_plan import DraftHeadPlan, plan_head
 from ssd_draft.front.metrics import DraftMetrics
 from ssd_draft.front.sequence_watch import TextOf, make_watch
 from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
 from ssd_draft.planning.plan import RANKS
 from ssd_draft.records import GrammarVocabulary
-from ssd_draft.speculators.registry import check_kind
+from ssd_draft.speculators.registry import KINDS, kind_of
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.errors import ConfigError
+from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
@@ -40,10 +44,14 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
     Returns None where there is no model.
     """
     check_config(config)
-    check_kind(config)
+    kind = KINDS[kind_of(config)]
     check_security(config)
+    if not kind.is_head:
+        _check_no_head(config)
     if config.model is None:
         return None
+    if kind.is_head:
+        return plan_head(config, resolve_model(config.model), _head_sizes(config))
     # A row of a tree sees the chain that is verified, and the branches.
     max_tail = config.depth + scratch_tokens(config)
     sizes = StepSizes(
@@ -56,6 +64,21 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
         max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
     )
     return plan_model(config.model, config, sizes)
+
+
+def _check_no_head(config: DraftConfig) -> None:
+    for flag, value in (
+        ("--target-model", config.target_model),
+        ("--aux-layers", config.aux_layers),
+    ):
+        if value is not None:
+            raise ConfigError(f"{flag} is of an EAGLE-3 head, MODEL is none: leave it out")
+
+
+def _head_sizes(config: DraftConfig) -> StepSizes:
+    """Without steps of few rows: a head's are no captured ones."""
+    max_tail = config.depth + scratch_tokens(config)
+    return StepSizes(config.max_rows, max_tail, exact=False)
 
 
 class DraftServer(ServiceServer):
@@ -94,7 +117,7 @@ class DraftServer(ServiceServer):
             config.max_links,
             largest,
             self._spans,
-            name=config.speculator if plan is None else plan.name,
+            name=kind_of(config) if plan is None else plan.name,
         )
 
     def prepare(self) -> None:
@@ -137,6 +160,9 @@ class DraftServer(ServiceServer):
 
 
 def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
+    """Tokens of a sequence."""
+    if isinstance(plan, DraftHeadPlan):
+        return plan.max_context
     if plan is not None:
         return plan.runner.max_model_len
     return config.max_model_len or CONTEXT_WITHOUT_MODEL
@@ -145,9 +171,10 @@ def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
 def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineOptions:
     fan_out_hit, fan_out_miss = fan_outs(config)
     return DraftEngineOptions(
-        speculator=config.speculator,
+        speculator=kind_of(config),
         model=None if plan is None else plan.model,
         runner=None if plan is None else plan.runner,
+        head=plan.head if isinstance(plan, DraftHeadPlan) else None,
         tp=config.tp,
         prefill_chunk=config.prompt_rows,
         depth=config.depth,
@@ -158,7 +185,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         max_num_seqs=config.max_num_seqs,
         max_seqs_per_link=config.max_seqs_per_link,
         vocab_size=None if plan is None else plan.model.vocab_size,
-        max_context=_max_context(config, plan),
+        max_context=_max_context(config, plan) if plan is None else plan.runner.max_model_len,
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
@@ -173,15 +200,19 @@ def _endpoint(
     config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None
 ) -> DraftIdentity:
     per_link = config.max_seqs_per_link or config.max_num_seqs
+    kind = kind_of(config)
+    head = plan.head if isinstance(plan, DraftHeadPlan) else None
     return DraftIdentity(
-        name=plan.name if plan is not None else config.name or config.speculator,
-        speculator=f"SPECULATOR_KIND_{config.speculator.upper()}",
+        name=plan.name if plan is not None else config.name or kind,
+        speculator=f"SPECULATOR_KIND_{kind.upper()}",
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
         vocab_size=None if plan is None else plan.model.vocab_size,
         max_context=_max_context(config, plan),
         max_sequences=min(per_link, config.max_num_seqs),
         depth=config.depth,
         budget=config.budget,
+        features=None if head is None else FeatureTerms(head.needs, head.window),
+        verifier="" if head is None else head.config.verifier,
     )
 
 

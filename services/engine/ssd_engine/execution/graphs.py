@@ -9,6 +9,7 @@ right. A draft's step is one graph: while it is launched, the device computes th
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_engine.execution.step import Step
+from ssd_engine.execution.step_features import StepFeatures
 from ssd_engine.forward.batch import (
     Chunk,
     Draw,
@@ -62,6 +64,10 @@ class _Captured(Protocol):
     @property
     def num_turns(self) -> int: ...
 
+    @property
+    def logits(self) -> Tensor | None:
+        """Where they are after a replay, on the first rank."""
+
     def replay(self, turn: int, drawing: Drawing, notices: "_Notices") -> torch.cuda.Event:
         """The event in front of it."""
 
@@ -74,6 +80,7 @@ class _InParts:
     rest: torch.cuda.CUDAGraph
     # How tokens are drawn from the logits, which only the first rank has.
     ends: dict[Drawing, torch.cuda.CUDAGraph]
+    logits: Tensor | None
 
     @property
     def num_turns(self) -> int:
@@ -101,6 +108,7 @@ class _AtOnce:
     graphs: dict[Drawing, torch.cuda.CUDAGraph]
     computing: torch.cuda.CUDAGraph
     held: torch.cuda.CUDAGraph  # what is drawn then
+    logits: Tensor | None
 
     @property
     def num_turns(self) -> int:
@@ -150,12 +158,19 @@ class GraphRunner:
         self.steps, self._rejector = steps, rejector
         self._eager = eager
         self._captured: dict[tuple[StepShape, int], _Captured] = {}
+        self._plain: dict[tuple[StepShape, int], _Captured] = {}  # those that tell no features
+        self._memory: Any = None  # that graphs share
+        self._features: StepFeatures | None = None  # what steps tell from now on
+        # The last that were told, and the graphs that do: links come and go.
+        self._telling: tuple[StepFeatures, dict[tuple[StepShape, int], _Captured]] | None = None
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._launches = 0
         self._stream = torch.cuda.current_stream()
         self._using: dict[tuple[StepShape, int], torch.cuda.Event] = {}  # the end of what uses it
         self._reading_masks: dict[int, torch.cuda.Event] = {}  # likewise, by sides
+        self._reading_features: dict[int, torch.cuda.Event] = {}  # likewise
+        self._beside: torch.cuda.Stream | None = None
         self._expected: _Expected | None = None
         self._last: InFlight | None = None
         self._last_end: torch.cuda.Event | None = None
@@ -167,19 +182,41 @@ class GraphRunner:
         return all(step.follows for step in self.steps)
 
     def capture(self, dummy_slot: int) -> None:
-        memory = None
-        for step in tracked("capturing graphs", self.steps, len(self.steps), "step shapes"):
+        for step in tracked("preparing steps", self.steps, len(self.steps), "step shapes"):
             step.inputs.clear(dummy_slot)
             for drawing in step.drawings:
                 step.run(drawing)  # what is compiled on first use is compiled now
                 if self._rejector is not None and step.logits is not None:
                     self._rejector.warm_up(step.scores(step.logits, drawing))
+        self._captured = self._plain = self._capture_all()
+        log.info("%d step shapes %s", len(self.steps), "ready" if self._eager else "captured")
+
+    def watch(self, features: StepFeatures | None) -> None:
+        """From the next launch on, steps tell ``features`` what they ask for, by graphs of their
+        own; None: by those that copy nothing. Steps that are in flight end as they are."""
+        torch.cuda.synchronize()
+        self._features, self._expected = features, None
+        for step in self.steps:
+            step.watch(features)
+        if features is None:
+            self._captured = self._plain
+            return
+        if self._telling is None or self._telling[0] is not features:
+            self._telling = None  # its memory goes first
+            self._telling = features, self._capture_all()
+        self._captured = self._telling[1]
+
+    def _capture_all(self) -> dict[tuple[StepShape, int], "_Captured"]:
+        """The graphs of all steps as they are now; none where steps are launched eagerly."""
+        captured: dict[tuple[StepShape, int], _Captured] = {}
+        steps = () if self._eager else self.steps
+        for step in tracked("capturing graphs", steps, len(steps), "step shapes"):
             torch.cuda.synchronize()
-            for side in range(0 if self._eager else step.num_sides):
+            for side in range(step.num_sides):
                 step.use(side)
                 capture = self._capture_at_once if step.ranks > 1 else self._capture_parts
-                self._captured[step.shape, side], memory = capture(step, side, memory)
-        log.info("%d step shapes %s", len(self.steps), "ready" if self._eager else "captured")
+                captured[step.shape, side], self._memory = capture(step, side, self._memory)
+        return captured
 
     def _capture_parts(self, step: Step, side: int, memory: Any) -> tuple[_InParts, Any]:
         beginnings = []
@@ -191,7 +228,7 @@ class GraphRunner:
         ends = {}
         for drawing in step.drawings if step.logits is not None else ():
             ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
-        return _InParts(beginnings, rest, ends), memory
+        return _InParts(beginnings, rest, ends, step.logits), memory
 
     def _capture_at_once(self, step: Step, side: int, memory: Any) -> tuple[_AtOnce, Any]:
         turns = range(side, STARTS, step.num_sides)
@@ -201,7 +238,7 @@ class GraphRunner:
             graphs[drawing], memory = _capture(partial(step.run, drawing), memory)
         computing, memory = _capture(step.compute, memory)
         held, memory = _capture(partial(step.finish, Drawing.ADJUSTED), memory)
-        return _AtOnce(starts, self._stream, graphs, computing, held), memory
+        return _AtOnce(starts, self._stream, graphs, computing, held, step.logits), memory
 
     def num_replays(self, step: Step, side: int) -> int:
         """How often a step was captured on this side."""
@@ -289,6 +326,8 @@ class GraphRunner:
         self._launches += 1
         self._expected = None
         end = self._ends[turn]
+        if (reading := self._reading_features.pop(side, None)) is not None:
+            self._stream.wait_event(reading)
         if self._eager:
             start = self._starts[turn]
             if write is not None:
@@ -297,15 +336,37 @@ class GraphRunner:
             with torch.inference_mode():
                 step.run(drawing)
             launched()
+            logits = step.logits
         else:
             captured = self._captured[step.shape, side]
             start = captured.replay(turn // step.num_sides, drawing, _Notices(launched, write))
+            logits = captured.logits
         end.record(self._stream)
         self._using[step.shape, side] = end
         if held is not None:
             self._reading_masks[side] = end
-        self._last = InFlight(self, step, side, told, start, end, self._rejector)
+        about = (told, start, end, logits, self._features, self._rejector)
+        self._last = InFlight(self, step, side, *about)
         return self._last
+
+    def beside(self) -> AbstractContextManager[object]:
+        """What is done inside does not wait for the step that was launched last."""
+        if self._beside is None:
+            self._beside = torch.cuda.Stream()
+        return torch.cuda.stream(self._beside)
+
+    def features_of(self, flight: "InFlight", count: int) -> Tensor | None:
+        """The features of its first rows; None where others are asked for meanwhile, or none."""
+        features = flight.features
+        if features is None or features is not self._features:
+            return None
+        stream = torch.cuda.current_stream()
+        stream.wait_event(flight.end)
+        rows = features.rows(flight.side, count)
+        reading = torch.cuda.Event()
+        reading.record(stream)
+        self._reading_features[flight.side] = reading
+        return rows
 
     def _expect(self, parts: Sequence[Part], draws: Sequence[Draw | None], dummy_slot: int) -> None:
         """``parts`` are in flight. Where the round after them has been launched, too, the side is
@@ -384,17 +445,20 @@ class InFlight:
         told: _Told,
         start: torch.cuda.Event,
         end: torch.cuda.Event,
+        logits: Tensor | None = None,
+        features: StepFeatures | None = None,
         rejector: Rejector | None = None,
     ) -> None:
+        """``logits``: where they are at its end. ``features``: what it tells."""
         self.step, self.side, self.told = step, side, told
-        self.rows = told.rows
+        self.rows, self.end, self.features = told.rows, end, features
         self._runner, self._rejector = runner, rejector
-        self._start, self._end = start, end
+        self._start, self._step_logits = start, logits
         self._look_ahead: Callable[[], None] | None = told.look_ahead
         self._done = False
 
     def done(self) -> bool:
-        self._done = self._done or self._end.query()
+        self._done = self._done or self.end.query()
         if not self._done and self._look_ahead is not None:
             self._look_ahead()
             self._look_ahead = None
@@ -402,7 +466,7 @@ class InFlight:
 
     def result(self) -> ForwardResult:
         if not self._done:
-            self._end.synchronize()
+            self.end.synchronize()
         rows = self.rows
         if self.step.ranks > 1:
             return self._guessed(rows)
@@ -417,11 +481,12 @@ class InFlight:
             reported=reported,
             reject=None if self._rejector is None else partial(self._reject, self._rejector),
             clock=self._seconds,
+            make_features=self._features,
         )
 
     def following(self) -> NDArray[np.int32]:
         """What a draft's rows have drawn, all of the step's."""
-        self._end.synchronize()
+        self.end.synchronize()
         return self.step.guesses_on(self.side)[:, self.step.ranks]
 
     def _guessed(self, rows: Sequence[int]) -> ForwardResult:
@@ -438,13 +503,16 @@ class InFlight:
         self, rejector: Rejector, rounds: Sequence[tuple[int, SampledSpeculation]]
     ) -> list[RejectionVerdict]:
         """The outcomes of rounds whose first rows are these, of the rows that ask for logits."""
-        if self.step.logits is None:
+        if self._step_logits is None:
             raise RuntimeError("a step without logits verifies nothing")
-        scores = self.step.scores(self.step.logits, self.told.drawing)
+        scores = self.step.scores(self._step_logits, self.told.drawing)
         return rejector.judge(scores, [(self.rows[first], about) for first, about in rounds])
 
+    def _features(self) -> Tensor | None:
+        return self._runner.features_of(self, sum(len(part.tokens) for part in self.told.parts))
+
     def _seconds(self) -> float:
-        return self._runner.ended(self._start, self._end)
+        return self._runner.ended(self._start, self.end)
 
     def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[list[int], list[int]]:
         """Tokens, and where the logits were no logits. Lists: so few numbers are quicker so."""
@@ -463,7 +531,7 @@ class InFlight:
         return tokens, broken
 
     def _logits(self, rows: Sequence[int]) -> Tensor | None:
-        logits = self.step.logits
+        logits = self._step_logits
         if logits is None or not rows:
             return None
         chosen = logits[torch.tensor(list(rows), device=logits.device), : self.step.head_rows]
@@ -482,7 +550,8 @@ def _nothing() -> None:
 def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph, and the memory that it shares with others."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory):
+    # Threads of planes go on meanwhile: only what this one does is part of the graph.
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
         run()
     return graph, graph.pool()
 

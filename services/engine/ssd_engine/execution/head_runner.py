@@ -1,7 +1,7 @@
 """The runner of a head: its cache also has what each row hands to the row after it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,10 +46,8 @@ class HeadRunner(ModelRunner):
         """``num_tokens`` of the target, padding left out."""
         self._config, self._checkpoint, self._num_tokens = head, checkpoint, num_tokens
         self._given: GivenFeatures | None = None
-        super().__init__(head.layers, options, SingleRank(), self._load)
-        slots = (self.num_blocks + 1) * options.block_size
-        width, dtype = head.layers.hidden_size, self.model.weights.norm.dtype
-        self._states = torch.zeros(slots, width, dtype=dtype, device=self.device)
+        # A step that is captured reads no states: every forward is launched kernel by kernel.
+        super().__init__(head.layers, replace(options, step_rows=0), SingleRank(), self._load)
 
     def step_with_features(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], given: GivenFeatures
@@ -78,7 +76,26 @@ class HeadRunner(ModelRunner):
         self, weights: DecoderWeights, rope: RopeTable, attention: AttentionBackend
     ) -> EagleHead:
         about = (self._config, self._weights, rope, attention, self.tp, self._num_tokens)
-        return EagleHead(*about, self._choose_linear(weights))
+        ops = self._fused_ops(rope) if self._tuned else None
+        return EagleHead(*about, self._choose_linear(weights), ops)
+
+    def _make_head(self) -> None:
+        """Its tokens are not the target's: ``EagleHead.logits`` knows which are which."""
+
+    def _begin_chained_products(self) -> bool:
+        """The first layer reads twice as much as the others."""
+        return False
+
+    def _allocate_cache(self, num_blocks: int) -> None:
+        super()._allocate_cache(num_blocks)
+        slots, dtype = num_blocks * self.options.block_size, self.kv.spec.dtype
+        shape = (slots, self.config.hidden_size)
+        self._states = torch.zeros(shape, dtype=dtype, device=self.device)
+
+    @property
+    def _bytes_per_block(self) -> int:
+        row = self.config.hidden_size * self.kv.spec.dtype.itemsize
+        return super()._bytes_per_block + self.options.block_size * row
 
     def _compute_layers(self, parts: Sequence[Rows]) -> Tensor:
         tokens, positions, slots, plan = self.prepare(parts)

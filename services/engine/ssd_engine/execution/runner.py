@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from ssd_engine.kvcache.cache import KVCache, KVCacheSpec
 from ssd_engine.kvcache.host_copies import HostCopies
 from ssd_engine.kvcache.swap import Swap
 from ssd_engine.models.decoder import Decoder, DecoderWeights
+from ssd_engine.models.features import check_boundaries
 from ssd_engine.models.layer_ops import LayerOps
 from ssd_engine.models.layers import EagerProducts, LayerProducts, PromptLayers
 from ssd_engine.models.linear import (
@@ -59,6 +61,7 @@ from ssd_engine.sampling.scoring import score_tokens
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.execution.graphs import GraphRunner
     from ssd_engine.execution.step_drawing import PromptDrawing
+    from ssd_engine.execution.step_features import StepFeatures
     from ssd_engine.forward.step_inputs import StepShape
     from ssd_engine.kernels.kernel_set import KernelSet
     from ssd_engine.kernels.products.products import Product
@@ -70,6 +73,7 @@ log = logging.getLogger(__name__)
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 CPU_CACHE_SHARE = 0.25  # share of the available memory
 LOGIT_ROWS = 8  # rows of one product with the head, where row counts are fixed
+NUM_SIDES = 2  # of a step: one is filled while the other is in flight
 SCORED_ROWS = 16  # logits of so many are there at a time, however many are scored
 
 
@@ -101,8 +105,10 @@ class ModelRunner:
         """``config`` is the checkpoint's; ``self.config`` that of the model it is grown to.
         ``load`` makes weights where there is no checkpoint."""
         load = load or _checkpoint_loader(config, options)
-        self._boundaries: tuple[int, ...] = ()
-        self.features: Tensor | None = None
+        self._watched: tuple[int, ...] = ()
+        self._boundaries: tuple[int, ...] = ()  # of prompts
+        self._told: StepFeatures | None = None  # of steps
+        self.features: Tensor | None = None  # of the last forward that was no captured step
         grown = grow_config(config, options.expand_to or ModelShape())
         self.config = grown
         self.options = options
@@ -186,7 +192,7 @@ class ModelRunner:
         if self.tp.size == 1:  # other ranks do not know what is drawn
             last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
         buffers = StepBuffers(self.model, max(shapes, key=lambda shape: shape.rows))
-        about = (ranks, self._kernels, last, 2, self._histories, largest, buffers)
+        about = (ranks, self._kernels, last, NUM_SIDES, self._histories, largest, buffers)
         steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
         eager = self.options.eager or not self.tp.in_graphs
         return GraphRunner(steps, eager, self._make_rejector())
@@ -243,7 +249,7 @@ class ModelRunner:
         kv_heads = self.config.kv_heads_per_rank(self.tp.size)
         return FusedOps(rope, self.config.qk_norm_eps, heads, kv_heads)
 
-    def _make_head(self) -> "Product":
+    def _make_head(self) -> "Product | None":
         from ssd_engine.kernels.products.product_shape import ProductShape
         from ssd_engine.kernels.products.products import make_product
 
@@ -284,9 +290,16 @@ class ModelRunner:
     def _allocate(self) -> int:
         blocks = self._count_blocks()
         # One more, of no sequence: what pads a forward is written there.
-        self.kv.allocate(blocks + self._tuned)
+        self._allocate_cache(blocks + self._tuned)
         self._set_dummy(blocks)
         return blocks
+
+    def _allocate_cache(self, num_blocks: int) -> None:
+        self.kv.allocate(num_blocks)
+
+    @property
+    def _bytes_per_block(self) -> int:
+        return self.kv.spec.bytes_per_block
 
     def _count_blocks(self) -> int:
         """Those of the KV cache, in what is left; the same number on every rank."""
@@ -304,7 +317,7 @@ class ModelRunner:
     def _more_memory(self, missing: int) -> str:
         if self.device.type != "cuda":
             return ""
-        share = needed_share(self.options, missing * self.kv.spec.bytes_per_block, self.device)
+        share = needed_share(self.options, missing * self._bytes_per_block, self.device)
         return f" (--gpu-memory-utilization {share:.2f})" if share <= 1 else ""
 
     def _set_dummy(self, block: int) -> None:
@@ -321,7 +334,7 @@ class ModelRunner:
     def _blocks_that_fit(self) -> int:
         """As many as memory allows, and no more than all sequences together can use."""
         useful = self.options.max_num_seqs * self._blocks_per_sequence()
-        size = self.kv.spec.bytes_per_block
+        size = self._bytes_per_block
         if self.device.type == "cuda":
             self._warm_up()
             return min(blocks_on_device(self.options, size, self.device), useful)
@@ -332,11 +345,11 @@ class ModelRunner:
         """The largest forward, over a cache that is just large enough for it."""
         rows = min(self.options.max_forward_tokens, self.options.max_model_len - 1)
         blocks = -(-self.options.max_forward_tokens // self.options.block_size) + 1
-        self.kv.allocate(blocks + 1)
+        self._allocate_cache(blocks + 1)
         self._set_dummy(blocks)
         scored = min(rows, SCORED_ROWS) if self.options.exact else 0
         self.forward([Chunk([0] * rows, 0, list(range(blocks)), 1, scored)], score=_score_in_full)
-        self.kv.allocate(0)
+        self._allocate_cache(0)
 
     @torch.inference_mode()
     def forward(
@@ -387,7 +400,7 @@ class ModelRunner:
                 return flight
             if self.options.exact:
                 raise RuntimeError("a step is larger than what the server was started for")
-        return ImmediateForward(lambda: self.forward(parts, launched))
+        return ImmediateForward(lambda: self.forward(parts, launched), lambda: self.features)
 
     def deepen(
         self, flight: PendingForward, slots: Sequence[int], widths: Sequence[int]
@@ -420,11 +433,39 @@ class ModelRunner:
         return hidden
 
     def watch(self, boundaries: Sequence[int]) -> None:
-        """From now on ``features`` are the residual stream at these boundaries [rows, boundaries *
-        d] of the rows of the last forward, part after part."""
-        if self._tuned:
-            raise RuntimeError("a captured step tells no features")
-        self._boundaries = tuple(boundaries)
+        """From now on forwards and steps tell the residual stream of their rows at these
+        boundaries [rows, boundaries * d], part after part; with none of them, nothing is copied.
+
+        Prompts tell it on the first rank alone. Steps are captured on all ranks alike.
+        """
+        check_boundaries(boundaries, self.config.num_layers)
+        watched = tuple(boundaries)
+        if watched == self._watched:
+            return
+        self._watched, self.features = watched, None
+        self._boundaries = () if self.tp.rank else watched
+        if self.steps is not None:
+            self.steps.watch(self._step_features(watched) if watched else None)
+
+    def _step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+        """The last ones, where the same are asked for again."""
+        if self._told is None or self._told.boundaries != boundaries:
+            self._told = self._make_step_features(boundaries)
+        return self._told
+
+    def _make_step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+        from ssd_engine.execution.step_features import StepFeatures
+
+        rows = max(shape.padded_rows for shape in self._step_shapes)
+        about = (self.model, boundaries, rows, NUM_SIDES, self._kernels.overlap)
+        features = StepFeatures(*about)
+        norm = self.model.weights.norm
+        features.warm_up(norm.new_zeros(1, self.config.hidden_size))
+        return features
+
+    def beside_forwards(self) -> AbstractContextManager[object]:
+        """What is done inside does not wait for what was launched last."""
+        return nullcontext() if self.steps is None else self.steps.beside()
 
     def _score(self, hidden: Tensor, rows: list[int], score: Score | None) -> None:
         """Other ranks than the first have no logits, but their share in these."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_engine.execution.layer_products import LayerBuffers, make_layer_products
 from ssd_engine.execution.step_attention import make_attention
 from ssd_engine.execution.step_drawing import StepDrawing
+from ssd_engine.execution.step_features import StepFeatures
 from ssd_engine.forward.batch import Drawing
 from ssd_engine.forward.step_inputs import StepInputs, StepShape
 from ssd_engine.kernels.elementwise import move_kernel
@@ -93,7 +94,17 @@ class Step(StepDrawing):
         self.follows, self._last = last is not None, last
         self.layers = StepLayers(model, kv, self.inputs, kernels, largest, buffers)
         self._kv = kv
+        self._features: StepFeatures | None = None
         self.logits: Tensor | None = None
+
+    def watch(self, features: StepFeatures | None) -> None:
+        """From now on each run tells ``features`` its residual stream; None: nobody reads it."""
+        self._features = features
+        self.use(self._side)
+
+    def use(self, side: int) -> None:
+        super().use(side)
+        self.layers.tap = None if self._features is None else self._features.taps[side]
 
     def run(self, drawing: Drawing = Drawing.PLAIN) -> None:
         """All of it, over fixed addresses, so that it can be captured."""

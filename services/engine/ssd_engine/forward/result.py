@@ -42,6 +42,14 @@ class ForwardResult:
     reported: ReportedLogprobs | None = None  # where log probabilities are asked for
     reject: Reject | None = None
     clock: Callable[[], float] = lambda: 0.0
+    make_features: Callable[[], Tensor | None] = lambda: None
+
+    @property
+    def features(self) -> Tensor | None:
+        """The residual stream of all rows [rows, boundaries * d], part after part, where it is
+        watched; None where it is not. Nobody writes to it any more. It is there until the step
+        after the next one is launched."""
+        return self.make_features()
 
     @property
     def seconds(self) -> float:
@@ -79,8 +87,13 @@ class ImmediateForward:
 
     rows: Sequence[int] = ()
 
-    def __init__(self, forward: Callable[[], Tensor | None]) -> None:
-        self._forward = forward
+    def __init__(
+        self,
+        forward: Callable[[], Tensor | None],
+        features: Callable[[], Tensor | None] = lambda: None,
+    ) -> None:
+        """``features``: what the last forward told of its rows."""
+        self._forward, self._features = forward, features
 
     def done(self) -> bool:
         return True
@@ -88,5 +101,5 @@ class ImmediateForward:
     def result(self) -> ForwardResult:
         begin = time.monotonic()
         logits = self._forward()
-        seconds = time.monotonic() - begin
-        return ForwardResult(lambda: logits, clock=lambda: seconds)
+        seconds, features = time.monotonic() - begin, self._features()
+        return ForwardResult(lambda: logits, clock=lambda: seconds, make_features=lambda: features)

@@ -117,6 +117,26 @@ def move_kernel(
 
 
 @triton.jit
+def tap_kernel(
+    hidden,  # [rows, width]
+    out,  # [rows, stride]: the rows of one boundary, beside those of others
+    width,
+    stride,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+    inside = column < width
+    if OVERLAP:
+        # In this order: what comes next may rely on all that was before this kernel.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    value = tl.load(hidden + row * width + column, mask=inside, other=0.0)
+    tl.store(out + row * stride + column, value, mask=inside)
+
+
+@triton.jit
 def weigh_kernel(
     hidden,  # [rows, width]
     norm,  # [width]

@@ -16,6 +16,7 @@ from torch import Tensor
 from ssd_engine.attention.base import AttentionBackend
 from ssd_engine.checkpoints.heads.head_config import FeatureNorm, HeadConfig
 from ssd_engine.models.decoder import Decoder, DecoderWeights
+from ssd_engine.models.layer_ops import LayerOps
 from ssd_engine.models.layers import EagerProducts
 from ssd_engine.models.linear import Linear, Matrix, plain_linear
 from ssd_engine.models.rope import RopeTable
@@ -41,9 +42,10 @@ class EagleHead(Decoder):
         tp: TensorParallel,
         num_tokens: int,
         linear: Linear = plain_linear,
+        ops: LayerOps | None = None,
     ) -> None:
         """``num_tokens`` of the target: its padding is never drafted."""
-        super().__init__(head.layers, weights.decoder, rope, attention, tp, linear)
+        super().__init__(head.layers, weights.decoder, rope, attention, tp, linear, ops)
         self.head, self.head_weights, self.num_tokens = head, weights, num_tokens
         self._tokens = _drafted(weights.target_tokens, head.draft_vocab_size, num_tokens)
 

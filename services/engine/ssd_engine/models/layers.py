@@ -7,12 +7,12 @@ results go: ``LayerProducts``. A result stays until the next layer's.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ssd_engine.attention.base import AttentionPlan
 from ssd_engine.kvcache.cache import KVCache, LayerCache
 from ssd_engine.models.decoder import Decoder, LayerWeights
+from ssd_engine.models.features import FeatureTap
 from ssd_engine.models.linear import Matrix
 
 # (projected, layer, cache): [rows, heads * dim]; the new keys and values are in the cache then.
@@ -48,6 +48,7 @@ class Layers:
     attended: Tensor
     gated: Tensor
     part: Tensor | None  # of a sum over ranks
+    tap: FeatureTap | None = None  # is told the hidden states at every boundary
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Layers:
     def embed(self) -> None:
         self.hidden = self._products.embed(self._tokens)
         self._products.take(self.hidden, self._weights[0].attention_norm)
+        self._tell(0)
 
     def project(self, i: int) -> None:
         self.projected = self._products.project(i, self.hidden)
@@ -105,6 +107,11 @@ class Layers:
     def add_down(self, i: int) -> None:
         layer = self._weights[i]
         self._add(layer.down_bias, layer.mlp_output_norm, self._model.weights.norm_after(i))
+        self._tell(i + 1)
+
+    def _tell(self, boundary: int) -> None:
+        if self.tap is not None:
+            self.tap(boundary, self.hidden)
 
     def _add(self, bias: Tensor | None, norm: Tensor | None, next_norm: Tensor | None) -> None:
         """The sum over ranks, with its bias and its norm, onto the hidden states."""
@@ -146,17 +153,10 @@ class PromptLayers(Layers):
         return self.hidden
 
     def forward_with_features(self, boundaries: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Also the residual stream before each of these layers, side by side [rows, boundaries *
-        d]; a boundary of as many as there are layers is after the last one."""
-        self.embed()
-        found: dict[int, Tensor] = {}
-        begin = 0
-        for boundary in sorted({*boundaries, len(self._weights)}):
-            self.compute(range(begin, boundary))
-            if boundary in boundaries:
-                found[boundary] = self.hidden.clone()  # layers add to it in its place
-            begin = boundary
-        return self.hidden, torch.cat([found[each] for each in boundaries], dim=-1)
+        """Also the residual stream at these boundaries, side by side [rows, boundaries * d]."""
+        norm, width = self._model.weights.norm, len(boundaries) * self._model.config.hidden_size
+        self.tap = FeatureTap(boundaries, norm.new_empty(len(self._tokens), width))
+        return self.forward(), self.tap.out
 
 
 class EagerProducts:

@@ -6,7 +6,7 @@ collective that misses one of its members would wait for ever.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Draw, Part, encode_parts
 from ssd_engine.forward.result import ForwardResult, PendingForward, Score
 from ssd_engine.kvcache.swap import Swap
+from ssd_engine.models.features import check_boundaries
 from ssd_engine.models.tensor_parallel import RankGroup, SingleRank
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.parallel.nodes.leader import Leader
@@ -29,7 +30,7 @@ from ssd_engine.parallel.ranks.group import (
     join_group,
     loopback_store,
 )
-from ssd_engine.parallel.ranks.rank_main import ALLOCATE, FORWARD, STEP, SWAP
+from ssd_engine.parallel.ranks.rank_main import ALLOCATE, FORWARD, STEP, SWAP, WATCH
 from ssd_engine.parallel.ranks.rank_processes import start_ranks
 from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
 from ssd_engine.parallel.ranks.step_channel import StepChannel, step_capacity
@@ -109,7 +110,15 @@ class RankedRunner:
         return self._runner.features
 
     def watch(self, boundaries: Sequence[int]) -> None:
-        self._runner.watch(boundaries)
+        """From now on forwards and steps tell the residual stream at these boundaries; ranks
+        capture their steps together. It may change between any two steps."""
+        check_boundaries(boundaries, self._runner.config.num_layers)
+        with self._on_all_ranks(WATCH, lambda: np.array(boundaries, dtype=np.int32)):
+            self._runner.watch(boundaries)
+
+    def beside_forwards(self) -> AbstractContextManager[object]:
+        """What is done inside does not wait for what was launched last."""
+        return self._runner.beside_forwards()
 
     def forward(
         self,

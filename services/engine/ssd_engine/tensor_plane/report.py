@@ -1,20 +1,8 @@
-"""What is told of one end of a plane."""
+"""How the ends of planes are told of."""
 
-import msgspec
-
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tensor_plane.receiving_end import ReceivingEnd
 from ssd_engine.tensor_plane.sender import Sender
-
-
-class PlaneReport(msgspec.Struct, frozen=True, array_like=True):
-    """The fields have the names of TensorPlaneReport's."""
-
-    stream: str
-    kind: str
-    state: str
-    rows: int
-    bytes: int
-    dropped: int
 
 
 def report_of(end: Sender | ReceivingEnd) -> PlaneReport:

@@ -5,8 +5,8 @@ from msgspec.structs import asdict
 from ssd.v1 import speculation_pb2 as pb
 from ssd.v1 import target_pb2
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
-from ssd_engine.tensor_plane.report import PlaneReport
 
 MAX_NAME = 256  # characters of an id or a name
 MAX_STREAMS = 16

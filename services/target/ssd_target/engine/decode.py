@@ -100,9 +100,22 @@ class DecodeForward:
         distributions = self._speculator.distributions.of(pending.rows)
         distributions += [None] * (len(ending) - len(distributions))
         deltas = self._committer.end_rounds(ending, scored, distributions) if ending else []
-        if self._speculator.reads_features:
-            self._speculator.tell_features(pending.works, self._runner.features)
+        if self._speculator.drafts_from_features:
+            self._tell_features(pending.works, scored)
         return FinishedRound(pending, scored, timing, at, deltas)
+
+    def tell_features(self, finished: FinishedRound) -> None:
+        """To those who do not draft here: once the next forward is launched, as nothing waits for
+        it, and before the one after that."""
+        if self._speculator.reads_features and not self._speculator.drafts_from_features:
+            with self._runner.beside_forwards():
+                self._tell_features(finished.pending.works, finished.scored)
+
+    def _tell_features(self, works: list[Work], scored: ForwardResult) -> None:
+        """A round that was launched before anyone watched has told none."""
+        features = scored.features
+        if features is not None:
+            self._speculator.tell_features(works, features)
 
     def account(self, finished: FinishedRound) -> None:
         """What the round took: best read while the next one is computed."""

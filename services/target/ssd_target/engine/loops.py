@@ -4,7 +4,7 @@ itself."""
 from collections.abc import Callable
 from functools import partial
 
-from ssd_target.engine.decode import DecodeForward, PendingRound, nothing
+from ssd_target.engine.decode import DecodeForward, FinishedRound, PendingRound, nothing
 from ssd_target.engine.prefill import PrefillForward
 from ssd_target.records.engine_records import Delta
 from ssd_target.scheduling.work import StepPlan, Work
@@ -37,6 +37,7 @@ class SynchronousLoop:
         self._speculator.launch(rows)
         pending = self._decode.launch(works, rows, self._speculator.endpoints.flush)
         finished = self._decode.finish(pending)
+        self._decode.tell_features(finished)
         self._decode.account(finished)
         return deltas + finished.deltas
 
@@ -49,13 +50,21 @@ class OverlappedLoop(SynchronousLoop):
         finished = None if self.pending is None else self._decode.finish(self.pending)
         plan = self._plan()
         deltas = self._prefill.run(plan.prefill)
-        self.pending = self._launch(plan)
+        self.pending = self._launch(plan, finished)
         if finished is None:
             return deltas
         self._decode.account(finished)
         return finished.deltas + deltas
 
-    def _launch(self, plan: StepPlan) -> PendingRound | None:
+    def _launch(self, plan: StepPlan, finished: FinishedRound | None) -> PendingRound | None:
+        """What ``finished`` has told of its rows goes out before more than one round is launched
+        after it."""
+        pending = self._launch_one(plan)
+        if finished is not None:
+            self._decode.tell_features(finished)
+        return pending
+
+    def _launch_one(self, plan: StepPlan) -> PendingRound | None:
         if not plan.has_round:
             return None
         works, rows = self._decode.look_up(plan)
@@ -79,12 +88,15 @@ class ChainedLoop(OverlappedLoop):
 
     _ahead: PendingRound | None = None  # only while another one is in flight
 
-    def _launch(self, plan: StepPlan) -> PendingRound | None:
-        ahead, self._ahead = self._ahead, None
-        pending = super()._launch(plan) if ahead is None else self._decode.begin_ahead(ahead)
+    def _launch(self, plan: StepPlan, finished: FinishedRound | None) -> PendingRound | None:
+        pending = super()._launch(plan, finished)
         if pending is not None:
             self._ahead = self._launch_ahead(pending, plan)
         return pending
+
+    def _launch_one(self, plan: StepPlan) -> PendingRound | None:
+        ahead, self._ahead = self._ahead, None
+        return super()._launch_one(plan) if ahead is None else self._decode.begin_ahead(ahead)
 
     def _launch_ahead(self, pending: PendingRound, plan: StepPlan) -> PendingRound | None:
         in_flight = {work.sequence.id for work in pending.works}

@@ -44,7 +44,7 @@ class PrefillForward:
         ending = [work for work in works if work.chunk.num_logits]
         if ending:
             deltas += self._committer.end_rounds(ending, self._runner.draw(logits, draws(ending)))
-        if self._speculator.reads_features:
+        if self._speculator.reads_features and self._runner.features is not None:
             self._speculator.tell_features(works, self._runner.features)
         width = sum(len(work.chunk.tokens) for work in works)
         self._trace.span(TraceEventKind.PREFILL, begin, self._trace.now(), rows=width)

@@ -1,6 +1,7 @@
 """What the engine asks of whoever computes: forwards of prompts, steps of rounds, copies of KV."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -24,7 +25,13 @@ class TargetRunner(Protocol):
     def gap_seconds(self) -> float: ...
 
     @property
-    def features(self) -> Tensor | None: ...
+    def features(self) -> Tensor | None:
+        """What the rows of the last ``forward`` told, where they are watched."""
+
+    def beside_forwards(self) -> AbstractContextManager[object]:
+        """What is done inside does not wait for what was launched last."""
+
+    def watch(self, boundaries: Sequence[int]) -> None: ...
 
     def forward(
         self, parts: Sequence[Part], launched: Callable[[], None], score: Score

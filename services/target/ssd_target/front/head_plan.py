@@ -30,11 +30,6 @@ class HeadPlan:
 
 def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows: int) -> HeadPlan:
     """Raises SSDError for a head that does not fit its target."""
-    if target.runner.device != "cpu":
-        raise ConfigError(
-            f"--draft-model: {directory.name} is an EAGLE-3 head, which drafts inside a target on "
-            "a CPU alone so far: name a draft model"
-        )
     if target.runner.expand_to is not None or config.draft_expand_to is not None:
         raise ConfigError(
             f"--draft-model: {directory.name} is an EAGLE-3 head, which fits its target as it "
@@ -46,7 +41,14 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
     _check_tokenizer(directory, target)
     checkpoint = open_head(directory, head, target.runner.directory)
     own = replace(
-        config, name=None, tp=1, nodes=1, devices=None, num_kv_blocks=None, expand_to=None
+        config,
+        name=None,
+        tp=1,
+        nodes=1,
+        devices=config.devices and config.devices.split(",")[0],  # that of the first rank
+        num_kv_blocks=None,
+        expand_to=None,
+        dtype=target.runner.dtype,
     )
     longest = min(target.runner.max_model_len, head.layers.max_position_embeddings)
     if longest <= 2 * config.depth:  # half of it is read again where a text has outgrown it

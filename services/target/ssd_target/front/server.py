@@ -12,6 +12,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
+from ssd_engine.speculation.features import FeatureOffer
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
 from ssd_serving.config import StepSizes, max_message_bytes
 from ssd_serving.engine.records import Ready
@@ -28,6 +29,7 @@ from ssd_target.config import (
     TargetConfig,
     check_config,
     default_mode,
+    feature_options,
     modes,
     speculation_options,
 )
@@ -203,6 +205,7 @@ class TargetServer(ServiceServer):
                 plan.model.vocab_size,
                 self._config.depth,
                 self._engine.plane_offer,
+                self._feature_offer(),
             )
         )
         self._servicer.serving = TargetServing(
@@ -234,6 +237,15 @@ class TargetServer(ServiceServer):
             f"sampling defaults: {plan.sampling}",
             f"speculation: {self._about_speculation()}",
         ]
+
+    def _feature_offer(self) -> FeatureOffer | None:
+        """What links are told that this target can tell."""
+        plan, offer = self._plan, self._engine.plane_offer
+        if offer is None or not self._engine.tells_features:
+            return None
+        model, fingerprint = plan.grown, plan.fingerprint(self._tokenizer)
+        about = (model.hidden_size, model.num_layers, plan.runner.dtype, fingerprint)
+        return FeatureOffer(*about, replace(offer, streams=()))
 
     def _about_speculation(self) -> str:
         config = self._config
@@ -290,6 +302,7 @@ def _engine_options(
         synthetic_acceptance=config.synthetic_acceptance,
         swap_gib=config.swap_gib,
         speculation=speculation_options(config),
+        features=feature_options(config, plan.target.grown, plan.target.runner.dtype),
         draft_model=None if draft is None else draft.model,
         draft_runner=None if draft is None else draft.runner,
         head=None if plan.head is None else plan.head.options,

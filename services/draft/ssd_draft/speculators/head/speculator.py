@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ssd_draft.config import DraftEngineOptions
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.speculators.head.head_steps import HeadSteps
@@ -70,3 +71,18 @@ class HeadSpeculator(ModelSpeculator):
 
     def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         sequence.state.take_features(start, rows)
+
+
+def make_speculator(options: DraftEngineOptions, runner: HeadRunner | None) -> HeadSpeculator:
+    if runner is None or options.head is None or options.vocab_size is None:
+        raise RuntimeError("a head's speculator needs a head")
+    return HeadSpeculator(
+        runner,
+        options.head.needs,
+        options.block_size,
+        options.max_context,
+        options.depth,
+        options.budget,
+        options.vocab_size,
+        options.head.window,
+    )
