@@ -2,9 +2,10 @@
 models, real frames, a clock of its own. Time passes only here, so a schedule can be repeated."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,28 +15,37 @@ from torch import Tensor
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner
 from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_draft.speculators.base import Speculator
+from ssd_draft.speculators.head.speculator import HeadSpeculator
 from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_draft.speculators.ngram import NgramSpeculator
+from ssd_engine.checkpoints.heads.head_config import HeadConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Part
-from ssd_engine.forward.result import Score
+from ssd_engine.forward.result import ImmediateForward, Score
+from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind, Plane
 from ssd_engine.tensor_plane.distributions import draft_distributions
+from ssd_engine.tensor_plane.features import told_features
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer
-from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
+from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey, check_rows
+from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_serving.engine.records import LinkGone
 from ssd_target.engine.core import EngineCore
 from ssd_target.records.engine_records import DraftFrames, DraftLinkDown, DraftLinkUp
-from ssd_target.records.speculation_options import SpeculationOptions
+from ssd_target.records.speculation_options import FeatureOptions, SpeculationOptions
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.sync_drafter import SyncDrafter
+from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
+from ssd_target.speculation.head_drafter import HeadDrafter
+from ssd_target.speculation.sync_drafter import Drafter, SyncDrafter
 from tests.harness import BLOCK
 from tests.synchronous import ByForward
 
 VERIFY_SECONDS, STEP_SECONDS = 0.010, 0.001
 DRAFT_DEPTH, DRAFT_BUDGET, DRAFT_ROWS = 8, 16, 256
+HEAD_CONTEXT, HEAD_WINDOW = 512, 128
 
 
 @dataclass
@@ -50,6 +60,12 @@ class Faults:
     lost: float = 0.0  # it announces that it has dropped a sequence
     lose_rows: float = 0.0  # distributions of a round do not arrive (of each send)
     short: float = 0.0  # of KV blocks: a sequence is set aside
+    # What befalls features on their way to a head (of each send).
+    lose_features: float = 0.0
+    delay_features: float = 0.0
+    permute_features: float = 0.0
+    corrupt_features: float = 0.0
+    misplace_features: float = 0.0  # they are said to be another sequence's, or of other positions
 
 
 @dataclass
@@ -100,6 +116,64 @@ class SimulatedPlane:
         self.rows.clear()
 
 
+class SimulatedFeatures:
+    """Both ends of the plane by which a head is told. What is sent may come late, or otherwise."""
+
+    came_up, reason, state = True, "", PlaneState.UP
+
+    def __init__(self, simulation: "Simulation", needs: FeatureNeeds) -> None:
+        self._simulation, self.stream = simulation, told_features(needs)
+        self._coming: list[tuple[float, RowsKey, Tensor]] = []
+
+    def has_room(self, num_rows: int) -> bool:
+        return True
+
+    def send_made(
+        self, key: RowsKey, make: MakeRows, num_rows: int = 0, complete: bool = False
+    ) -> bool:
+        rows = make()
+        check_rows(self.stream, rows)
+        sent = self._simulation.befall_features(key, rows)
+        if sent is not None:
+            self._coming.append(sent)
+        return sent is not None
+
+    def __len__(self) -> int:
+        return sum(due <= self._simulation.now for due, _, _ in self._coming)
+
+    def take(self) -> list[tuple[RowsKey, Tensor]]:
+        now = self._simulation.now
+        come = [(key, rows) for due, key, rows in self._coming if due <= now]
+        self._coming = [each for each in self._coming if each[0] > now]
+        return come
+
+    def close(self) -> None:
+        self._coming.clear()
+
+
+class Watched(ByForward):
+    """A target whose hidden states can be watched."""
+
+    def __init__(
+        self, target: ModelRunner, num_blocks: int, forward: Callable[..., Tensor | None]
+    ) -> None:
+        super().__init__(num_blocks, forward)
+        self._target = target
+
+    @property
+    def features(self) -> Tensor | None:
+        return self._target.features
+
+    def watch(self, boundaries: Rows[int]) -> None:
+        self._target.watch(boundaries)
+
+    def beside_forwards(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def step(self, parts: Rows[Any], draws: Rows[Any], *launched: Any) -> ImmediateForward:
+        return ImmediateForward(lambda: self.forward(parts, *launched), lambda: self.features)
+
+
 class FewBlocks:
     """A runner whose cache has room for fewer blocks than it was made for."""
 
@@ -108,6 +182,25 @@ class FewBlocks:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
+
+
+def is_head(runner: ModelRunner) -> bool:
+    return hasattr(runner, "step_with_features")
+
+
+def needs_of(head: Any) -> FeatureNeeds:
+    config: HeadConfig = head._config
+    return FeatureNeeds(config.boundaries or (), config.target_hidden_size, "float32")
+
+
+def make_speculator(runner: ModelRunner | None, budget: int, vocab_size: int) -> Speculator:
+    if runner is None:
+        return NgramSpeculator()
+    if not is_head(runner):
+        return ModelSpeculator(runner, BLOCK, 2048, DRAFT_DEPTH, budget, vocab_size)
+    head: Any = runner
+    about = (BLOCK, HEAD_CONTEXT, DRAFT_DEPTH, budget, vocab_size, HEAD_WINDOW)
+    return HeadSpeculator(head, needs_of(head), *about)
 
 
 class Simulation:
@@ -130,26 +223,36 @@ class Simulation:
         trusted: bool = False,
         make_planner: Callable[[], Planner] | None = None,
         kept: KeptOptions | None = None,
+        feature_window: int = 1024,
+        keep_features: int = 0,
     ) -> None:
         """``draft``: of all links, or of each; None looks up. Those that share one spoil each
         other's cache. ``sync``: the target has a draft model as well, the first one or its own.
 
         ``trusted``: the drafts', with rejection verification; a plane joins each of them.
+        ``keep_features``: bytes, for those of cached blocks.
         """
         runners = [*draft] if isinstance(draft, Rows) else [draft] * num_drafts
         own = sync if isinstance(sync, ModelRunner) else runners[0]
         self.now = 0.0
         self.trusted = trusted
         self.planes: list[SimulatedPlane] = []
+        self.feature_planes: list[SimulatedFeatures] = []
+        self.befallen: Counter[str] = Counter()  # sends of features, by what befell them
         self.rng = random.Random(seed)
         self.faults = faults or Faults()
         self._draft_steps = draft_steps
         self._target = target
         self.config, self.num_blocks = target.config, target.num_blocks
         self.vocab_size = target.config.vocab_size
-        drafter = None
-        if sync and own is not None:
+        drafter: Drafter | None = None
+        inside: tuple[int, ...] = ()
+        if sync and own is not None and is_head(own):
+            drafter = HeadDrafter(own, BLOCK, HEAD_CONTEXT, options.depth, 128)  # type: ignore[arg-type]
+            inside = needs_of(own).boundaries
+        elif sync and own is not None:
             drafter = SyncDrafter(own, BLOCK, 2048, options.depth, 128)
+        kinds = FeatureOptions(target.config.hidden_size, feature_window, keep_bytes=keep_features)
         self.speculator = SpeculationCoordinator(
             options,
             self.vocab_size,
@@ -159,8 +262,10 @@ class Simulation:
             drafter=drafter,
             open_plane=lambda up, plane: self.planes[int(plane.answer.address)],  # type: ignore[arg-type, return-value]
             clock=lambda: self.now,
+            open_features=lambda up, plane: self.feature_planes[int(plane.answer.address)],
+            feed=FeatureFeed(kinds, inside),
         )
-        runner = ByForward(self.num_blocks, self.forward)
+        runner = Watched(target, self.num_blocks, self.forward)
         if kept is not None:
             runner.swap = target.swap  # type: ignore[method-assign]
             target.host_copies.allocate(kept.num_blocks)
@@ -181,13 +286,8 @@ class Simulation:
             return Planner(DRAFT_DEPTH, budget, fan_out, fan_out)
 
         def make(runner: ModelRunner | None) -> DraftCore:
-            speculator = (
-                NgramSpeculator()
-                if runner is None
-                else ModelSpeculator(runner, BLOCK, 2048, DRAFT_DEPTH, budget, self.vocab_size)
-            )
             return DraftCore(
-                speculator,
+                make_speculator(runner, budget, self.vocab_size),
                 lambda depth: (make_planner or planner)(),
                 64,
                 None,
@@ -195,8 +295,12 @@ class Simulation:
                 128,
                 open_plane=self._open_plane,  # type: ignore[arg-type]
                 clock=lambda: self.now,
+                open_features=self._open_features,
             )
 
+        self.needs = [
+            needs_of(each) if each is not None and is_head(each) else None for each in runners
+        ]
         self.drafts = [
             SimulatedDraft(i, partial(make, runner), make(runner))
             for i, runner in enumerate(runners)
@@ -277,9 +381,12 @@ class Simulation:
     def _connect(self, draft: SimulatedDraft) -> None:
         draft.up = True
         offer = PlaneOffer(()) if self.trusted else None
-        draft.core.handle(TargetLinkUp(draft.epoch, DRAFT_DEPTH, draft.epoch, offer))
-        up = DraftLinkUp(draft.link, draft.epoch, False, 64, 2048, DRAFT_DEPTH, "", self.trusted)
-        self.core.handle_link(up)
+        told = PlaneOffer(())
+        draft.core.handle(TargetLinkUp(draft.epoch, DRAFT_DEPTH, draft.epoch, offer, "", told))
+        needs = self.needs[draft.link]
+        terms = None if needs is None else FeatureTerms(needs)
+        about = (64, 2048, DRAFT_DEPTH, "", self.trusted, terms)
+        self.core.handle_link(DraftLinkUp(draft.link, draft.epoch, False, *about))
         if self.trusted:  # what is opened before the plane is known is opened coupled
             self._step(draft)
             self._deliver()
@@ -289,6 +396,42 @@ class Simulation:
         place = str(len(self.planes) - 1)
         stream = draft_distributions(1, DRAFT_DEPTH)  # nobody looks at it
         return self.planes[-1], Plane(0, 0, PlaneAnswer(PlaneKind.TCP, place, b"", stream))
+
+    def _open_features(
+        self, up: TargetLinkUp, needs: FeatureNeeds
+    ) -> tuple[SimulatedFeatures, Plane]:
+        self.feature_planes.append(SimulatedFeatures(self, needs))
+        place = str(len(self.feature_planes) - 1)
+        answer = PlaneAnswer(PlaneKind.TCP, place, b"", self.feature_planes[-1].stream)
+        return self.feature_planes[-1], Plane(0, 0, answer)
+
+    def befall_features(self, key: RowsKey, rows: Tensor) -> tuple[float, RowsKey, Tensor] | None:
+        """When they come, and as what; None: never."""
+        faults, due = self.faults, self.now
+        if self._happens(faults.lose_features):
+            self.befallen["lost"] += 1
+            return None
+        if self._happens(faults.delay_features):
+            self.befallen["delayed"] += 1
+            due += self.rng.choice([0.5, 1, 2, 5]) * VERIFY_SECONDS
+        if len(rows) > 1 and self._happens(faults.permute_features):
+            self.befallen["permuted"] += 1
+            rows = rows[self.rng.sample(range(len(rows)), len(rows))]
+        if self._happens(faults.corrupt_features):
+            self.befallen["corrupted"] += 1
+            rows = self._corrupted(rows)
+        if self._happens(faults.misplace_features):
+            self.befallen["misplaced"] += 1
+            others = [*sorted(self.speculator._sequences), key.sequence, 10**6]
+            start = max(0, key.round + self.rng.choice([-3, -1, 0, 0, 1, 40]))
+            key = RowsKey(self.rng.choice(others), start)
+        return due, key, rows
+
+    def _corrupted(self, rows: Tensor) -> Tensor:
+        value = self.rng.choice([float("nan"), float("inf"), 3e38, -1e4, 0.0])
+        changed = rows.clone()
+        changed[self.rng.randrange(len(rows))] = value
+        return changed
 
     def _lose(self, draft: SimulatedDraft) -> None:
         if not draft.up:

@@ -51,6 +51,15 @@ def test_check_config_accepts_a_model_and_none() -> None:
         (["stories-draft", "--plane-ports", "7500"], "--plane-ports: a range of ports such as"),
         (["stories-draft", "--plane-ports", "7599-7500"], "got '7599-7500'"),
         (["stories-draft", "--plane-ports", "0-70000"], "--plane-ports: a range of ports"),
+        (["stories-draft", "--plane-kind", "pigeon"], "--plane-kind"),
+        (["stories-draft", "--device", "cpu", "--plane-kind", "nccl"], "joins GPUs, but this"),
+        (
+            [
+                "stories-draft",
+                *["--device", "cuda", "--plane-kind", "nccl", "--plane-ports", "1-9"],
+            ],
+            "--plane-ports: NCCL takes any port",
+        ),
         (["stories-draft", "--unknown-flag", "1"], "--unknown-flag"),
     ],
 )

@@ -6,8 +6,9 @@ for the same request and seed when it serves that request alone.
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,11 @@ from transformers import (
 )
 
 from ssd_draft.speculators.model.speculator import ModelSpeculator
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.cache import KVCache
@@ -41,6 +45,8 @@ from ssd_target.records.speculation_options import (
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
+from ssd_target.speculation.head_drafter import HeadDrafter
+from tests import clockwork
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_models import LLAMA3_ROPE, SMALL
 from tests.simulation import DRAFT_DEPTH, Faults, FewBlocks, Simulation
@@ -115,7 +121,23 @@ def _with_own_cache(runner: ModelRunner) -> ModelRunner:
     other = copy.copy(runner)
     other.kv = KVCache(runner.kv.spec, runner.device)
     other.kv.allocate(runner.num_blocks)
+    if isinstance(other, HeadRunner):
+        other._states = other._states.clone()
     return other
+
+
+def clockwork_pair(drafted: int, directory: Path) -> Pair:
+    """A target, and a head that foresees its tokens, as many of them as it can draft."""
+    clockwork.make_target(directory / "target")
+    clockwork.make_head(directory / "head", drafted)
+    target = make_runner(directory / "target", NUM_BLOCKS)
+    config = fit_to_target(load_head_config(directory / "head"), target.config, "target")
+    checkpoint = open_head(directory / "head", config, directory / "target")
+    options = replace(target.options, directory=directory / "head")
+    head = HeadRunner(config, checkpoint, options, clockwork.VOCAB)
+    spelling = [bytes([97 + i % 26, 97 + i // 26]) for i in range(clockwork.VOCAB)]
+    drafts = [head, *(_with_own_cache(head) for _ in range(MAX_DRAFTS))]
+    return Pair(f"clockwork, {drafted} tokens", target, drafts, spelling)
 
 
 # Scenarios
@@ -152,6 +174,8 @@ class Scenario:
     faults: Faults
     stagger: int
     goes_on: bool  # texts are prompts of a second wave
+    feature_window: int  # positions
+    keep_features: int  # bytes
     room: int  # KV blocks of the target
     draft_room: int
     kept: int  # KV blocks of those that are set aside, in the host's memory
@@ -207,6 +231,8 @@ def draw_scenario(name: str, number: int, vocab_size: int) -> Scenario:
         faults=dice.choice([Faults(), _draw_faults(dice)]),
         stagger=dice.choice([0, 0, 1, 3]),
         goes_on=dice.turn("goes on", [False, True]),
+        feature_window=dice.turn("window", [1024, 1024, 8]),
+        keep_features=dice.turn("kept features", [0, 1 << 20, 40_000]),
         room=dice.turn("room", [NUM_BLOCKS, NUM_BLOCKS, NUM_BLOCKS, 7]),
         kept=dice.turn("kept", [0, 5, 100]),
         draft_room=dice.turn("draft's room", [NUM_BLOCKS, NUM_BLOCKS, 30]),
@@ -264,6 +290,11 @@ def _draw_faults(dice: Dice) -> Faults:
         hostile=chance(0.3),
         lost=chance(0.05),
         short=chance(0.5),
+        lose_features=chance(0.1),
+        delay_features=chance(0.2),
+        permute_features=chance(0.2),
+        corrupt_features=chance(0.1),
+        misplace_features=chance(0.1),
     )
 
 
@@ -273,8 +304,8 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
         for i in range(len(scenario.requests)):
             rest = (*scenario.requests[:i], *scenario.requests[i + 1 :])
             yield replace(scenario, requests=rest)
-    for name in ("drop_link", "crash", "freeze", "duplicate", "hostile", "lost", "short"):
-        if getattr(scenario.faults, name):
+    for name, probability in asdict(scenario.faults).items():
+        if probability:
             yield replace(scenario, faults=replace(scenario.faults, **{name: 0.0}))
     if len(scenario.drafts) > 1:
         yield replace(scenario, drafts=scenario.drafts[:1])
@@ -299,6 +330,7 @@ class Met:
     truncated: int = 0  # rounds with as much of a late branch as was there
     set_aside: int = 0
     swapped_out: int = 0
+    befallen: Counter[str] = field(default_factory=Counter)  # features, by what befell them
 
     def add(self, other: "Met") -> None:
         self.sequences += other.sequences
@@ -308,6 +340,7 @@ class Met:
         self.truncated += other.truncated
         self.set_aside += other.set_aside
         self.swapped_out += other.swapped_out
+        self.befallen += other.befallen
 
 
 def check(pair: Pair, scenario: Scenario, met: Met) -> None:
@@ -328,6 +361,8 @@ def check(pair: Pair, scenario: Scenario, met: Met) -> None:
     met.stats.add(simulation.speculator.totals)
     met.set_aside += simulation.core.stats().set_aside
     met.swapped_out += simulation.core.stats().swapped_out
+    met.befallen += simulation.befallen
+    met.befallen.update(asdict(simulation.speculator.feed.counters))
 
 
 class PlainTexts:
@@ -427,6 +462,8 @@ def _simulation(pair: Pair, scenario: Scenario) -> Simulation:
         budget=scenario.budget if scenario.fan_out is None else 3 * DRAFT_DEPTH,
         token_bytes=pair.token_bytes,
         kept=KeptOptions(scenario.kept, 0.0) if scenario.kept else None,
+        feature_window=scenario.feature_window,
+        keep_features=scenario.keep_features,
     )
 
 
@@ -464,9 +501,11 @@ def _check_nothing_is_left(simulation: Simulation) -> None:
     assert not speculator._sequences
     assert not any(endpoint.sequences for endpoint in speculator.endpoints)
     assert _is_empty(core.scheduler.pool)
+    assert not speculator.feed._fed
     assert speculator._sync is not None
-    assert not speculator._sync.drafter._paths
-    assert _is_empty(speculator._sync.drafter._pool)
+    drafter: Any = speculator._sync.drafter
+    assert not (drafter._texts if isinstance(drafter, HeadDrafter) else drafter._paths)
+    assert _is_empty(drafter._pool)
 
 
 def _is_empty(pool: Any) -> bool:

@@ -23,6 +23,7 @@ from ssd_draft.engine.core import DraftCore
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
 from ssd_draft.records import AnnounceLeaving, TargetFrames, TargetLinkUp
+from ssd_draft.speculators.base import ReadsNoFeatures
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Branches, DraftFrame, Load, TargetFrame
@@ -102,7 +103,7 @@ def plain(prompt: Text, count: int) -> Text:
     return text[len(prompt) :]
 
 
-class ToySpeculator:
+class ToySpeculator(ReadsNoFeatures):
     """One depth of all branches with every step."""
 
     is_typical = True

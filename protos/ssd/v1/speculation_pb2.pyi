@@ -13,6 +13,7 @@ class SpeculatorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATOR_KIND_UNSPECIFIED: _ClassVar[SpeculatorKind]
     SPECULATOR_KIND_MODEL: _ClassVar[SpeculatorKind]
     SPECULATOR_KIND_NGRAM: _ClassVar[SpeculatorKind]
+    SPECULATOR_KIND_HEAD: _ClassVar[SpeculatorKind]
 
 class TensorPlaneDirection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +47,7 @@ class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 SPECULATOR_KIND_UNSPECIFIED: SpeculatorKind
 SPECULATOR_KIND_MODEL: SpeculatorKind
 SPECULATOR_KIND_NGRAM: SpeculatorKind
+SPECULATOR_KIND_HEAD: SpeculatorKind
 TENSOR_PLANE_DIRECTION_UNSPECIFIED: TensorPlaneDirection
 TENSOR_PLANE_DIRECTION_TO_TARGET: TensorPlaneDirection
 TENSOR_PLANE_DIRECTION_TO_DRAFT: TensorPlaneDirection
@@ -82,7 +84,7 @@ class SpeculateResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., frames: _Optional[_Union[DraftFrames, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "oldest_protocol_version", "epoch", "target_name", "tokenizer_fingerprint", "vocab_size", "max_depth", "tensor_plane")
+    __slots__ = ("protocol_version", "oldest_protocol_version", "epoch", "target_name", "tokenizer_fingerprint", "vocab_size", "max_depth", "tensor_plane", "features")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +93,7 @@ class Hello(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PLANE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     oldest_protocol_version: int
     epoch: int
@@ -99,10 +102,37 @@ class Hello(_message.Message):
     vocab_size: int
     max_depth: int
     tensor_plane: TensorPlaneOffer
-    def __init__(self, protocol_version: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., target_name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_depth: _Optional[int] = ..., tensor_plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ...) -> None: ...
+    features: FeatureOffer
+    def __init__(self, protocol_version: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., target_name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_depth: _Optional[int] = ..., tensor_plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ..., features: _Optional[_Union[FeatureOffer, _Mapping]] = ...) -> None: ...
+
+class FeatureOffer(_message.Message):
+    __slots__ = ("hidden_size", "num_layers", "dtype", "model_fingerprint", "plane")
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PLANE_FIELD_NUMBER: _ClassVar[int]
+    hidden_size: int
+    num_layers: int
+    dtype: str
+    model_fingerprint: str
+    plane: TensorPlaneOffer
+    def __init__(self, hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ...) -> None: ...
+
+class FeatureTerms(_message.Message):
+    __slots__ = ("boundaries", "hidden_size", "dtype", "window")
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    boundaries: _containers.RepeatedScalarFieldContainer[int]
+    hidden_size: int
+    dtype: str
+    window: int
+    def __init__(self, boundaries: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., dtype: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "epoch", "draft_name", "speculator", "max_sequences", "max_context", "max_depth", "max_branches")
+    __slots__ = ("protocol_version", "epoch", "draft_name", "speculator", "max_sequences", "max_context", "max_depth", "max_branches", "features")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +141,7 @@ class Welcome(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     epoch: int
     draft_name: str
@@ -119,7 +150,8 @@ class Welcome(_message.Message):
     max_context: int
     max_depth: int
     max_branches: int
-    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., draft_name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., max_sequences: _Optional[int] = ..., max_context: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ...) -> None: ...
+    features: FeatureTerms
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., draft_name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., max_sequences: _Optional[int] = ..., max_context: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., features: _Optional[_Union[FeatureTerms, _Mapping]] = ...) -> None: ...
 
 class TensorPlaneOffer(_message.Message):
     __slots__ = ("kinds", "host_id", "device_id", "streams")
@@ -250,18 +282,26 @@ class DraftFrames(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., frames: _Optional[_Iterable[_Union[DraftFrame, _Mapping]]] = ..., load: _Optional[_Union[DraftLoad, _Mapping]] = ...) -> None: ...
 
 class DraftFrame(_message.Message):
-    __slots__ = ("sequence", "round", "branches", "notice", "plane")
+    __slots__ = ("sequence", "round", "branches", "notice", "plane", "features")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     branches: Branches
     notice: Notice
     plane: TensorPlaneAnswer
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., plane: _Optional[_Union[TensorPlaneAnswer, _Mapping]] = ...) -> None: ...
+    features: FeatureRequest
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., branches: _Optional[_Union[Branches, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., plane: _Optional[_Union[TensorPlaneAnswer, _Mapping]] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ...) -> None: ...
+
+class FeatureRequest(_message.Message):
+    __slots__ = ("from_position",)
+    FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    from_position: int
+    def __init__(self, from_position: _Optional[int] = ...) -> None: ...
 
 class Branches(_message.Message):
     __slots__ = ("branches",)
@@ -304,7 +344,7 @@ class GetDraftInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetDraftInfoResponse(_message.Message):
-    __slots__ = ("name", "speculator", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_context", "max_sequences", "max_depth", "max_branches", "dtype", "device", "num_kv_blocks", "block_size", "protocol_version", "version", "links", "open_sequences")
+    __slots__ = ("name", "speculator", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_context", "max_sequences", "max_depth", "max_branches", "dtype", "device", "num_kv_blocks", "block_size", "protocol_version", "version", "links", "open_sequences", "features", "planes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPECULATOR_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +364,8 @@ class GetDraftInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     OPEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
     name: str
     speculator: SpeculatorKind
     fingerprint: str
@@ -343,4 +385,6 @@ class GetDraftInfoResponse(_message.Message):
     version: str
     links: int
     open_sequences: int
-    def __init__(self, name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., links: _Optional[int] = ..., open_sequences: _Optional[int] = ...) -> None: ...
+    features: FeatureTerms
+    planes: _containers.RepeatedCompositeFieldContainer[_target_pb2.TensorPlaneReport]
+    def __init__(self, name: _Optional[str] = ..., speculator: _Optional[_Union[SpeculatorKind, str]] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., links: _Optional[int] = ..., open_sequences: _Optional[int] = ..., features: _Optional[_Union[FeatureTerms, _Mapping]] = ..., planes: _Optional[_Iterable[_Union[_target_pb2.TensorPlaneReport, _Mapping]]] = ...) -> None: ...

@@ -487,7 +487,7 @@ class TargetLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., forwards: _Optional[int] = ..., forward_micros: _Optional[int] = ...) -> None: ...
 
 class SpeculationEndpoint(_message.Message):
-    __slots__ = ("address", "state", "draft_name", "reason", "open_sequences", "payoff", "acceptance", "source")
+    __slots__ = ("address", "state", "draft_name", "reason", "open_sequences", "payoff", "acceptance", "source", "planes")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +496,7 @@ class SpeculationEndpoint(_message.Message):
     PAYOFF_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: str
     draft_name: str
@@ -504,4 +505,21 @@ class SpeculationEndpoint(_message.Message):
     payoff: str
     acceptance: float
     source: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., draft_name: _Optional[str] = ..., reason: _Optional[str] = ..., open_sequences: _Optional[int] = ..., payoff: _Optional[str] = ..., acceptance: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+    planes: _containers.RepeatedCompositeFieldContainer[TensorPlaneReport]
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., draft_name: _Optional[str] = ..., reason: _Optional[str] = ..., open_sequences: _Optional[int] = ..., payoff: _Optional[str] = ..., acceptance: _Optional[float] = ..., source: _Optional[str] = ..., planes: _Optional[_Iterable[_Union[TensorPlaneReport, _Mapping]]] = ...) -> None: ...
+
+class TensorPlaneReport(_message.Message):
+    __slots__ = ("stream", "kind", "state", "rows", "bytes", "dropped")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    kind: str
+    state: str
+    rows: int
+    bytes: int
+    dropped: int
+    def __init__(self, stream: _Optional[str] = ..., kind: _Optional[str] = ..., state: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...

@@ -7,7 +7,7 @@ import click
 
 from ssd_draft import __version__
 from ssd_draft.config import DraftConfig
-from ssd_draft.speculators.registry import KINDS
+from ssd_draft.speculators.registry import KINDS, kind_of
 from ssd_serving.command_line import (
     CONTEXT,
     VERSION,
@@ -30,8 +30,26 @@ def main() -> None:
 @click.argument("model", required=False, envvar=option.variable("model"))
 @option(
     "--speculator",
-    "A draft model, or look-up in prompt and output, which needs no MODEL.",
+    "A draft model; an EAGLE-3 head, which drafts from its target's hidden states; or look-up in "
+    "prompt and output, which needs no MODEL. Default: what MODEL is.",
     type=click.Choice(list(KINDS)),
+)
+@option(
+    "--target-model",
+    "Of a head: its target's directory, for embedding and tokenizer, which most heads lack.",
+    metavar="MODEL",
+)
+@option(
+    "--aux-layers",
+    "Of a head: the hidden states that it reads, in place of those that its config names. N is "
+    "what layer N gets, counted from 0: 0 the embeddings, as many as there are layers the last "
+    "one's output.",
+    metavar="N,N,N",
+)
+@option(
+    "--feature-window",
+    "Of a head: the last positions of a sequence whose hidden states are kept for it.",
+    type=int,
 )
 @option.model()
 @option("--max-links", "Targets at a time; one more is refused.", type=int)
@@ -72,4 +90,4 @@ def _serve(config: DraftConfig, check_only: bool) -> None:
     plan = plan_draft(config)
     tokenizer = None if plan is None else plan.load_tokenizer()
     make_server = partial(DraftServer, config, plan, tokenizer)
-    check_or_serve(check_only, config, plan, plan or config.speculator, make_server)
+    check_or_serve(check_only, config, plan, plan or kind_of(config), make_server)

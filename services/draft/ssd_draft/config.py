@@ -1,10 +1,14 @@
 """What an operator can set. The command line takes its defaults from here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from ssd_engine.checkpoints.heads.head_config import HeadConfig
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.speculation.features import FeatureNeeds
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_serving.config import ServiceConfig, check_service_config
 
 AUTO = "auto"
@@ -18,6 +22,7 @@ BOUNDS = {
     "max_rows": (1, 65_536),
     "max_frames": (1, 1_000_000),
     "link_write_timeout": (1, 86_400),
+    "feature_window": (128, 1_048_576),
 }
 
 
@@ -28,7 +33,10 @@ class DraftConfig(ServiceConfig):
     max_num_seqs: int = 64
     drain_timeout: float = 10.0
     keepalive_seconds: float = 20.0  # a target that vanished holds sequences
-    speculator: str = "model"
+    speculator: str | None = None  # None: by what MODEL is
+    target_model: str | None = None
+    aux_layers: str | None = None
+    feature_window: int = 1024
     max_links: int = 64
     max_links_per_identity: int | None = None
     max_seqs_per_link: int | None = None
@@ -43,12 +51,23 @@ class DraftConfig(ServiceConfig):
 
 
 @dataclass(frozen=True)
+class DraftHead:
+    """A head in place of a draft model."""
+
+    config: HeadConfig
+    target: Path | None  # the directory of its target's model, for what the head lacks
+    needs: FeatureNeeds  # of its target
+    window: int  # positions of a sequence whose features are kept
+
+
+@dataclass(frozen=True)
 class DraftEngineOptions:
     """The options that the engine process is started with."""
 
     speculator: str  # a name of the registry
     model: ModelConfig | None  # None: speculates without one, and runner is None, too
     runner: RunnerOptions | None
+    head: DraftHead | None  # what the model is, where it is one
     tp: int
     prefill_chunk: int
     depth: int  # tokens of the longest branch
@@ -63,6 +82,7 @@ class DraftEngineOptions:
     block_size: int
     listen_host: str  # where a tensor plane is offered, too
     plane_ports: range | None  # ports for tensor planes; None: any
+    plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
     log_level: str
     log_format: str
     check_integrity: bool
@@ -78,7 +98,9 @@ def check_config(config: DraftConfig) -> None:
             "a forward holds a row for each branch"
         )
     fan_outs(config)
-    plane_ports(config)
+    aux_layers(config)
+    if plane_ports(config) is not None and config.plane_kind == PlaneKind.NCCL.value:
+        raise ConfigError("--plane-ports: NCCL takes any port, so --plane-kind nccl needs none")
 
 
 def plane_ports(config: DraftConfig) -> range | None:
@@ -86,7 +108,7 @@ def plane_ports(config: DraftConfig) -> range | None:
     if config.plane_ports is None:
         return None
     low, dash, high = config.plane_ports.partition("-")
-    numbers = [int(part) if _is_port(part) else 0 for part in (low, high)]
+    numbers = [int(part) if _is_number(part) else 0 for part in (low, high)]
     if not dash or not 1 <= numbers[0] <= numbers[1] <= 65_535:
         raise ConfigError(
             "--plane-ports: a range of ports such as 7500-7599 is needed, "
@@ -95,7 +117,19 @@ def plane_ports(config: DraftConfig) -> range | None:
     return range(numbers[0], numbers[1] + 1)
 
 
-def _is_port(text: str) -> bool:
+def aux_layers(config: DraftConfig) -> tuple[int, ...] | None:
+    """The boundaries that an operator has named; None: those of the head's config."""
+    if config.aux_layers is None:
+        return None
+    parts = [part.strip() for part in config.aux_layers.split(",")]
+    if not all(map(_is_number, parts)):
+        raise ConfigError(
+            f"--aux-layers: a list such as 2,16,29 is needed, got {config.aux_layers!r}"
+        )
+    return tuple(map(int, parts))
+
+
+def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 6
 
 
@@ -111,7 +145,7 @@ def _parse_fan_out(flag: str, text: str, config: DraftConfig) -> tuple[int, ...]
     if text == AUTO:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+    if not all(map(_is_number, parts)):
         raise ConfigError(f"{flag}: auto, or a list such as 3,2,1 is needed, got {text!r}")
     values = tuple(map(int, parts))
     if len(values) > config.depth + 1:

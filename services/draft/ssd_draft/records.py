@@ -6,6 +6,7 @@ import msgspec
 
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.records import AboutLink, Beat, Fatal, LinkGone, Ready, Record
 
@@ -17,6 +18,7 @@ class TargetLinkUp(AboutLink, frozen=True):
     epoch: int = 0
     plane: PlaneOffer | None = None
     interface: str = ""  # own address that the target is reached from; "": not known
+    features: PlaneOffer | None = None  # how the target can tell features, where it can
 
 
 class TargetFrames(AboutLink, frozen=True):
@@ -57,6 +59,9 @@ class DraftEngineStats(Record, frozen=True):
     dropped_frames: int  # stale, unknown or malformed
     builds: list[int]  # trees by their time: a count for each of histogram.EDGES, one beyond
     build_micros: int
+    feature_rows: int = 0  # that targets have told
+    dropped_features: int = 0  # rows of no sequence, or of no use
+    planes: tuple[PlaneReport, ...] = ()  # of all links, as they are now
 
 
 class DraftOutput(Record, frozen=True):

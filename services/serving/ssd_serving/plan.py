@@ -28,6 +28,12 @@ class ModelPlan:
     allow_control_tokens: bool = False  # in messages of chats; likewise
 
     @property
+    def grown(self) -> ModelConfig:
+        """The shape that is served."""
+        shape = self.runner.expand_to
+        return self.model if shape is None else grow_config(self.model, shape)
+
+    @property
     def num_parameters(self) -> int:
         shape = self.runner.expand_to
         if shape is None:
@@ -98,7 +104,7 @@ def plan_model(model: str, config: ServiceConfig, sizes: StepSizes) -> ModelPlan
     if is_head(directory):
         raise ConfigError(
             f"{directory} is an EAGLE-3 head, and no model by itself: name it to its target, as "
-            "--draft-model"
+            "--draft-model, or serve it by ssd-draft"
         )
     model_config = load_model_config(directory)
     return ModelPlan(

@@ -106,6 +106,18 @@ def main() -> None:
 )
 @option("--link-timeout", "Seconds after which a silent endpoint is given up.", type=float)
 @option(
+    "--feature-window",
+    "Tokens of a sequence, the last ones, whose hidden states are kept in the host's memory while "
+    "an endpoint serves a head, which reads them: for one that comes later, or comes back.",
+    type=int,
+)
+@option(
+    "--keep-features",
+    "The host's memory, in MiB, for the hidden states of what the prefix cache holds: a head is "
+    "told them again when a prompt is found there.",
+    type=int,
+)
+@option(
     "--synthetic-acceptance",
     "For load tests without a good draft: speculated tokens are right with this probability, "
     "0.01 to 1, whatever the model says. Texts are then nobody's, and marked as such.",

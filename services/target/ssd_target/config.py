@@ -3,15 +3,22 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_engine.checkpoints.heads.head_config import HeadConfig
+from ssd_engine.checkpoints.heads.head_config import NUM_FEATURES, HeadConfig
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.parallel.cluster.options import ClusterOptions, read_secret
 from ssd_engine.process.secret_files import warn_of_readers
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.streams import VALUE_BYTES
 from ssd_serving.config import ServiceConfig, check_service_config, parse_address
 from ssd_target.links.endpoint_addresses import parse_draft
-from ssd_target.records.speculation_options import Backup, Mode, SpeculationOptions
+from ssd_target.records.speculation_options import (
+    Backup,
+    FeatureOptions,
+    Mode,
+    SpeculationOptions,
+)
 
 MODES = ("auto", "ssd", "sync", "off")
 BACKUPS = {
@@ -29,6 +36,8 @@ BOUNDS = {
     "max_backlog_kib": (16, 67_108_864),
     "depth": (1, 64),
     "link_timeout": (0.05, 3600),
+    "feature_window": (1, 1_000_000),
+    "keep_features": (0, 67_108_864),
     "discover_seconds": (0.1, 3600),
     "synthetic_acceptance": (0.01, 1),
     "limit_requests": (1, 1_000_000),
@@ -69,6 +78,8 @@ class TargetConfig(ServiceConfig):
     backup: str = "auto"
     auto_off: bool = True
     link_timeout: float = 2.0
+    feature_window: int = 1024
+    keep_features: int = 0
     synthetic_acceptance: float | None = None
     draft_tls_ca: Path | None = None
     draft_token_file: Path | None = None
@@ -128,10 +139,12 @@ class EngineOptions:
     synthetic_acceptance: float | None
     swap_gib: float
     speculation: SpeculationOptions
+    features: FeatureOptions
     draft_model: ModelConfig | None  # for synchronous speculation
     draft_runner: RunnerOptions | None
     head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
+    plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
 
 
 def check_config(config: TargetConfig) -> None:
@@ -200,6 +213,24 @@ def speculation_options(config: TargetConfig) -> SpeculationOptions:
         auto_off=config.auto_off,
         link_timeout=config.link_timeout,
     )
+
+
+def feature_options(config: TargetConfig, model: ModelConfig, dtype: str) -> FeatureOptions:
+    """``model`` as it is grown."""
+    row_bytes = NUM_FEATURES * model.hidden_size * VALUE_BYTES[dtype]
+    return FeatureOptions(
+        model.hidden_size,
+        config.feature_window,
+        config.feature_window * row_bytes,
+        config.keep_features << 20,
+    )
+
+
+def feature_bytes(config: TargetConfig, options: FeatureOptions) -> int:
+    """The host's memory that features may take, where links can ask for them."""
+    if not speculation_options(config).endpoints:
+        return 0
+    return config.max_num_seqs * options.window_bytes + options.keep_bytes
 
 
 def _wait_seconds(wait: str) -> float | None:

@@ -16,6 +16,7 @@ from ssd_draft.engine.fair_scheduler import (
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_draft.speculators.base import ReadsNoFeatures
 from ssd_engine.kvcache.cached_path import NoRoom
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Close, Launch, Open, Outcome, Source, Verification
@@ -28,7 +29,7 @@ DEPTH, WIDTH = 5, 16
 MAX_ROWS, MAX_SEQUENCES, MEMORY = 256, 128, 128_000
 
 
-class Engine:
+class Engine(ReadsNoFeatures):
     """A draft without a model: trees of ``WIDTH`` rows and ``DEPTH`` forwards, and a clock."""
 
     is_typical = True

@@ -7,15 +7,13 @@ import pytest
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.config import DraftConfig
-from ssd_draft.speculators.registry import KINDS, SpeculatorKind, check_kind
+from ssd_draft.speculators.registry import KINDS, SpeculatorKind, kind_of
 from ssd_engine.errors import ConfigError
+from tests.clockwork import make_head
 from tests.repository.import_graph import modules
 
 NAMED = re.compile(rf"""["']({"|".join(KINDS)})["']|--speculator ({"|".join(KINDS)})""")
-MAY_NAME = {
-    "ssd_draft.cli",  # the argument MODEL
-    "ssd_draft.config",  # the default
-}
+MAY_NAME = {"ssd_draft.cli"}  # the argument MODEL
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -33,14 +31,32 @@ def test_only_the_registry_knows_kinds_by_name() -> None:
     assert naming == {"ssd_draft.speculators.registry", *MAY_NAME}
 
 
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("heads") / "head"
+    make_head(directory)
+    return str(directory)
+
+
 def test_a_model_is_named_exactly_where_a_new_kind_needs_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, head: str
 ) -> None:
-    monkeypatch.setitem(KINDS, "heads", SpeculatorKind("ssd_draft.heads", needs_model=True))
+    monkeypatch.setitem(KINDS, "others", SpeculatorKind("ssd_draft.others", needs_model=True))
     monkeypatch.setitem(KINDS, "lists", SpeculatorKind("ssd_draft.lists", needs_model=False))
-    check_kind(DraftConfig(speculator="heads", model="stories-draft"))
-    check_kind(DraftConfig(speculator="lists"))
+    assert kind_of(DraftConfig(speculator="others", model="stories-draft")) == "others"
+    assert kind_of(DraftConfig(speculator="lists")) == "lists"
     with pytest.raises(ConfigError, match="MODEL is missing"):
-        check_kind(DraftConfig(speculator="heads"))
+        kind_of(DraftConfig(speculator="others"))
     with pytest.raises(ConfigError, match="--speculator lists takes no MODEL"):
-        check_kind(DraftConfig(speculator="lists", model="stories-draft"))
+        kind_of(DraftConfig(speculator="lists", model="stories-draft"))
+    with pytest.raises(ConfigError, match=r"--speculator others: .* is an EAGLE-3 head"):
+        kind_of(DraftConfig(speculator="others", model=head))
+
+
+def test_a_kind_is_what_the_model_is_where_none_is_named(head: str) -> None:
+    assert kind_of(DraftConfig(model="stories-draft")) == "model"
+    assert kind_of(DraftConfig(model=head)) == "head"
+    with pytest.raises(ConfigError, match=r"--speculator head: .* is a model"):
+        kind_of(DraftConfig(model="stories-draft", speculator="head"))
+    with pytest.raises(ConfigError, match="MODEL is missing"):
+        kind_of(DraftConfig())

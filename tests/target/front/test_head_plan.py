@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from transformers import LlamaConfig
 
 from ssd.v1 import target_pb2 as pb
-from ssd_draft.cli import main as draft_main
 from ssd_target.cli import main
 from tests.processes import TargetProcess, target
 from tests.random_heads import HeadKind, make_head
@@ -59,10 +58,9 @@ def test_a_context_without_room_for_the_depth_is_refused(head: Path) -> None:
 
 
 def test_a_head_is_no_model_by_itself(head: Path) -> None:
-    for command in (main, draft_main):
-        result = CliRunner().invoke(command, ["serve", str(head), "--check-config"])
-        assert result.exit_code == 2
-        assert "is an EAGLE-3 head, and no model by itself" in result.output
+    code, output = check(str(head))
+    assert code == 2
+    assert "is an EAGLE-3 head, and no model by itself" in output
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from ssd_draft.engine.branch_pusher import BranchPusher
 from ssd_draft.engine.forward_planner import ForwardPlanner
 from ssd_draft.engine.frame_follower import FrameFollower
 from ssd_draft.engine.link_sequences import Counters, LinkSequences
-from ssd_draft.engine.planes import open_plane
+from ssd_draft.engine.planes import open_features, open_plane
 from ssd_draft.engine.sequence_room import SequenceRoom
+from ssd_draft.engine.told_features import FeatureInbox, ToldFeatures
 from ssd_draft.planning.grammars import GrammarThread
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
@@ -29,7 +30,9 @@ from ssd_draft.records import (
 )
 from ssd_draft.speculators.base import DraftRunner, Speculator
 from ssd_draft.speculators.registry import make_speculator
+from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.grammar.compiler import GrammarCompiler
+from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import (
     Load,
     NoticeKind,
@@ -37,11 +40,14 @@ from ssd_engine.speculation.frames import (
     Source,
 )
 from ssd_engine.speculation.latency_model import StepClock
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
+from ssd_engine.tensor_plane.report import report_of
 from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind, make_trace
 from ssd_serving.engine.records import LinkGone
 
 OpenPlane = Callable[[TargetLinkUp], tuple[Sender, Plane] | None]
+OpenFeatures = Callable[[TargetLinkUp, FeatureNeeds], tuple[FeatureInbox, Plane] | None]
 
 
 class DraftCore:
@@ -56,11 +62,12 @@ class DraftCore:
         open_plane: OpenPlane = lambda up: None,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
+        open_features: OpenFeatures = lambda up, needs: None,
     ) -> None:
         """``make_planner`` gets the longest speculation that a target verifies."""
         self._speculator = speculator
         self._make_planner = make_planner
-        self._open_plane = open_plane
+        self._open_plane, self._open_features = open_plane, open_features
         self._now = clock
         self._trace = trace or NoTrace()
         self._links: dict[int, LinkSequences] = {}
@@ -78,7 +85,7 @@ class DraftCore:
 
     @property
     def has_work(self) -> bool:
-        return any(link.inbox or link.outbox or link.is_active for link in self._links.values())
+        return any(link.has_news or link.outbox or link.is_active for link in self._links.values())
 
     def handle(self, record: ToEngine) -> None:
         match record:
@@ -105,8 +112,18 @@ class DraftCore:
         if opened is not None:
             link.sender, plane = opened
             link.outbox.append(plane)
+        if self._speculator.features is not None:
+            self._connect_features(link, up, self._speculator.features)
         if self._follower.leaving:
             _announce(link)
+
+    def _connect_features(self, link: LinkSequences, up: TargetLinkUp, needs: FeatureNeeds) -> None:
+        """Without a plane nothing can be told, and the sequences of the link are refused."""
+        opened = self._open_features(up, needs)
+        inbox = None if opened is None else opened[0]
+        link.features = ToldFeatures(inbox, self._speculator, self._now)
+        if opened is not None:
+            link.outbox.append(opened[1])
 
     def _disconnect(self, number: int) -> None:
         link = self._links.pop(number, None)
@@ -116,10 +133,14 @@ class DraftCore:
             self._room.close(link, sequence)
         if link.sender is not None:
             link.sender.close()
+        if link.features is not None:
+            link.features.close()
 
     def step(self) -> DraftOutput:
         for link in self._links.values():
             self._follower.follow_some(link)
+            if link.features is not None:
+                self._take_features(link, link.features)
         chosen, chunk = self._planner.choose()
         if chosen:
             self._speculate(list(chosen), list(chosen.values()), chunk)
@@ -127,6 +148,14 @@ class DraftCore:
             self._pusher.push(link)
         load = Load(open_sequences=self._room.num_sequences)
         return DraftOutput(self._outputs(), load, self.stats(), self._trace.take())
+
+    def _take_features(self, link: LinkSequences, features: ToldFeatures) -> None:
+        features.tell(link.sequences)
+        self.counters.feature_rows += features.num_told
+        self.counters.dropped_features += features.num_dropped
+        features.num_told = features.num_dropped = 0
+        link.outbox += features.requests
+        features.requests = []
 
     def _speculate(self, chosen: list[DraftSequence], rows_each: list[int], chunk: int) -> None:
         total = sum(rows_each)
@@ -192,7 +221,20 @@ class DraftCore:
             dropped_frames=counters.dropped_frames,
             builds=counters.builds,
             build_micros=counters.build_micros,
+            feature_rows=counters.feature_rows,
+            dropped_features=counters.dropped_features,
+            planes=tuple(self._reports()),
         )
+
+    def _reports(self) -> list[PlaneReport]:
+        """Planes of all links."""
+        reports: list[PlaneReport] = []
+        for link in self._links.values():
+            if isinstance(link.sender, Sender):
+                reports.append(report_of(link.sender))
+            if link.features is not None:
+                reports += link.features.report()
+        return reports
 
     def check_integrity(self) -> None:
         self._speculator.check_integrity(self._room.num_sequences)
@@ -204,7 +246,13 @@ class DraftCore:
                     raise RuntimeError("draft integrity: a closed sequence is held")
 
 
-def make_core(options: DraftEngineOptions, runner: DraftRunner | None) -> DraftCore:
+def make_core(
+    options: DraftEngineOptions,
+    runner: DraftRunner | HeadRunner | None,
+    on_rows: Callable[[], None] = lambda: None,
+) -> DraftCore:
+    """``on_rows`` is called, in any thread, when a plane has brought rows."""
+
     def make_planner(max_depth: int) -> Planner:
         depth = min(options.depth, max_depth)
         return Planner(depth, options.budget, options.fan_out_hit, options.fan_out_miss)
@@ -218,6 +266,7 @@ def make_core(options: DraftEngineOptions, runner: DraftRunner | None) -> DraftC
         options.prefill_chunk,
         lambda up: open_plane(options, up),
         trace=make_trace(options.trace_events > 0),
+        open_features=lambda up, needs: open_features(options, up, needs, on_rows),
     )
 
 

@@ -4,13 +4,20 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from ssd_draft.config import DraftEngineOptions
+from ssd_draft.config import DraftEngineOptions, DraftHead
 from ssd_draft.engine.core import DraftCore, make_core
+from ssd_draft.engine.waking_inbox import WakingInbox
 from ssd_draft.records import DraftOutput, ToEngine, decode_to_engine
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.execution.head_runner import HeadRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.forward.batch import Chunk
 from ssd_engine.parallel.ranked_runner import RankedRunner
+from ssd_engine.parallel.ranks.group import check_devices, configure_threads
 from ssd_engine.process.children import settle_memory
+from ssd_engine.tensor_plane.transports.connection import Wake
 from ssd_engine.tracing.events import TraceEvent
-from ssd_serving.engine.loop import PipeInbox, run_engine, serve_records, warm_up
+from ssd_serving.engine.loop import run_engine, serve_records, warm_up
 from ssd_serving.engine.records import Ready, encode
 
 SILENCE_SECONDS = 0.05  # an engine that works sends an output at least so often
@@ -22,13 +29,13 @@ def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
 
 def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
     started = time.monotonic()
-    runner = _load(options)
-    core = make_core(options, runner)
+    runner, wake = _load(options), Wake()
+    core = make_core(options, runner, wake.ring)
     num_blocks = 0 if runner is None else runner.num_blocks
     settle_memory()
     pipe.send_bytes(encode(Ready(num_blocks, time.monotonic() - started)))
     check = core.check_integrity if options.check_integrity else None
-    serve_records(PipeInbox(pipe, decode_to_engine), OutputCoalescer(core), check)
+    serve_records(WakingInbox(pipe, decode_to_engine, wake), OutputCoalescer(core), check)
 
 
 class OutputCoalescer:
@@ -56,9 +63,11 @@ class OutputCoalescer:
         return DraftOutput(output.links, output.load, output.stats, trace)
 
 
-def _load(options: DraftEngineOptions) -> RankedRunner | None:
+def _load(options: DraftEngineOptions) -> RankedRunner | HeadRunner | None:
     if options.model is None or options.runner is None:
         return None
+    if options.head is not None:
+        return _load_head(options.head, options.runner, options.model.vocab_size)
     runner = RankedRunner(
         options.model,
         options.runner,
@@ -68,4 +77,13 @@ def _load(options: DraftEngineOptions) -> RankedRunner | None:
         log_format=options.log_format,
     )
     warm_up(runner)
+    return runner
+
+
+def _load_head(head: DraftHead, how: RunnerOptions, num_tokens: int) -> HeadRunner:
+    check_devices(how, 1)
+    configure_threads(how, 1)
+    checkpoint = open_head(how.directory, head.config, head.target)
+    runner = HeadRunner(head.config, checkpoint, how, num_tokens)
+    runner.forward([Chunk([0, 0], 0, [0], 1)])  # first calls allocate and choose kernels
     return runner

@@ -68,7 +68,11 @@ class FrameFollower:
         try:
             if self.leaving:
                 raise NoRoom("the endpoint is leaving")
+            if link.features is not None and link.features.problem:
+                raise CannotSpeculate(link.features.problem)
             self._room.admit(link, sequence)
+            if link.features is not None:
+                link.features.opened(sequence)
         except NoRoom as error:
             self._refuse(link, frame, NoticeKind.BUSY, str(error))
         except CannotSpeculate as error:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ssd_draft.engine.fair_scheduler import LinkAccount
+from ssd_draft.engine.told_features import ToldFeatures
 from ssd_draft.planning.plan import Planner
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_engine.kvcache.scopes import Scopes
@@ -20,7 +21,8 @@ class LinkSequences:
         self.planner = planner
         self.scopes: Scopes[int] = Scopes(new_scope)
         self.sequences: dict[int, DraftSequence] = {}
-        self.sender: Sender | None = None  # the draft's end of the tensor plane
+        self.sender: Sender | None = None  # of distributions
+        self.features: ToldFeatures | None = None  # where the speculator reads some
         self.inbox: deque[TargetFrame] = deque()
         self.account = LinkAccount()
         self.outbox: list[DraftFrame] = []
@@ -30,6 +32,11 @@ class LinkSequences:
     def is_active(self) -> bool:
         """Whether a sequence has something to do."""
         return any(not sequence.complete for sequence in self.sequences.values())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come that was not looked at."""
+        return bool(self.inbox) or (self.features is not None and self.features.has_rows)
 
     def notify(self, sequence: int, round: int, kind: NoticeKind, reason: str) -> None:
         self.outbox.append(Notice(sequence, round, kind, reason))
@@ -41,6 +48,7 @@ class Counters:
     def __init__(self) -> None:
         self.steps = self.rows = self.branches = self.branch_tokens = self.rounds = 0
         self.evictions = self.refusals = self.dropped_frames = 0
+        self.feature_rows = self.dropped_features = 0
         self.builds, self.build_micros = new_counts(), 0
 
     def count_tree(self, seconds: float) -> None:

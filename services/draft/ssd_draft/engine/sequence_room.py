@@ -68,6 +68,8 @@ class SequenceRoom:
         sequence.close()
         self._speculator.close(sequence)
         link.sequences.pop(sequence.id, None)
+        if link.features is not None:
+            link.features.closed(sequence.id)
 
     def _evict_for(self, link: LinkSequences, sequence: DraftSequence) -> bool:
         """Makes room for a sequence of ``link``: where nobody is harmed, or within fair shares.

@@ -1,12 +1,15 @@
 """Checks whether a target and this endpoint fit, once, when a link begins."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ssd.v1 import speculation_pb2 as pb
 from ssd_draft.records import TargetLinkUp
 from ssd_draft.speculators.registry import WITHOUT_MODEL
 from ssd_engine.errors import SSDError
+from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_engine.speculation.frames import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from ssd_serving.rpc.feature_messages import decode_feature_offer, encode_feature_terms
 from ssd_serving.rpc.frame_messages import FrameLimits
 from ssd_serving.rpc.plane_messages import decode_offer
 
@@ -35,12 +38,16 @@ class DraftIdentity:
     max_sequences: int  # sequences of one link
     depth: int
     budget: int
+    features: FeatureTerms | None = None  # what a head reads of its target
+    verifier: str = ""  # the target that a head was trained for, where it says so
 
 
 def check_hello(hello: pb.Hello, endpoint: DraftIdentity) -> FrameLimits:
     """The limits of this link's frames; raises HandshakeRefused."""
     _agree_on_version(hello)
     _check_tokens(hello, endpoint)
+    if endpoint.features is not None:
+        _check_features(hello, endpoint.features.needs)
     if len(hello.target_name.encode()) > MAX_NAME_BYTES:
         raise HandshakeRefused(
             "name",
@@ -91,11 +98,35 @@ def _check_tokens(hello: pb.Hello, endpoint: DraftIdentity) -> None:
         )
 
 
+def _check_features(hello: pb.Hello, needs: FeatureNeeds) -> None:
+    if not hello.HasField("features"):
+        raise HandshakeRefused(
+            "features",
+            "features: the target tells none of its hidden states, which this draft reads: upgrade "
+            "the target, or serve a draft model",
+        )
+    offer = decode_feature_offer(hello.features)
+    misfit = needs.problem_with(offer.hidden_size, offer.num_layers)
+    if misfit is not None:
+        field, problem = misfit
+        raise HandshakeRefused(
+            "features",
+            f"features.{field}: {problem}: serve a head that was trained for this target",
+        )
+
+
+def is_of_another_target(hello: pb.Hello, endpoint: DraftIdentity) -> bool:
+    """Whether a head was trained for a target of another name. It may fit for all that."""
+    verifier = PurePath(endpoint.verifier).name
+    return bool(verifier) and verifier != PurePath(hello.target_name).name
+
+
 def link_up(link: int, hello: pb.Hello, limits: FrameLimits, interface: str = "") -> TargetLinkUp:
     """The engine's record of the new link. ``interface``: our own address on it."""
     offered = hello.HasField("tensor_plane")
     offer = decode_offer(hello.tensor_plane) if offered else None
-    return TargetLinkUp(link, limits.max_depth, hello.epoch, offer, interface)
+    told = decode_feature_offer(hello.features).plane if hello.HasField("features") else None
+    return TargetLinkUp(link, limits.max_depth, hello.epoch, offer, interface, told)
 
 
 def make_welcome(hello: pb.Hello, endpoint: DraftIdentity) -> pb.Welcome:
@@ -107,4 +138,5 @@ def make_welcome(hello: pb.Hello, endpoint: DraftIdentity) -> pb.Welcome:
         max_sequences=endpoint.max_sequences,
         max_context=endpoint.max_context,
         max_depth=endpoint.depth,
+        features=None if endpoint.features is None else encode_feature_terms(endpoint.features),
     )

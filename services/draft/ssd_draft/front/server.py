@@ -13,19 +13,26 @@ from ssd_draft.config import (
 )
 from ssd_draft.front.engine_client import DraftEngine
 from ssd_draft.front.handshake import DraftIdentity
+from ssd_draft.front.head_plan import DraftHeadPlan, plan_head
 from ssd_draft.front.metrics import DraftMetrics
 from ssd_draft.front.sequence_watch import TextOf, make_watch
 from ssd_draft.front.service import SERVICE, DraftServicer, DraftServing
 from ssd_draft.planning.plan import RANKS
 from ssd_draft.records import GrammarVocabulary
-from ssd_draft.speculators.registry import check_kind
+from ssd_draft.speculators.registry import KINDS, kind_of
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.errors import ConfigError
+from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
 from ssd_serving.plan import ModelPlan, plan_model
+from ssd_serving.rpc.feature_messages import encode_feature_terms
 from ssd_serving.rpc.frame_messages import largest_message
+from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
@@ -39,10 +46,14 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
     Returns None where there is no model.
     """
     check_config(config)
-    check_kind(config)
+    kind = KINDS[kind_of(config)]
     check_security(config)
+    if not kind.is_head:
+        _check_no_head(config)
     if config.model is None:
         return None
+    if kind.is_head:
+        return plan_head(config, resolve_model(config.model), _head_sizes(config))
     # A row of a tree sees the chain that is verified, and the branches.
     max_tail = config.depth + scratch_tokens(config)
     sizes = StepSizes(
@@ -57,6 +68,21 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
     return plan_model(config.model, config, sizes)
 
 
+def _check_no_head(config: DraftConfig) -> None:
+    for flag, value in (
+        ("--target-model", config.target_model),
+        ("--aux-layers", config.aux_layers),
+    ):
+        if value is not None:
+            raise ConfigError(f"{flag} is of an EAGLE-3 head, MODEL is none: leave it out")
+
+
+def _head_sizes(config: DraftConfig) -> StepSizes:
+    """Without steps of few rows: a head's are no captured ones."""
+    max_tail = config.depth + scratch_tokens(config)
+    return StepSizes(config.max_rows, max_tail, exact=False)
+
+
 class DraftServer(ServiceServer):
     role = "draft"
     service = SERVICE
@@ -68,7 +94,7 @@ class DraftServer(ServiceServer):
         self._config = config
         self._plan = plan
         self._tokenizer = tokenizer
-        metrics = DraftMetrics(
+        metrics = self._metrics = DraftMetrics(
             stats=lambda: self._engine.stats,
             num_blocks=lambda: self._engine.num_blocks,
             num_links=lambda state: self._engine.count()[state],
@@ -93,7 +119,7 @@ class DraftServer(ServiceServer):
             config.max_links,
             largest,
             self._spans,
-            name=config.speculator if plan is None else plan.name,
+            name=kind_of(config) if plan is None else plan.name,
         )
 
     def prepare(self) -> None:
@@ -108,6 +134,7 @@ class DraftServer(ServiceServer):
     def open(self, ready: Ready) -> list[str]:
         self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
+        self._metrics.show_kind(kind_name(pb.SpeculatorKind.Value(endpoint.speculator)))
         self._servicer.serving = DraftServing(
             endpoint=endpoint,
             info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),
@@ -135,6 +162,9 @@ class DraftServer(ServiceServer):
 
 
 def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
+    """Tokens of a sequence."""
+    if isinstance(plan, DraftHeadPlan):
+        return plan.max_context
     if plan is not None:
         return plan.runner.max_model_len
     return config.max_model_len or CONTEXT_WITHOUT_MODEL
@@ -143,9 +173,10 @@ def _max_context(config: DraftConfig, plan: ModelPlan | None) -> int:
 def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineOptions:
     fan_out_hit, fan_out_miss = fan_outs(config)
     return DraftEngineOptions(
-        speculator=config.speculator,
+        speculator=kind_of(config),
         model=None if plan is None else plan.model,
         runner=None if plan is None else plan.runner,
+        head=plan.head if isinstance(plan, DraftHeadPlan) else None,
         tp=config.tp,
         prefill_chunk=config.prompt_rows,
         depth=config.depth,
@@ -156,10 +187,11 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         max_num_seqs=config.max_num_seqs,
         max_seqs_per_link=config.max_seqs_per_link,
         vocab_size=None if plan is None else plan.model.vocab_size,
-        max_context=_max_context(config, plan),
+        max_context=_max_context(config, plan) if plan is None else plan.runner.max_model_len,
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
+        plane_kinds=kinds_named(config.plane_kind),
         log_level=config.log_level,
         log_format=config.log_format,
         check_integrity=config.check_integrity,
@@ -171,15 +203,19 @@ def _endpoint(
     config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None
 ) -> DraftIdentity:
     per_link = config.max_seqs_per_link or config.max_num_seqs
+    kind = kind_of(config)
+    head = plan.head if isinstance(plan, DraftHeadPlan) else None
     return DraftIdentity(
-        name=plan.name if plan is not None else config.name or config.speculator,
-        speculator=f"SPECULATOR_KIND_{config.speculator.upper()}",
+        name=plan.name if plan is not None else config.name or kind,
+        speculator=f"SPECULATOR_KIND_{kind.upper()}",
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
         vocab_size=None if plan is None else plan.model.vocab_size,
         max_context=_max_context(config, plan),
         max_sequences=min(per_link, config.max_num_seqs),
         depth=config.depth,
         budget=config.budget,
+        features=None if head is None else FeatureTerms(head.needs, head.window),
+        verifier="" if head is None else head.config.verifier,
     )
 
 
@@ -199,6 +235,7 @@ def _draft_info(
         max_branches=endpoint.budget,
         protocol_version=PROTOCOL_VERSION,
         version=__version__,
+        features=None if endpoint.features is None else encode_feature_terms(endpoint.features),
     )
     if plan is None or tokenizer is None:
         return info

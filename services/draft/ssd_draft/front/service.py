@@ -13,6 +13,7 @@ from ssd_draft.front.handshake import (
     DraftIdentity,
     HandshakeRefused,
     check_hello,
+    is_of_another_target,
     link_up,
     make_welcome,
 )
@@ -29,6 +30,7 @@ from ssd_serving.rpc.frame_messages import (
 )
 from ssd_serving.rpc.interfaces import interface_to
 from ssd_serving.rpc.messages import decode_message, is_newer
+from ssd_serving.rpc.plane_messages import encode_report
 from ssd_serving.rpc.status import (
     NotServing,
     PeerSilent,
@@ -123,6 +125,9 @@ class DraftServicer:
             await abort(context, error)
         info.links = self._engine.num_up
         info.open_sequences = self._engine.load.open_sequences
+        stats = self._engine.stats
+        if stats is not None:
+            info.planes.extend(map(encode_report, stats.planes))
         return info
 
     async def speculate(self, _: Any, context: grpc.aio.ServicerContext) -> None:
@@ -200,6 +205,9 @@ class DraftServicer:
         await self._write(context, welcome)
         words = (link.id, admitted.name, admitted.epoch)
         log.info("link %d is up: target %r, epoch %d", *words, extra={"link": link.id})
+        if is_of_another_target(hello, serving.endpoint):
+            about = (link.id, serving.endpoint.verifier, admitted.name)
+            log.warning("link %d: this head was trained for %s, the target is %r", *about)
         return admitted
 
     # Frames

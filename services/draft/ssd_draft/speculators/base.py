@@ -8,11 +8,14 @@ at between two steps, so a step should be short: one depth, not one tree.
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_engine.forward.batch import Draw, Part
 from ssd_engine.forward.result import PendingForward
 from ssd_engine.kvcache.block_pool import BlockPool
+from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 
@@ -57,9 +60,33 @@ class Speculator(Protocol):
         """Rejection: the distributions of the first tokens of the decided branch [count, vocab].
         They are made on another thread, while the engine goes on."""
 
+    @property
+    def features(self) -> FeatureNeeds | None:
+        """The rows of the target's hidden states that it reads; None where it reads none."""
+
+    def features_from(self, sequence: DraftSequence) -> int:
+        """The first position of the sequence whose features are of use: before it, what is cached
+        is known."""
+
+    def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
+        """What the target has told of positions from ``start`` on [n, width]. They may be late,
+        repeated, of positions known already, or leave a gap."""
+
     def close(self, sequence: DraftSequence) -> None: ...
 
     def check_integrity(self, num_sequences: int) -> None: ...
+
+
+class ReadsNoFeatures:
+    """The part of a speculator that reads none of its target's hidden states."""
+
+    features: FeatureNeeds | None = None
+
+    def features_from(self, sequence: DraftSequence) -> int:
+        return sequence.num_committed
+
+    def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
+        """They are of no use."""
 
 
 class DraftRunner(Protocol):

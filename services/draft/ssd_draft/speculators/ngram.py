@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ssd_draft.config import DraftEngineOptions
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence, PreparedBranch
-from ssd_draft.speculators.base import CannotSpeculate
+from ssd_draft.speculators.base import CannotSpeculate, ReadsNoFeatures
 from ssd_engine.kvcache.cached_path import NoRoom
 from ssd_engine.speculation.ngram import NgramIndex
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
@@ -14,7 +14,7 @@ from ssd_engine.tensor_plane.protocol.rows import MakeRows
 MOST_TOKENS = 1 << 20  # tokens of all sequences: an index takes about 1 KB for each
 
 
-class NgramSpeculator:
+class NgramSpeculator(ReadsNoFeatures):
     """Looks up what followed in a sequence's own text. The text is indexed piece by piece, one in a
     step, as a model reads its prompt: long sequences do not hold up others."""
 

@@ -326,7 +326,8 @@ class GraphRunner:
         self._launches += 1
         self._expected = None
         end = self._ends[turn]
-        if (reading := self._reading_features.pop(side, None)) is not None:
+        reading = self._reading_features.pop(side, None)
+        if reading is not None and not reading.query():  # a wait that is over costs time, too
             self._stream.wait_event(reading)
         if self.eager:
             start = self._starts[turn]

@@ -12,7 +12,7 @@ whatever their hashes are.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 ROOT = 0  # the name before the first block, unless a lease has a root of its own
 
@@ -32,6 +32,8 @@ class BlockPool:
         self._next_name = ROOT + 1
         self.num_reserved = 0
         self._leases: set[BlockLease] = set()
+        # Hears the name of a block that is cached no more.
+        self.on_forgotten: Callable[[int], None] = lambda name: None
 
     @property
     def num_free(self) -> int:
@@ -119,7 +121,7 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         del self._index[self._keys.pop(block)]
-        del self._names[block]
+        self.on_forgotten(self._names.pop(block))
 
     def _enter(self, block: int, name: int, tokens: tuple[int, ...]) -> int:
         """Cache a full block; returns the name of this content, which may be cached already."""
@@ -177,7 +179,8 @@ class BlockLease:
         self.reserved = reserved
         self.num_cached_tokens = len(shared) * pool.block_size
         self._num_entered = len(shared)
-        self._name = pool._names[shared[-1]] if shared else root
+        self._root = root
+        self.names = [pool._names[block] for block in shared]  # of its cached blocks, the first
 
     @property
     def num_blocks(self) -> int:
@@ -219,7 +222,8 @@ class BlockLease:
         while self.can_enter(num_written):
             begin = self._num_entered * size
             content = tuple(tokens[begin : begin + size])
-            self._name = self._pool._enter(self.blocks[self._num_entered], self._name, content)
+            before = self.names[-1] if self.names else self._root
+            self.names.append(self._pool._enter(self.blocks[self._num_entered], before, content))
             self._num_entered += 1
 
     def release(self) -> None:

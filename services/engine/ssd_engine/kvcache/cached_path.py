@@ -27,7 +27,7 @@ class CachedPath:
         lease = pool.open(tokens, needed, root, spare=spare)
         if lease is None:
             raise NoRoom(f"no room for {needed} tokens")
-        self._ahead = ahead
+        self.ahead = ahead
         self._lease = lease
         self.committed = list(tokens)
         self._written = self.committed[: lease.num_cached_tokens]
@@ -45,7 +45,7 @@ class CachedPath:
 
     def reserve(self, num_committed: int) -> None:
         """Raise NoRoom unless so many committed tokens fit, with those ahead of them."""
-        needed = min(num_committed + self._ahead, self.max_tokens)
+        needed = min(num_committed + self.ahead, self.max_tokens)
         if not self._lease.reserve(needed):
             raise NoRoom(f"no room for {needed} tokens")
 
@@ -56,7 +56,12 @@ class CachedPath:
                 del self._written[self.num_known :]
                 break
             self.num_known += 1
-        self._lease.commit(self.committed, self.num_known)
+        self._lease.commit(self.committed, self._num_final)
+
+    @property
+    def _num_final(self) -> int:
+        """Committed tokens, the first ones, whose KV stays as it is."""
+        return self.num_known
 
     def next_chunk(self, guesses: Sequence[int], num_logits: int, limit: int) -> Chunk:
         """The next piece of committed + guesses, at most ``limit`` tokens long.
@@ -66,10 +71,14 @@ class CachedPath:
         total = len(self.committed) + len(guesses)
         start = min(self._known(guesses), total - num_logits)
         end = min(total, start + max(limit, num_logits))
-        path = self.committed[start:] if start < len(self.committed) else []
-        path += guesses[max(0, start - len(self.committed)) :]
+        return self.piece(guesses, start, end, num_logits if end == total else 0)
+
+    def piece(self, guesses: Sequence[int], start: int, end: int, num_logits: int) -> Chunk:
+        """A piece of committed + guesses, with logits of its last ``num_logits`` tokens."""
+        path = self.committed[start:end] if start < len(self.committed) else []
+        path += guesses[max(0, start - len(self.committed)) : max(0, end - len(self.committed))]
         self._lease.grow(end)
-        return Chunk(path[: end - start], start, self.blocks, num_logits if end == total else 0)
+        return Chunk(path, start, self.blocks, num_logits)
 
     def num_missing(self, guesses: Sequence[int]) -> int:
         """How many tokens of committed + guesses are not in the cache."""

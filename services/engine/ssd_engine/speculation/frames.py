@@ -103,6 +103,12 @@ class Plane(Frame, frozen=True):
     answer: PlaneAnswer
 
 
+class FeatureRequest(Frame, frozen=True):
+    """Asks for the features of a sequence from a position on."""
+
+    from_position: int
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """How busy the draft is."""
 
@@ -110,4 +116,4 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 TargetFrame = Open | Outcome | Launch | Close
-DraftFrame = Branches | Notice | Plane
+DraftFrame = Branches | Notice | Plane | FeatureRequest

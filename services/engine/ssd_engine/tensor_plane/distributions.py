@@ -3,8 +3,10 @@
 from ssd_engine.sampling.rejection import WIRE
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 
+DISTRIBUTIONS = "draft_distributions"
+
 
 def draft_distributions(vocab_size: int, depth: int) -> RowsStream:
     """A row for each token of a speculation."""
     dtype = str(WIRE).removeprefix("torch.")
-    return RowsStream("draft_distributions", RowsDirection.TO_TARGET, vocab_size, dtype, depth)
+    return RowsStream(DISTRIBUTIONS, RowsDirection.TO_TARGET, vocab_size, dtype, depth)

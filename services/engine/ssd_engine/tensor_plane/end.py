@@ -11,7 +11,9 @@ import time
 from contextlib import ExitStack
 
 from ssd_engine.tensor_plane.plane import AgreedPlane
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.state import PlaneEvent, PlaneState, transition
+from ssd_engine.tensor_plane.protocol.streams import RowsStream
 from ssd_engine.tensor_plane.transports.connection import STALL_SECONDS, PlaneThreadStopped, Wake
 
 log = logging.getLogger(__name__)
@@ -27,13 +29,22 @@ class PlaneEnd:
         self._news = threading.Condition()  # guards everything that both threads touch
         self._state = PlaneState.CONNECTING
         self.reason = ""  # why the plane broke; empty while it did not
+        self.came_up = False
         self._wake = Wake()
         role = "sender" if sends else "receiver"
-        self._name = f"{plane.terms.kind.value} {role} {plane.terms.epoch}"
+        self._name = f"{plane.terms.kind.value} {role} of {self._stream.name} {plane.terms.epoch}"
         self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         # A thread that comes out of a library while the interpreter goes down takes the process
         # with it: it has to be gone by then.
         atexit.register(self._leave)
+
+    @property
+    def kind(self) -> PlaneKind:
+        return self._plane.terms.kind
+
+    @property
+    def stream(self) -> RowsStream:
+        return self._stream
 
     @property
     def state(self) -> PlaneState:
@@ -88,6 +99,7 @@ class PlaneEnd:
             if self._state is before:
                 return
             self.reason = reason or self.reason
+            self.came_up |= self._state is PlaneState.UP
             if self._state in (PlaneState.BROKEN, PlaneState.CLOSED):
                 self._forget_rows()
                 self._wake.stop()

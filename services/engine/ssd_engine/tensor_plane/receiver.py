@@ -1,15 +1,14 @@
-"""The end of a plane that receives."""
+"""The end of a plane that receives what it has asked for."""
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ssd_engine.tensor_plane.end import PlaneEnd
-from ssd_engine.tensor_plane.plane import CARRIERS, AgreedPlane
-from ssd_engine.tensor_plane.protocol.records import ANNOUNCEMENT_BYTES, Announcement, encode_serial
+from ssd_engine.tensor_plane.plane import AgreedPlane
+from ssd_engine.tensor_plane.protocol.records import Announcement
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
-from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
+from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneState
+from ssd_engine.tensor_plane.receiving_end import ReceivingEnd
 
 MAX_EXPECTED = 256
 # Rows answer expectations one to one; a sender of this many more is flooding the receiver.
@@ -22,15 +21,14 @@ class _Expected:
     rows: Tensor | None = None
 
 
-class Receiver(PlaneEnd):
+class Receiver(ReceivingEnd):
     """Keeps the rows that are expected until they are received, and no others."""
 
     def __init__(self, plane: AgreedPlane, max_expected: int = MAX_EXPECTED) -> None:
-        super().__init__(plane, sends=False)
+        super().__init__(plane)
         self._max_expected = max_expected
         self._expected: dict[RowsKey, _Expected] = {}  # oldest first
         self._asked = 0
-        self.discarded = 0
         self._thread.start()
 
     def expect(self, key: RowsKey, num_rows: int) -> None:
@@ -76,29 +74,8 @@ class Receiver(PlaneEnd):
     def _forget_rows(self) -> None:
         self._expected.clear()
 
-    def _run(self, resources: ExitStack) -> None:
-        meeting = self._plane.meet(self._wake, resources)
-        connection, inward = meeting.connection, CARRIERS[meeting.terms.kind][1](meeting)
-        resources.callback(inward.close)
-        self._advance(PlaneEvent.CONNECTED)
-        serial = 0
-        while self._state is PlaneState.UP:
-            if not connection.wait():
-                continue
-            announcement = Announcement.decode(connection.read(ANNOUNCEMENT_BYTES))
-            self._check(announcement, serial)
-            if self._wants(announcement):
-                self._keep(announcement, inward.take(announcement))
-            else:
-                inward.skip(announcement)
-            connection.write(encode_serial(serial))
-            serial += 1
-
     def _check(self, announcement: Announcement, serial: int) -> None:
-        if announcement.serial != serial:
-            raise PlaneBroken(f"send {serial} was announced as {announcement.serial}")
-        if not 1 <= announcement.num_rows <= self._stream.max_rows:
-            raise PlaneBroken(f"{announcement.num_rows} rows were announced")
+        super()._check(announcement, serial)
         if serial > self._asked + MAX_UNASKED:
             raise PlaneBroken("the sender sends what nobody asked for")
 
@@ -116,4 +93,5 @@ class Receiver(PlaneEnd):
                 self.discarded += 1  # given up while the rows were on their way
                 return
             expected.rows = rows
+            self.received += len(rows)
             self._news.notify_all()

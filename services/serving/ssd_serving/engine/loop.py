@@ -14,7 +14,6 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import exit_with_parent
 from ssd_engine.process.log import end_process, setup_logging
-from ssd_serving.engine.pipe_poll import PipePoll
 from ssd_serving.engine.records import Beat, Fatal, encode
 
 log = logging.getLogger(__name__)
@@ -79,19 +78,6 @@ class FrontPipe(Protocol):
     def receive(self) -> Any: ...
 
     def send(self, data: bytes) -> None: ...
-
-
-class PipeInbox:
-    def __init__(self, pipe: Connection, decode: Callable[[bytes], Any]) -> None:
-        self._pipe = pipe
-        self._decode = decode
-        self.poll = PipePoll(pipe)
-
-    def receive(self) -> Any:
-        return self._decode(self._pipe.recv_bytes())
-
-    def send(self, data: bytes) -> None:
-        self._pipe.send_bytes(data)
 
 
 def serve_records(inbox: FrontPipe, core: Core, check_integrity: Callable[[], None] | None) -> None:

@@ -23,6 +23,7 @@ from ssd_engine.speculation.frames import (
     Branches,
     Close,
     DraftFrame,
+    FeatureRequest,
     Launch,
     Load,
     Notice,
@@ -93,6 +94,7 @@ _BODIES = {
     Branches: "branches",
     Notice: "notice",
     Plane: "plane",
+    FeatureRequest: "features",
 }
 
 
@@ -341,9 +343,11 @@ def _draft_frame(frame: pb.DraftFrame) -> DraftFrame | None:
         return _notice(frame)
     if kind == "plane":
         return _plane(frame.plane)
+    if kind == "features":
+        return FeatureRequest(frame.sequence, frame.round, frame.features.from_position)
     if is_newer(frame):
         return None
-    raise InputError("body", "is missing: branches, a notice or a plane")
+    raise InputError("body", "is missing: branches, a notice, a plane or features")
 
 
 def _notice(frame: pb.DraftFrame) -> Notice | None:

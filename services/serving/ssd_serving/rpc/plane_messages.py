@@ -1,7 +1,11 @@
 """The offer and the answer of a tensor plane, as messages of a link and as plain data."""
 
+from msgspec.structs import asdict
+
 from ssd.v1 import speculation_pb2 as pb
+from ssd.v1 import target_pb2
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 
 MAX_NAME = 256  # characters of an id or a name
@@ -45,6 +49,10 @@ def decode_answer(message: pb.TensorPlaneAnswer) -> PlaneAnswer | None:
         return None
     stream = _decode_stream(message.stream)
     return PlaneAnswer(_KINDS[message.kind], message.address, message.secret, stream)
+
+
+def encode_report(report: PlaneReport) -> target_pb2.TensorPlaneReport:
+    return target_pb2.TensorPlaneReport(**asdict(report))
 
 
 def _encode_stream(stream: RowsStream) -> pb.TensorPlaneStream:

@@ -79,6 +79,8 @@ class EngineCore:
             2 * (speculator.depth + 1),  # a round, and what is prepared of the next
             None if kept is None else KeptKV(kept, block_size, replay_rows),
         )
+        speculator.feed.follow_pool(self.scheduler.pool)
+        self._watch()
         committer = RoundCommitter(self.scheduler, speculator, verify)
         parts = (runner, self.scheduler, speculator, committer, self._trace)
         self._decode = DecodeForward(*parts)
@@ -159,12 +161,21 @@ class EngineCore:
     def step(self) -> StepOutput:
         if self._compiling:
             self._admit_compiled()
+        self._watch()
         deltas, self._returned = self._returned, []
         deltas += self._loop.step()
         self.speculator.endpoints.flush()
         self._steps += 1
         cancelled, self._cancelled = self._cancelled, []
         return StepOutput(deltas, self.stats(), self._trace.take(), cancelled)
+
+    def _watch(self) -> None:
+        """Forwards tell of the boundaries that somebody reads now."""
+        boundaries = self.speculator.boundaries
+        if boundaries != self.speculator.feed.watched:
+            log.info("boundaries that are watched: %s", boundaries or "none")
+            self._runner.watch(boundaries)
+            self.speculator.feed.watch(boundaries)
 
     def _plan(self) -> StepPlan:
         """What the next forwards compute; who has to give up its blocks for it does so first."""
@@ -192,6 +203,7 @@ class EngineCore:
 
     def stats(self) -> TargetEngineStats:
         scheduler, pool, kept = self.scheduler, self.scheduler.pool, self.scheduler.kept
+        feed = self.speculator.feed
         return TargetEngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -211,9 +223,15 @@ class EngineCore:
             speculation=self.speculator.totals,
             dropped_frames=self.speculator.endpoints.dropped,
             endpoints=[
-                EndpointStats(e.link, len(e.sequences), e.payoff.phase.value, e.alpha.value)
+                EndpointStats(
+                    e.link, len(e.sequences), e.payoff.phase.value, e.alpha.value, e.reports()
+                )
                 for e in self.speculator.endpoints
             ],
+            feature_rows=feed.counters.rows,
+            feature_bytes=feed.counters.bytes,
+            missed_features=feed.counters.missed,
+            kept_feature_bytes=feed.kept.num_bytes,
         )
 
     def check_integrity(self) -> None:

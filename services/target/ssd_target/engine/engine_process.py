@@ -14,6 +14,7 @@ from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
 from ssd_engine.speculation.frames import TargetFrame
 from ssd_engine.tensor_plane.distributions import draft_distributions
+from ssd_engine.tensor_plane.host_rows import host_copies
 from ssd_engine.tensor_plane.plane import local_offer
 from ssd_engine.text.detokenizer import spelled_out
 from ssd_engine.tracing.events import make_trace
@@ -37,7 +38,8 @@ from ssd_target.records.engine_records import (
 from ssd_target.scheduling.kept_kv import KeptOptions
 from ssd_target.scheduling.verifier import verify
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.endpoints.planes import open_plane
+from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
+from ssd_target.speculation.endpoints.planes import open_features, open_plane
 from ssd_target.speculation.head_drafter import HeadDrafter
 from ssd_target.speculation.sync_drafter import Drafter, SyncDrafter
 
@@ -60,8 +62,6 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         log_format=options.log_format,
         cluster=options.cluster,
     )
-    if options.head is not None:
-        runner.watch(options.head.config.boundaries or ())
     warm_up(runner)
     vocabulary = decode_to_engine(pipe.recv_bytes())
     if not isinstance(vocabulary, Vocabulary):
@@ -76,6 +76,8 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         drafter=drafter,
         open_plane=partial(open_plane, options),
         trace=trace,
+        open_features=partial(open_features, options),
+        feed=_make_feed(options),
     )
     rate = options.synthetic_acceptance
     core = EngineCore(
@@ -98,10 +100,18 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     inbox.core = core
     settle_memory()
     distributions = draft_distributions(options.model.vocab_size, options.speculation.depth)
-    offer = local_offer(torch.device(options.runner.device), distributions)
-    pipe.send_bytes(encode(PlaneAbility(offer)))
+    device = torch.device(options.runner.device)
+    offer = local_offer(device, distributions, allowed=options.plane_kinds)
+    pipe.send_bytes(encode(PlaneAbility(offer, tells_features=True)))
     pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)
+
+
+def _make_feed(options: EngineOptions) -> FeatureFeed:
+    inside = options.head.config.boundaries if options.head is not None else None
+    return FeatureFeed(
+        options.features, inside or (), host_copies(torch.device(options.runner.device))
+    )
 
 
 def _kept(runner: RankedRunner, options: EngineOptions) -> KeptOptions | None:

@@ -31,6 +31,8 @@ class TargetRunner(Protocol):
     def beside_forwards(self) -> AbstractContextManager[object]:
         """What is done inside does not wait for what was launched last."""
 
+    def watch(self, boundaries: Sequence[int]) -> None: ...
+
     def forward(
         self, parts: Sequence[Part], launched: Callable[[], None], score: Score
     ) -> Tensor | None: ...

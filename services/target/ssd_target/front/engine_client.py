@@ -50,6 +50,7 @@ class EngineClient(EngineProcess):
         self._next_id = 0
         self.stats: TargetEngineStats | None = None
         self.plane_offer: PlaneOffer | None = None
+        self.tells_features = False
         self.links: Links | None = None  # where the engine's frames go
         self._farewell = farewell
 
@@ -107,7 +108,7 @@ class EngineClient(EngineProcess):
             case LinkStalled() if self.links is not None:
                 self.links.stalled(record.link, record.epoch, record.reason)
             case PlaneAbility():
-                self.plane_offer = record.offer
+                self.plane_offer, self.tells_features = record.offer, record.tells_features
             case StepOutput():
                 self.stats = record.stats
                 self.keep(record.trace)

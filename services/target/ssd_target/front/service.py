@@ -14,6 +14,7 @@ from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.rpc.messages import Kind
+from ssd_serving.rpc.plane_messages import encode_report
 from ssd_serving.rpc.status import (
     HandedOver,
     NotServing,
@@ -339,6 +340,7 @@ def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
         if (held := known.get(link.number)) is not None:
             endpoint.open_sequences, endpoint.payoff = held.sequences, held.payoff
             endpoint.acceptance = held.acceptance
+            endpoint.planes.extend(map(encode_report, held.planes))
     if stats is not None:
         info.load.CopyFrom(_load(stats))
     return info

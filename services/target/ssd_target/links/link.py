@@ -12,10 +12,11 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import ConfigError
 from ssd_engine.process.addresses import host_of
 from ssd_engine.speculation.frames import TargetFrame
+from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import EndpointAddress
 from ssd_target.links.frame_stream import FrameStream
-from ssd_target.links.handshake import TargetIdentity, shake_hands
+from ssd_target.links.handshake import Agreed, TargetIdentity, shake_hands
 from ssd_target.links.link_errors import EndpointMisfit, LinkBroken, link_broken
 from ssd_target.links.link_report import LinkReport
 from ssd_target.links.link_state import DraftLinkEvent, DraftLinkState, transition
@@ -136,9 +137,10 @@ class DraftLink:
         finally:
             proof.cancel()
 
-    def _up(self, welcome: pb.Welcome) -> None:
+    def _up(self, agreed: Agreed) -> None:
+        welcome = agreed.welcome
         self.state = transition(self.state, DraftLinkEvent.WELCOME)
-        self.report.up(welcome.draft_name)
+        self.report.up(welcome.draft_name, kind_name(welcome.speculator))
         self._to_engine(
             DraftLinkUp(
                 self.number,
@@ -149,6 +151,7 @@ class DraftLink:
                 welcome.max_depth,
                 host_of(self.address),
                 self.trusted,
+                agreed.features,
             )
         )
 

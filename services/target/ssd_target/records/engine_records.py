@@ -5,8 +5,10 @@ from collections.abc import Callable
 import msgspec
 
 from ssd_engine.sampling.params import Logprobs, SamplingParams
+from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
 from ssd_engine.text.completion import StopRules
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.records import AboutLink, Beat, Fatal, LinkGone, Ready, Record
@@ -53,6 +55,7 @@ class DraftLinkUp(AboutLink, frozen=True):
     max_depth: int
     host: str = ""  # the endpoint's host, for its tensor plane
     trusted: bool = False  # with rejection verification
+    features: FeatureTerms | None = None  # what it reads of the target's hidden states
 
 
 class DraftLinkDown(AboutLink, frozen=True):
@@ -104,12 +107,14 @@ class PlaneAbility(Record, frozen=True):
     """How the engine can exchange rows of tensors with a draft's, and which."""
 
     offer: PlaneOffer
+    tells_features: bool = False
 
 
 class EndpointStats(AboutLink, frozen=True):
     sequences: int
     payoff: str  # "on", "plain" or "off"
     acceptance: float
+    planes: tuple[PlaneReport, ...] = ()
 
 
 class TargetEngineStats(Record, frozen=True):
@@ -131,6 +136,10 @@ class TargetEngineStats(Record, frozen=True):
     speculation: SpeculationStats
     dropped_frames: int  # frames from endpoints that were stale, unknown or out of bounds
     endpoints: list[EndpointStats]
+    feature_rows: int = 0  # sent to heads, since start
+    feature_bytes: int = 0
+    missed_features: int = 0  # rows that were gone before they could be sent
+    kept_feature_bytes: int = 0  # of what the prefix cache holds, now
 
 
 class StepOutput(Record, frozen=True):

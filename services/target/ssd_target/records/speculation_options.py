@@ -38,6 +38,16 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureOptions:
+    """What a target keeps of its hidden states, while a link reads them."""
+
+    hidden_size: int = 0
+    window: int = 1024  # positions of a sequence, the last ones
+    window_bytes: int = 1 << 40  # for these, at most
+    keep_bytes: int = 0  # for blocks of the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationRequest:
     """One request's options for speculation."""
 

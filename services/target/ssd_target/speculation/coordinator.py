@@ -23,10 +23,12 @@ from ssd_target.speculation.endpoints.distributions import Distributions
 from ssd_target.speculation.endpoints.draft_endpoints import (
     DISCONNECTED,
     DraftEndpoints,
+    OpenFeatures,
     OpenPlane,
     Send,
     Stalled,
 )
+from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
 from ssd_target.speculation.endpoints.sequence_speculation import (
     RowSpeculation,
     SequenceSpeculation,
@@ -57,6 +59,8 @@ class SpeculationCoordinator:
         open_plane: OpenPlane = lambda up, plane: None,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
+        open_features: OpenFeatures = lambda up, plane: None,
+        feed: FeatureFeed | None = None,
     ) -> None:
         trace = trace or NoTrace()
         self.depth = options.depth  # tokens of the longest speculation
@@ -64,8 +68,9 @@ class SpeculationCoordinator:
         self._vocab_size, self._receive, self._now = vocab_size, receive, clock
         self._sequences: dict[int, SequenceSpeculation] = {}
         self.endpoints = DraftEndpoints(
-            options, self._sequences, send, stalled, open_plane, clock, trace
+            options, self._sequences, send, stalled, open_plane, clock, trace, open_features, feed
         )
+        self.feed = self.endpoints.feed
         self.distributions = Distributions(self.endpoints, vocab_size, clock)
         self._pacing = Pacing(options)
         self.metrics = RoundMetrics(self._pacing, trace, clock)
@@ -81,6 +86,8 @@ class SpeculationCoordinator:
                 drafter, self._plain, self._pacing, self.endpoints, options.auto_off, trace, clock
             )
         inside = self._sync if options.auto_off else None
+        # Modes in which rounds may be drafted by the model inside.
+        self._inside_for = (Mode.SYNC, Mode.SSD, Mode.AUTO) if inside else (Mode.SYNC,)
         with_endpoints = (self.endpoints, frames, self._pacing, self._plain, inside)
         self._strategies[Mode.SSD] = EndpointSpeculation(*with_endpoints)
         self._strategies[Mode.AUTO] = FastestSpeculation(*with_endpoints)
@@ -121,6 +128,7 @@ class SpeculationCoordinator:
         if state is None:
             return None
         state.strategy.release(state, "closed")
+        self.feed.end(sequence_id)
         state.row = None  # it knows its state: no circle is left behind
         self.totals.add(state.stats)
         return state.stats
@@ -203,22 +211,36 @@ class SpeculationCoordinator:
             self._sync.payoff.about_to_run(num_rows)
 
     @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Where the target's hidden states are to be watched."""
+        return self.feed.wanted(self.endpoints, self._now())
+
+    @property
     def reads_features(self) -> bool:
         """Whether there is somebody who wants to be told them."""
-        return self._sync is not None and self._sync.drafter.reads_features
+        inside = self._sync is not None and self._sync.drafter.reads_features
+        return inside or bool(self.feed.watched)
 
     def tell_features(self, works: Rows[Work], features: Tensor | None) -> None:
-        """What the rows of a forward told that has ended, as far as their tokens are committed."""
-        if features is None or self._sync is None:
-            raise RuntimeError("features that nobody has watched, or that nobody reads")
+        """What the rows of a forward told that has ended, as far as their tokens are committed.
+        None: it was launched before anything was watched."""
+        if features is None:
+            return
+        if self._sync is not None and self._sync.drafter.reads_features:
+            self._tell_inside(self._sync.drafter, works, self.feed.read_inside(features))
+        if self.feed.watched:
+            self.feed.note(works, features, self._sequences, self.endpoints.reads_features)
+
+    def _tell_inside(self, drafter: Drafter, works: Rows[Work], features: Tensor) -> None:
         begin = 0
         for work in works:
             rows = features[begin : begin + len(work.chunk.tokens)]
             begin += len(work.chunk.tokens)
             start, sequence = work.chunk.start, work.sequence
-            if not work.is_over and sequence.id in self._sequences:
+            state = self._sequences.get(sequence.id)
+            if state is not None and not work.is_over and state.request.mode in self._inside_for:
                 right = rows[: sequence.num_committed - 1 - start]
-                self._sync.drafter.take_features(sequence.id, start, right)
+                drafter.take_features(sequence.id, start, right)
 
     def launch(self, rows: Rows[RowSpeculation]) -> None:
         """The next forward begins; what endpoints must know of it goes out with their ``flush``."""

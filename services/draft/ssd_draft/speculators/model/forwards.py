@@ -57,13 +57,15 @@ def launch(
     groups: list[RowGroup] = []
     begin = 0
     for sequence, plan in zip(sequences, plans, strict=True):
-        for part in sequence.state.next_parts(limit, plan):
-            parts.append(part)
-            if part.num_logits:
-                groups.append(RowGroup(sequence.state, part, plan, begin))
+        own = sequence.state.next_parts(limit, plan)
+        parts += own
+        for part in own:
             if isinstance(part, Chunk):
                 sequence.state.path.wrote(part)  # it will be, before anybody asks
-            begin += part.num_logits
+        if asking := [part for part in own if part.num_logits]:
+            rows = sum(part.num_logits for part in asking)
+            groups.append(RowGroup(sequence.state, asking[-1], plan, begin, rows))
+            begin += rows
     if not parts:
         return None
     draws = [draw for group in groups for draw in group.draws()]
@@ -82,7 +84,7 @@ def launch_ahead(runner: DraftRunner, forward: LaunchedForward) -> LaunchedForwa
     for group in going_on:
         rows = forward.pending.rows[group.rows]
         part = group.drafting.rows_ahead([-row - 1 for row in rows])
-        groups.append(RowGroup(group.state, part, group.plan, begin))
+        groups.append(RowGroup(group.state, part, group.plan, begin, part.num_logits))
         begin += part.num_logits
     parts: list[Part] = [group.part for group in groups]
     draws = [draw for group in groups for draw in group.draws(ahead=1)]
@@ -97,7 +99,7 @@ def _deepen(runner: DraftRunner, forward: LaunchedForward) -> LaunchedForward | 
     widths: list[int] = []
     for group in forward.groups:
         width = -1 if group.coupled else group.plan.width(group.drafting.depth + 1)
-        widths += [width] * group.part.num_logits
+        widths += [width] * group.num_logits
     pending = runner.deepen(forward.pending, slots, widths)
     if pending is None:
         return None

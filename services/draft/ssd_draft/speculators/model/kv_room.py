@@ -18,37 +18,49 @@ class KVRoom:
         self.max_context = max_context
         self._depth = depth
         self._scratch_tokens = (depth + LOOK_AHEAD) * budget
-        self._most_ahead = depth + LOOK_AHEAD + 1  # tokens of a chain, or of a decided branch
+        self.most_ahead = depth + LOOK_AHEAD + 1  # tokens of a chain, or of a decided branch
 
     def lease(self, sequence: DraftSequence, scope: int) -> tuple[CachedPath, BlockLease]:
         """Blocks for a sequence's tokens, and for its branches; raises NoRoom."""
-        tokens, most = sequence.prompt + sequence.output, self._max_tokens(sequence)
-        spare = self.pool.num_leases // 2  # others want to grow, too
-        path = CachedPath(self.pool, tokens, self._most_ahead, most, scope, spare)
+        tokens, most = sequence.prompt + sequence.output, self.max_tokens(sequence)
+        path = CachedPath(self.pool, tokens, self.most_ahead, most, scope, self.spare)
+        return path, self.lease_branches(path)
+
+    @property
+    def spare(self) -> int:
+        """Blocks that a new sequence leaves, as others want to grow, too."""
+        return self.pool.num_leases // 2
+
+    def lease_branches(self, path: CachedPath) -> BlockLease:
+        """Blocks for the branches of a sequence; raises NoRoom, and releases its path."""
         scratch = self.pool.open((), self._scratch_tokens)
         if scratch is None:
             path.release()
             raise NoRoom("no room for the branches")
         scratch.grow(self._scratch_tokens)
-        return path, scratch
+        return scratch
 
     def share(self, sequence: DraftSequence) -> float:
         """The part of all blocks that a sequence takes, or would take if it were open."""
         if sequence.state is None:
-            needed = min(sequence.num_committed + self._most_ahead, self._max_tokens(sequence))
+            needed = min(sequence.num_committed + self.most_ahead, self.max_tokens(sequence))
             blocks = self.pool.blocks_for(needed)
         else:
             blocks = sequence.state.path.num_blocks
         return (blocks + self.pool.blocks_for(self._scratch_tokens)) / self.pool.num_blocks
 
-    def _max_tokens(self, sequence: DraftSequence) -> int:
+    def max_tokens(self, sequence: DraftSequence) -> int:
         return min(sequence.max_tokens + self._depth, self.max_context)
 
     def check_context(self, sequence: DraftSequence) -> None:
         """Raises CannotSpeculate unless the sequence, its chain and one token more fit."""
-        if sequence.num_committed > sequence.max_tokens:
-            raise CannotSpeculate("more tokens than the sequence was opened for")
+        self.check(sequence)
         if sequence.num_committed + len(sequence.speculation) >= self.max_context:
             raise CannotSpeculate(f"beyond the draft's context of {self.max_context} tokens")
+
+    def check(self, sequence: DraftSequence) -> None:
+        """Raises CannotSpeculate for more than was agreed on."""
+        if sequence.num_committed > sequence.max_tokens:
+            raise CannotSpeculate("more tokens than the sequence was opened for")
         if len(sequence.speculation) > self._depth:
             raise CannotSpeculate(f"a speculation beyond the depth of {self._depth} tokens")

@@ -27,7 +27,7 @@ def read_result(result: ForwardResult, groups: list[RowGroup]) -> None:
 def _start_branches(result: ForwardResult, chains: list[RowGroup]) -> None:
     guesses = iter(_rankings(result, chains))
     for group in chains:
-        group.state.start_branches(group.plan, list(islice(guesses, group.part.num_logits)))
+        group.state.start_branches(group.plan, list(islice(guesses, group.num_logits)))
 
 
 def _extend_coupled(result: ForwardResult, groups: list[RowGroup]) -> None:
@@ -37,7 +37,7 @@ def _extend_coupled(result: ForwardResult, groups: list[RowGroup]) -> None:
         return
     guesses = iter(_rankings(result, groups))
     for group in groups:
-        rankings = list(islice(guesses, group.part.num_logits))
+        rankings = list(islice(guesses, group.num_logits))
         group.state.extend(group.plan, [ranking[0] for ranking in rankings], rankings)
 
 
@@ -49,13 +49,13 @@ def _extend_drawn(result: ForwardResult, groups: list[RowGroup]) -> None:
     widths: list[int] = []
     weights: list[float] = []
     for group in groups:
-        widths += [group.plan.width(group.drafting.depth)] * group.part.num_logits
-        weights += [group.state.sequence.down_weight] * group.part.num_logits
+        widths += [group.plan.width(group.drafting.depth)] * group.num_logits
+        weights += [group.state.sequence.down_weight] * group.num_logits
     logits = _select(result.logits, groups)
     tokens, wire = drawn_guesses(logits, _sample_rows(groups), widths, weights)
     begin = 0
     for group in groups:
-        end = begin + group.part.num_logits
+        end = begin + group.num_logits
         group.state.distributions.append(wire[begin:end])
         group.state.extend(group.plan, tokens[begin:end])
         begin = end
@@ -99,4 +99,4 @@ def _sample_rows(groups: list[RowGroup]) -> list[SampleRow]:
 
 
 def _row_numbers(groups: list[RowGroup]) -> list[int]:
-    return [group.begin + i for group in groups for i in range(group.part.num_logits)]
+    return [group.begin + i for group in groups for i in range(group.num_logits)]

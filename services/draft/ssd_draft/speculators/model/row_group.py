@@ -15,16 +15,17 @@ from ssd_engine.speculation.frames import Verification
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """The rows of a sequence whose logits are wanted."""
+    """The rows of a sequence whose logits are wanted, one after the other."""
 
     state: ModelSequence
-    part: Part
+    part: Part  # the last one that has such rows
     plan: RoundPlan
     begin: int  # row of the first
+    num_logits: int
 
     @property
     def rows(self) -> slice:
-        return slice(self.begin, self.begin + self.part.num_logits)
+        return slice(self.begin, self.begin + self.num_logits)
 
     @property
     def is_chain(self) -> bool:
@@ -52,7 +53,7 @@ class RowGroup:
         sequence, drafting = self.state.sequence, self.state.drafting
         committed = sequence.num_committed
         if drafting is None:
-            return [self._draw(committed + i, i) for i in range(self.part.num_logits)]
+            return [self._draw(committed + i, i) for i in range(self.num_logits)]
         depth = drafting.depth + ahead
         if isinstance(drafting, DecidedBranch):
             # What is not known here is the row's own token, the last one.
@@ -88,7 +89,7 @@ class RowGroup:
         chain = sequence.speculation
         tails: Sequence[Sequence[int]]
         if drafting is None:
-            tails = [chain[:i] for i in range(self.part.num_logits)]
+            tails = [chain[:i] for i in range(self.num_logits)]
         elif isinstance(drafting, DecidedBranch):
             tails = [drafting.branches[0].tokens]
         else:

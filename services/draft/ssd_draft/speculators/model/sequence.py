@@ -52,22 +52,28 @@ class ModelSequence:
 
     def on_round_changed(self) -> None:
         """The sequence followed an outcome or a launch; raises NoRoom before anything changes."""
+        sequence = self.sequence
+        self._commit()
+        if sequence.decided is not None:
+            self._follow_outcome(sequence.decided)
+        else:
+            if self._look_ahead:
+                self._known_rankings = _rankings_after(sequence.speculation, self._decided)
+            sequence.guesses_known = self._known_rankings is not None
+            self.drafting, self.distributions = None, []
+
+    def _commit(self) -> None:
+        """The path follows the sequence's tokens; raises NoRoom before anything changes."""
         sequence, path = self.sequence, self.path
         path.reserve(sequence.num_committed)
         new = sequence.num_committed - len(path.committed)
         path.commit(sequence.output[len(sequence.output) - new :] if new else ())
-        if sequence.decided is not None:
-            self._follow_outcome(sequence.decided)
-        else:
-            self._known_rankings = _rankings_after(sequence.speculation, self._decided)
-            sequence.guesses_known = self._known_rankings is not None
-            self.drafting, self.distributions = None, []
 
     def _follow_outcome(self, branch: PreparedBranch) -> None:
         self.keep_branch(branch)
         self.rankings, self._decided = [], branch
         self.drafting = DecidedBranch(branch, self.path, self._block_size)
-        if self.sequence.num_committed + branch.depth > self.path.max_tokens:
+        if len(self.path.committed) + branch.depth > self.path.max_tokens:
             self.sequence.ready = self.sequence.complete = True  # no room to go on
 
     def keep_branch(self, branch: PreparedBranch) -> None:
@@ -85,14 +91,14 @@ class ModelSequence:
         if isinstance(self.drafting, Tree):
             return len(self.drafting.branches)
         logits = 1 if self.drafting is not None else 1 + len(self.sequence.speculation)
-        new = self.sequence.num_committed - self.path.num_known
+        new = len(self.path.committed) - self.path.num_known
         rows = max(logits, min(limit, new + logits - 1))
         return rows + budget if self._starts_at_once(limit) else rows
 
     def _starts_at_once(self, limit: int) -> bool:
         """Whether the next forward writes the rest of the chain, and is the tree's first one."""
         sequence = self.sequence
-        new = sequence.num_committed + len(sequence.speculation) - self.path.num_known
+        new = len(self.path.committed) + len(sequence.speculation) - self.path.num_known
         return self.drafting is None and self._known_rankings is not None and 0 < new <= limit
 
     def next_parts(self, limit: int, plan: RoundPlan) -> list[Part]:
@@ -138,7 +144,11 @@ class ModelSequence:
         tree = None
         if branches:
             tree = Tree(
-                branches, sequence.num_committed, self.path.blocks, self._slots, self._max_context
+                branches,
+                len(self.path.committed),
+                self.path.blocks,
+                self._slots,
+                self._max_context,
             )
         self.drafting = tree
         self._judge_complete(plan)

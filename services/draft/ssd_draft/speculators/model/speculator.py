@@ -7,7 +7,7 @@ import torch
 from ssd_draft.config import DraftEngineOptions
 from ssd_draft.planning.plan import RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
-from ssd_draft.speculators.base import DraftRunner
+from ssd_draft.speculators.base import DraftRunner, ReadsNoFeatures
 from ssd_draft.speculators.model.forwards import LaunchedForward, launch, launch_ahead
 from ssd_draft.speculators.model.kv_room import LOOK_AHEAD, KVRoom
 from ssd_draft.speculators.model.results import read_result
@@ -17,7 +17,7 @@ from ssd_engine.speculation.frames import Verification
 from ssd_engine.tensor_plane.protocol.rows import MakeRows
 
 
-class ModelSpeculator:
+class ModelSpeculator(ReadsNoFeatures):
     """Each sequence's ``state`` is a ModelSequence."""
 
     def __init__(

@@ -25,7 +25,8 @@ class Tree:
         scratch: list[int],
         max_context: int,
     ) -> None:
-        """``blocks`` of committed tokens and chain; ``scratch`` slots for the branches' own."""
+        """``blocks`` of committed tokens and chain, as the cache has them; ``scratch`` slots for
+        the branches' own."""
         self.branches = branches
         self._num_committed, self._blocks, self._scratch = num_committed, blocks, scratch
         longest = max(branch.accepted for branch in branches)  # chain before a branch

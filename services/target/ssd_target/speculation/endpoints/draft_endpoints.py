@@ -11,23 +11,28 @@ from ssd_engine.speculation.frames import (
     Branches,
     Close,
     DraftFrame,
+    FeatureRequest,
     Load,
     Notice,
     NoticeKind,
     Plane,
     TargetFrame,
 )
+from ssd_engine.tensor_plane.features import FEATURES
+from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEventKind
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
-from ssd_target.speculation.endpoints.endpoint import BUSY_SECONDS, DraftEndpoint
+from ssd_target.speculation.endpoints.endpoint import BUSY_SECONDS, DraftEndpoint, FeatureSender
+from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
 from ssd_target.speculation.endpoints.payoff import Payoff
 from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
 
 Send = Callable[[int, int, list[TargetFrame]], None]  # link, epoch, frames
 Stalled = Callable[[int, int, str], None]  # link, epoch, why it is given up
 OpenPlane = Callable[[DraftLinkUp, Plane], Receiver | None]
+OpenFeatures = Callable[[DraftLinkUp, Plane], FeatureSender | None]
 DISCONNECTED, NO_ROOM = "disconnected", "no room"  # why a sequence is held nowhere
 
 
@@ -41,8 +46,12 @@ class DraftEndpoints:
         open_plane: OpenPlane = lambda up, plane: None,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
+        open_features: OpenFeatures = lambda up, plane: None,
+        feed: FeatureFeed | None = None,
     ) -> None:
         self._options = options
+        self._open_features = open_features
+        self.feed = feed or FeatureFeed()
         self._trace = trace or NoTrace()
         self._sequences = sequences  # all of the target, whether attached or not
         self._send, self._stalled, self._open_plane = send, stalled, open_plane
@@ -69,6 +78,12 @@ class DraftEndpoints:
         """The one whose payoff the sequence is evidence for, whether it is held there or not."""
         return None if state.home is None else self._by_link.get(state.home)
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether one is there, or expected back, that reads the target's hidden states."""
+        now = self._now()
+        return any(endpoint.reads(now) for endpoint in self)
+
     # Links
 
     def connected(self, up: DraftLinkUp) -> None:
@@ -87,7 +102,7 @@ class DraftEndpoints:
             return
         for key in list(endpoint.sequences):
             self._detach(self._sequences[key], reason)
-        endpoint.disconnect()
+        endpoint.disconnect(self._now())
 
     def gone(self, link: int) -> None:
         """The link was down, and will not come up again."""
@@ -105,9 +120,12 @@ class DraftEndpoints:
         for endpoint in self:
             if endpoint.is_stalled(self._now(), self._options.link_timeout):
                 self.give_up(endpoint, "rounds stay unanswered")
+            elif endpoint.features is not None and _has_broken(endpoint.features):
+                self.give_up(endpoint, f"the tensor plane broke: {endpoint.features.reason}")
 
     def flush(self) -> None:
         """Sending is a put: it never waits for a link."""
+        self.feed.flush(self)
         for endpoint in self:
             if endpoint.outbox and endpoint.epoch is not None:
                 frames, endpoint.outbox = endpoint.outbox, []
@@ -129,6 +147,8 @@ class DraftEndpoints:
                 self._notice(endpoint, frame)
             elif isinstance(frame, Plane):
                 self._plane(endpoint, frame)
+            elif isinstance(frame, FeatureRequest):
+                self._asks_for_features(endpoint, frame)
             else:
                 self._branches(endpoint, frame)
 
@@ -154,11 +174,23 @@ class DraftEndpoints:
         )
 
     def _plane(self, endpoint: DraftEndpoint, plane: Plane) -> None:
-        """Only an endpoint that the operator trusts was offered one, and it answers once."""
-        if endpoint.up_record is None or not endpoint.up_record.trusted or endpoint.receiver:
+        """It answers once for each stream. Only an endpoint that the operator trusts was offered
+        one for distributions."""
+        up = endpoint.up_record
+        is_features = plane.answer.stream.name == FEATURES
+        if up is not None and is_features and up.features and endpoint.features is None:
+            endpoint.features = self._open_features(up, plane)
+        elif up is not None and not is_features and up.trusted and endpoint.receiver is None:
+            endpoint.receiver = self._open_plane(up, plane)
+        else:
             self.dropped += 1
-            return
-        endpoint.receiver = self._open_plane(endpoint.up_record, plane)
+
+    def _asks_for_features(self, endpoint: DraftEndpoint, frame: FeatureRequest) -> None:
+        held = frame.sequence in endpoint.sequences and endpoint.terms is not None
+        if not held or not self.feed.request(
+            endpoint, self._sequences[frame.sequence], frame.from_position
+        ):
+            self.dropped += 1
 
     def _notice(self, endpoint: DraftEndpoint, notice: Notice) -> None:
         if notice.kind is NoticeKind.LEAVING:
@@ -227,6 +259,7 @@ class DraftEndpoints:
         if not endpoint.sequences:
             endpoint.left()
         state.session.detach()
+        self.feed.detach(state.sequence.id)
         state.why_detached = reason
         state.outcome_sent = True
 
@@ -235,6 +268,11 @@ class DraftEndpoints:
         attached = {k: s.session.link for k, s in self._sequences.items() if s.session.attached}
         if held != attached:
             raise RuntimeError("speculation integrity: endpoints and sequences do not agree")
+
+
+def _has_broken(sender: FeatureSender) -> bool:
+    """One that never came up is no reason to give up a link: the draft says what it misses."""
+    return sender.came_up and sender.state is PlaneState.BROKEN
 
 
 def _allows(request: SpeculationRequest, endpoint: DraftEndpoint) -> bool:

@@ -1,11 +1,19 @@
 """What the engine knows of a speculation endpoint: its bounds, its pace, and whether it pays."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ssd_engine.speculation.fan_out import AcceptanceRate
+from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import Launch, Load, Open, TargetFrame
 from ssd_engine.speculation.latency_model import Average
+from ssd_engine.tensor_plane.protocol.report import PlaneReport
+from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.tensor_plane.protocol.streams import RowsStream
 from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.report import report_of
+from ssd_engine.tensor_plane.sender import Sender
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.speculation.endpoints.payoff import Payoff
 
@@ -13,6 +21,28 @@ LOAD_SECONDS = 1.0  # that an endpoint's word on its load is good for
 BUSY_SECONDS = 1.0  # after a notice that there is no room, before the next try
 SILENT_VISITS = 3  # in a row, after which nobody is believed to be there
 EXPLORE = (64, 8192)  # misses after which a wait is tried again where none was worthwhile
+BACK_SECONDS = 60.0  # in which one whose link went down is expected back
+
+
+class FeatureSender(Protocol):
+    """The part of a ``Sender`` that features need."""
+
+    came_up: bool
+    reason: str
+
+    @property
+    def state(self) -> PlaneState: ...
+
+    @property
+    def stream(self) -> RowsStream: ...
+
+    def has_room(self, num_rows: int) -> bool: ...
+
+    def send_made(
+        self, key: RowsKey, make: MakeRows, num_rows: int = 0, complete: bool = False
+    ) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -38,11 +68,18 @@ class DraftEndpoint:
     silent_visits: int = 0  # visits of sequences that ended without a sign of life
     outbox: list[TargetFrame] = field(default_factory=list)
     up_record: DraftLinkUp | None = None
-    receiver: Receiver | None = None  # the target's end of the tensor plane
+    receiver: Receiver | None = None  # of draft distributions
+    terms: FeatureTerms | None = None  # what it reads of the target's hidden states
+    features: FeatureSender | None = None  # by which it is told
+    back_until: float = 0.0  # what it reads is watched for so long after its link went down
 
     @property
     def up(self) -> bool:
         return self.epoch is not None
+
+    def reads(self, now: float) -> bool:
+        """Whether it reads features, or will soon if it comes back."""
+        return self.terms is not None and (self.up or now < self.back_until)
 
     def has_room(self, now: float) -> bool:
         return (
@@ -65,14 +102,23 @@ class DraftEndpoint:
         self.max_sequences, self.max_context = up.max_sequences, up.max_context
         self.max_depth = up.max_depth
         self.elsewhere, self.busy_until = 0, 0.0
+        self.terms = up.features
         self.outbox = []
 
-    def disconnect(self) -> None:
+    def disconnect(self, now: float) -> None:
         self.epoch, self.unanswered_since, self.up_record = None, None, None
         if self.receiver is not None:
             self.receiver.close()
             self.receiver = None
+        if self.features is not None:
+            self.features.close()
+            self.features = None
+        self.back_until = now + BACK_SECONDS
         self.outbox = []
+
+    def reports(self) -> tuple[PlaneReport, ...]:
+        ends = (self.receiver, self.features)
+        return tuple(report_of(end) for end in ends if isinstance(end, Receiver | Sender))
 
     def say(self, frame: Open | Launch, now: float) -> None:
         """A round begins; its branches are the answer."""

@@ -1,4 +1,4 @@
-"""The target's end of a link's tensor plane."""
+"""The target's ends of a link's tensor planes."""
 
 import logging
 
@@ -6,8 +6,12 @@ import torch
 
 from ssd_engine.speculation.frames import Plane
 from ssd_engine.tensor_plane.distributions import draft_distributions
-from ssd_engine.tensor_plane.plane import go_to_draft
+from ssd_engine.tensor_plane.features import told_features
+from ssd_engine.tensor_plane.plane import AgreedPlane, go_to_draft
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.streams import RowsStream
 from ssd_engine.tensor_plane.receiver import Receiver
+from ssd_engine.tensor_plane.sender import Sender
 from ssd_target.config import EngineOptions
 from ssd_target.records.engine_records import DraftLinkUp
 
@@ -16,12 +20,39 @@ log = logging.getLogger(__name__)
 
 def open_plane(options: EngineOptions, up: DraftLinkUp, plane: Plane) -> Receiver | None:
     """A receiver on its way to the endpoint; None for an answer that does not fit."""
-    answer, depth = plane.answer, min(options.speculation.depth, up.max_depth)
-    ours = draft_distributions(options.model.vocab_size, depth)
+    depth = min(options.speculation.depth, up.max_depth)
+    joined = _join(options, up, plane, draft_distributions(options.model.vocab_size, depth))
+    return None if joined is None else Receiver(joined)
+
+
+def open_features(options: EngineOptions, up: DraftLinkUp, plane: Plane) -> Sender | None:
+    """A sender on its way to an endpoint that reads features."""
+    if up.features is None:
+        return None
+    joined = _join(options, up, plane, told_features(up.features.needs))
+    return None if joined is None else Sender(joined)
+
+
+def _join(
+    options: EngineOptions, up: DraftLinkUp, plane: Plane, stream: RowsStream
+) -> AgreedPlane | None:
+    answer = plane.answer
     device = torch.device(options.runner.device)
     try:
-        ours.agreed_with([answer.stream])  # the ends check that it has as many rows, too
-        return Receiver(go_to_draft(answer, up.epoch, ours, device=device, dial_host=up.host))
+        _check_kind(options, up, answer.kind)
+        stream.agreed_with([answer.stream])  # the ends check that it has as many rows, too
+        joined = go_to_draft(answer, up.epoch, stream, device=device, dial_host=up.host)
     except (ValueError, OSError) as error:
         log.warning("no tensor plane with %s: %s", up.host, error)
         return None
+    kind, about = answer.kind.value, {"link": up.link}
+    log.info("link to %s: %s go by %s", up.host, stream.name, kind, extra=about)
+    return joined
+
+
+def _check_kind(options: EngineOptions, up: DraftLinkUp, kind: PlaneKind) -> None:
+    """An endpoint answers with a kind that it was offered."""
+    if kind is PlaneKind.NCCL and not up.trusted:
+        raise ValueError("NCCL believes its peer: --trust-draft allows it")
+    if kind not in options.plane_kinds:
+        raise ValueError(f"--plane-kind does not allow {kind.value}")

@@ -1,0 +1,73 @@
+"""Rows in the host's memory, or on their way there while the device computes something else."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class HostRows:
+    """Some rows [n, width], to which nobody writes."""
+
+    def __init__(self, rows: Tensor, landed: torch.cuda.Event | None = None) -> None:
+        self._rows, self._landed = rows, landed
+        self.num_bytes = rows.nbytes
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    def get(self) -> Tensor:
+        """Waits until they are there."""
+        if self._landed is not None:
+            self._landed.synchronize()
+            self._landed = None
+        return self._rows
+
+    def part(self, begin: int, end: int) -> "HostRows":
+        """Some of them, in the same memory."""
+        return HostRows(self._rows[begin:end], self._landed)
+
+    def settled(self) -> "HostRows":
+        """The same, in memory of their own that any part of the process may keep."""
+        return HostRows(self.get().clone()) if self._rows.is_pinned() else self
+
+
+class RowCopies(Protocol):
+    def mark(self) -> torch.cuda.Event | None:
+        """What the device has been asked for so far is done when this has passed."""
+
+    def copy(self, rows: Tensor, mark: torch.cuda.Event | None) -> HostRows:
+        """Copies what is complete after the mark; what was launched since is not waited for."""
+
+
+class CopiesOnHost:
+    def mark(self) -> None:
+        return None
+
+    def copy(self, rows: Tensor, mark: torch.cuda.Event | None) -> HostRows:
+        return HostRows(rows.clone())
+
+
+class CopiesFromDevice:
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def copy(self, rows: Tensor, mark: torch.cuda.Event | None) -> HostRows:
+        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        landed = torch.cuda.Event()
+        if mark is not None:
+            self._stream.wait_event(mark)
+        with torch.cuda.stream(self._stream):
+            host.copy_(rows, non_blocking=True)
+            landed.record(self._stream)
+        rows.record_stream(self._stream)
+        return HostRows(host, landed)
+
+
+def host_copies(device: torch.device) -> RowCopies:
+    return CopiesFromDevice(device) if device.type == "cuda" else CopiesOnHost()

@@ -1,0 +1,272 @@
+"""What endpoints are told of the target's hidden states, off the critical path.
+
+Boundaries are watched only while somebody reads them. What a forward has told is noted when it
+ends, and copied, kept and sent after the next one was launched. An endpoint asks for the features
+of a sequence from a position on; it gets what is still there, then the rows of each outcome. Rows
+that an endpoint does not take in time stay in the window of their sequence until newer ones need
+their place: nothing else grows.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ssd_engine.kvcache.block_pool import BlockPool
+from ssd_engine.speculation.features import FeatureNeeds
+from ssd_engine.tensor_plane.host_rows import CopiesOnHost, HostRows, RowCopies
+from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_target.records.speculation_options import FeatureOptions, Mode
+from ssd_target.scheduling.work import Work
+from ssd_target.speculation.endpoints.endpoint import DraftEndpoint, FeatureSender
+from ssd_target.speculation.endpoints.feature_text import FeatureText
+from ssd_target.speculation.endpoints.kept_features import KeptFeatures
+from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
+
+TOLD_MODES = (Mode.AUTO, Mode.SSD)
+REQUESTS_A_ROUND = 2  # of a sequence, that are honoured
+LAST_FLUSHES = 4  # after the end of a sequence: by then its last rows were told and kept
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What the endpoint of a sequence was told of it."""
+
+    endpoint: tuple[int, int]  # its link and epoch
+    next: int  # the position of the row that is sent next
+    round: int = 0  # of the last requests
+    requests: int = 0
+
+
+@dataclass(slots=True)
+class _Fed:
+    text: FeatureText
+    reader: _Reader | None = None
+    flushes: int = 0  # since its sequence has ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    sequence: int
+    start: int
+    rows: Tensor  # [n, boundaries * hidden size], on the target's device
+    mark: torch.cuda.Event | None
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    rows: int = 0  # handed to senders
+    bytes: int = 0
+    missed: int = 0  # that were gone before they could be sent
+    requests: int = 0
+    refused: int = 0  # requests
+
+
+@dataclass
+class FeatureFeed:
+    options: FeatureOptions = field(default_factory=FeatureOptions)
+    inside: tuple[int, ...] = ()  # boundaries that a head inside the target reads
+    copies: RowCopies = field(default_factory=CopiesOnHost)
+
+    def __post_init__(self) -> None:
+        self.watched: tuple[int, ...] = ()  # boundaries that forwards tell now
+        self.counters = FeedCounters()
+        self.kept = KeptFeatures(self.options.keep_bytes)
+        self._block_size = 1
+        self._fed: dict[int, _Fed] = {}
+        self._ended: dict[int, _Fed] = {}  # whose last rows may still come
+        self._noted: list[_Noted] = []
+        self._grown: list[_Fed] = []  # by the last flush
+
+    def follow_pool(self, pool: BlockPool) -> None:
+        """Features of its cached blocks are kept, as long as they are cached."""
+        self._block_size = pool.block_size
+        pool.on_forgotten = self.kept.forget
+
+    # Who reads
+
+    def wanted(self, endpoints: Iterable[DraftEndpoint], now: float) -> tuple[int, ...]:
+        """The boundaries that somebody reads. What is watched is not narrowed while any is."""
+        asked = {each for needs in self._needs(endpoints, now) for each in needs.boundaries}
+        if not asked:
+            return self.inside
+        union = asked.union(self.inside)
+        return self.watched if union <= set(self.watched) else tuple(sorted(union))
+
+    def _needs(self, endpoints: Iterable[DraftEndpoint], now: float) -> list[FeatureNeeds]:
+        return [each.terms.needs for each in endpoints if each.terms and each.reads(now)]
+
+    def watch(self, boundaries: tuple[int, ...]) -> None:
+        """Forwards that are launched from now on tell these; what was kept of others is over."""
+        self.watched = boundaries
+        self.kept.clear()
+        self._noted.clear()
+        self._grown.clear()
+        self._ended.clear()
+        for fed in self._fed.values():
+            fed.text = FeatureText(self.kept, self._block_size)
+
+    def read_inside(self, features: Tensor) -> Tensor:
+        """What the head inside the target reads of them."""
+        if not self.inside or self.inside == self.watched:
+            return features
+        places = [self.watched.index(each) for each in self.inside]
+        return _at_boundaries(features, self.options.hidden_size, places)
+
+    # What forwards tell
+
+    def note(
+        self,
+        works: Rows[Work],
+        features: Tensor,
+        sequences: Mapping[int, SequenceSpeculation],
+        reading: bool,
+    ) -> None:
+        """Rows of a forward that has ended, as far as their tokens are committed. ``reading``:
+        an endpoint is there, or expected back."""
+        width = len(self.watched) * self.options.hidden_size
+        if not reading or features.shape[1] != width:  # launched when others were watched
+            return
+        mark, begin = self.copies.mark(), 0
+        for work in works:
+            rows = features[begin : begin + len(work.chunk.tokens)]
+            begin += len(work.chunk.tokens)
+            sequence, start = work.sequence, work.chunk.start
+            right = rows[: max(0, sequence.num_committed - 1 - start)]
+            if len(right) and self._is_fed(work, sequences):
+                self._noted.append(_Noted(sequence.id, start, right, mark))
+
+    def _is_fed(self, work: Work, sequences: Mapping[int, SequenceSpeculation]) -> bool:
+        key = work.sequence.id
+        if work.is_over:  # the last rows of one that has finished may be kept
+            return work.sequence.finished and key in self._ended
+        state = sequences.get(key)
+        if state is None or state.request.mode not in TOLD_MODES:
+            return False
+        fed = self._fed.get(key)
+        if fed is None:
+            fed = self._fed[key] = _Fed(FeatureText(self.kept, self._block_size))
+        if work.sequence.lease is not None:
+            fed.text.names = work.sequence.lease.names
+        return True
+
+    def end(self, sequence_id: int) -> None:
+        fed = self._fed.pop(sequence_id, None)
+        if fed is not None and self.kept.keeps:
+            self._ended[sequence_id] = fed
+
+    def detach(self, sequence_id: int) -> None:
+        """No endpoint reads the sequence any more; the next one asks for what it lacks."""
+        fed = self._fed.get(sequence_id)
+        if fed is not None:
+            fed.reader = None
+
+    # What endpoints hear
+
+    def request(self, endpoint: DraftEndpoint, state: SequenceSpeculation, begin: int) -> bool:
+        """The endpoint asks for a sequence that it holds; False: it asks too often."""
+        key, number = state.sequence.id, state.session.round
+        fed = self._fed.get(key)
+        if fed is None:
+            fed = self._fed[key] = _Fed(FeatureText(self.kept, self._block_size))
+        reader, asking = fed.reader, (endpoint.link, endpoint.epoch or 0)
+        if reader is None or reader.endpoint != asking:
+            reader = fed.reader = _Reader(asking, begin, number)
+        elif reader.round != number:
+            reader.round, reader.requests = number, 0
+        if reader.requests >= REQUESTS_A_ROUND:
+            self.counters.refused += 1
+            return False
+        reader.requests += 1
+        window = 0 if endpoint.terms is None else endpoint.terms.window
+        reader.next = max(begin, fed.text.end - window) if window else begin
+        self.counters.requests += 1
+        return True
+
+    def flush(self, endpoints: Iterable[DraftEndpoint]) -> None:
+        """The next forward was launched: copy, keep and send what the last ones told."""
+        if not self._fed and not self._ended:
+            return
+        self._settle()
+        noted, self._noted = self._noted, []
+        for each in noted:
+            fed = self._fed.get(each.sequence) or self._ended.get(each.sequence)
+            if fed is not None:
+                fed.text.add(each.start, self.copies.copy(each.rows, each.mark))
+                self._grown.append(fed)
+        for endpoint in endpoints:
+            if endpoint.features is not None and endpoint.features.state is PlaneState.UP:
+                self._send(endpoint, endpoint.features)
+
+    def _settle(self) -> None:
+        """What the last flush has copied is there: keep it with its blocks, and leave the rest."""
+        if self.kept.keeps:
+            self._keep()
+        for fed in self._grown:
+            fed.text.prune(self._window(fed))
+        self._grown.clear()
+
+    def _keep(self) -> None:
+        """The blocks of what was told are cached by now."""
+        for fed in (*self._fed.values(), *self._ended.values()):
+            fed.text.keep()
+        for fed in self._ended.values():
+            fed.flushes += 1
+        self._ended = {k: fed for k, fed in self._ended.items() if fed.flushes < LAST_FLUSHES}
+
+    def _window(self, fed: _Fed) -> int:
+        """Positions of a sequence that are kept: fewer where rows are longer than heads' are."""
+        row_bytes = max(1, fed.text.num_bytes // max(1, fed.text.end - fed.text.start))
+        return max(1, min(self.options.window, self.options.window_bytes // row_bytes))
+
+    def _send(self, endpoint: DraftEndpoint, sender: FeatureSender) -> None:
+        for key in endpoint.sequences:
+            fed = self._fed.get(key)
+            if fed is None or (reader := fed.reader) is None:
+                continue
+            if reader.endpoint == (endpoint.link, endpoint.epoch):
+                self._send_text(key, fed.text, reader, endpoint, sender)
+
+    def _send_text(
+        self,
+        key: int,
+        text: FeatureText,
+        reader: _Reader,
+        endpoint: DraftEndpoint,
+        sender: FeatureSender,
+    ) -> None:
+        most = sender.stream.max_rows
+        while reader.next < text.end:
+            if reader.next < text.start and reader.next < (first := text.first):
+                self.counters.missed += first - reader.next
+                reader.next = first
+            pieces = text.pieces(reader.next, min(text.end, reader.next + most))
+            count = sum(map(len, pieces))
+            if not count or not sender.has_room(count):
+                return
+            make = partial(self._make, pieces, self._places(endpoint), dtype_of(sender.stream))
+            sender.send_made(RowsKey(key, reader.next), make, count, complete=True)
+            reader.next += count
+            self.counters.rows += count
+            self.counters.bytes += count * sender.stream.row_bytes
+
+    def _places(self, endpoint: DraftEndpoint) -> list[int] | None:
+        """Where the boundaries that it reads are among all that are watched; None: they are all."""
+        asked = self.watched if endpoint.terms is None else endpoint.terms.needs.boundaries
+        return None if asked == self.watched else [self.watched.index(each) for each in asked]
+
+    def _make(self, pieces: list[HostRows], places: list[int] | None, dtype: torch.dtype) -> Tensor:
+        """In the plane's thread."""
+        rows = torch.cat([piece.get() for piece in pieces])
+        return _at_boundaries(rows, self.options.hidden_size, places).to(dtype)
+
+
+def _at_boundaries(rows: Tensor, hidden_size: int, places: list[int] | None) -> Tensor:
+    """Of rows at all boundaries that are watched [n, all], those at some [n, some]."""
+    if places is None:
+        return rows
+    return rows.view(rows.shape[0], -1, hidden_size)[:, places].flatten(1)
