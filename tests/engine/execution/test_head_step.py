@@ -15,7 +15,7 @@ from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
 from ssd_engine.execution import graphs, head_step, step
 from ssd_engine.execution.graphs import GraphRunner, step_runs
-from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
+from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner, joined
 from ssd_engine.execution.head_step import HeadStepLayers, ToldStates
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -131,7 +131,7 @@ def by_step(
     one = Step(runner.model, runner.kv, shape, 3, make_layers=layers)
     one.inputs.clear(DUMMY)
     rows = logit_rows(parts)
-    runs, moves = step_runs(parts, [None] * len(rows), BLOCK)
+    runs, moves = step_runs(joined(parts), [None] * len(rows), BLOCK)
     one.inputs.fill(runs, DUMMY, moves)
     with torch.inference_mode():
         if given is not None:
@@ -153,6 +153,31 @@ def test_rows_go_on_from_told_and_from_own_states(heads: HeadRunner) -> None:
         Chunk(tokens(1, 4), 0, [20], 1),
     ]
     compare(heads, FEW, parts, features((3, 0, 1), 2))
+
+
+def test_told_rows_and_those_after_them_are_one_run(heads: HeadRunner) -> None:
+    """As a draft asks for them: what a round has told, then the chain that is verified, which was
+    drafted before."""
+    chain = tokens(2, 8)
+    for i, token in enumerate(chain):
+        heads.step([Chunk([token], LENGTHS[0] + 2 + i, BLOCKS[0], 1)], []).result()
+    parts: list[Part] = [
+        Chunk(tokens(2, 7), LENGTHS[0], BLOCKS[0], 1),
+        Chunk(chain, LENGTHS[0] + 2, [*BLOCKS[0]], 2),
+        Chunk(tokens(1, 3), LENGTHS[1], BLOCKS[1], 1),
+    ]
+    runs = joined(parts)
+    assert [(len(each.tokens), each.num_logits) for each in runs] == [(4, 3), (1, 1)]
+    compare(heads, FEW, parts, features((2, 0, 0), 3))
+
+
+def test_chunks_of_which_nothing_follows_stay_apart() -> None:
+    first = Chunk([1, 2], 0, [3], 1)
+    gap, other = Chunk([4], 3, [3], 1), Chunk([4], 2, [5], 1)
+    silent = Chunk([4, 5], 2, [3], 1)  # its first row has no logits, that before it has
+    copy = KVCopy([9], 2, [3])
+    for second in (gap, other, silent, copy):
+        assert joined([first, second]) == [first, second]
 
 
 def test_what_was_told_is_forgotten_after_its_step(heads: HeadRunner) -> None:

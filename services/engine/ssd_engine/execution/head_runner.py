@@ -62,15 +62,10 @@ class HeadRunner(ModelRunner):
         self, parts: Sequence[Part], draws: Sequence[Draw | None], given: GivenFeatures
     ) -> PendingForward:
         """As ``step``, with what the target has told of some of the rows."""
-        rows = self._rows_told(parts, given.counts)
-        if self.steps is not None and self._told_states is not None and self.steps.step_for(parts):
-            if rows:
-                with torch.inference_mode():
-                    self._told_states.put(self._upload(rows), self._combined(given))
-            pending = self.step(parts, draws)
-            if rows:
-                self._told_states.clear()
-            return pending
+        if self.steps is not None and self._told_states is not None:
+            runs = joined(parts)
+            if self.steps.step_for(runs) is not None:
+                return self._step_told(runs, draws, self._rows_told(parts, given.counts), given)
 
         def forward() -> Tensor | None:
             self._given = given
@@ -80,6 +75,22 @@ class HeadRunner(ModelRunner):
                 self._given = None
 
         return ImmediateForward(forward)
+
+    def _step_told(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        rows: list[int],
+        given: GivenFeatures,
+    ) -> PendingForward:
+        """A captured step, these rows of which the target has told."""
+        if self._told_states is None or not rows:
+            return self.step(parts, draws)
+        with torch.inference_mode():
+            self._told_states.put(self._upload(rows), self._combined(given))
+        pending = self.step(parts, draws)
+        self._told_states.clear()
+        return pending
 
     def _load(
         self, config: ModelConfig, tp: TensorParallel, dtype: torch.dtype, device: torch.device
@@ -172,3 +183,23 @@ class HeadRunner(ModelRunner):
             slots = self._upload([slot for part in parts for slot in slots_of(part, size)])
             states = self._states.rows
             states.index_copy_(0, slots, states.index_select(0, sources))
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Chunks that follow each other in one sequence as one: in a step each run writes its own keys
+    while others read. What is told of rows divides them for the caller alone."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, Chunk) and isinstance(last, Chunk) and _follows(part, last):
+            tokens, logits = [*last.tokens, *part.tokens], last.num_logits + part.num_logits
+            found[-1] = Chunk(tokens, last.start, part.blocks, logits)
+        else:
+            found.append(part)
+    return found
+
+
+def _follows(part: Chunk, last: Chunk) -> bool:
+    """Rows with logits are the last ones of a chunk."""
+    whole = not last.num_logits or part.num_logits == len(part.tokens)
+    return whole and part.start == last.end and list(part.blocks) == list(last.blocks)
