@@ -243,6 +243,16 @@ def test_without_a_plane_sequences_are_refused_with_the_reason() -> None:
     assert "did not come up: the peer cannot be reached" in reason
 
 
+def test_sequences_that_were_opened_before_the_plane_failed_are_given_up() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.state, bench.inbox.came_up = PlaneState.CONNECTING, False
+    assert refusals(bench.hear(opening())) == []
+    bench.inbox.state = PlaneState.BROKEN
+    assert len(refusals(bench.hear())) == 1
+    assert not bench.core.stats().sequences
+
+
 def test_a_speculator_that_reads_nothing_opens_no_plane() -> None:
     bench = Bench(reader=NoReader())  # type: ignore[arg-type]
     assert bench.requests(opening()) == []
