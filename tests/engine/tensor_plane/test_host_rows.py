@@ -1,4 +1,4 @@
-"""Rows on their way to the host: complete when they are asked for, and not before what they need."""
+"""Rows on their way to the host are complete when they are asked for."""
 
 import pytest
 import torch
