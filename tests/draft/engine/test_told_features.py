@@ -15,11 +15,13 @@ from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import (
     FeatureRequest,
+    Launch,
     Notice,
     NoticeKind,
     Open,
     Outcome,
     Plane,
+    Source,
     Verification,
 )
 from ssd_engine.tensor_plane.features import told_features
@@ -223,6 +225,19 @@ def test_what_lies_beyond_the_text_is_dropped() -> None:
     bench.hear()
     assert bench.reader.told == [(1, 0, 9)]
     assert bench.core.stats().dropped_features == 3
+
+
+def test_rounds_whose_rows_are_late_are_counted() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    bench.inbox.come(0, 9)
+    bench.hear(Outcome(1, 0, 0, 5), Launch(1, 1, [], Source.NONE, 3, 0))
+    bench.inbox.come(9, 10)
+    bench.hear(Outcome(1, 1, 0, 5), Launch(1, 2, [], Source.NONE, 3, 0))
+    bench.hear(Outcome(1, 2, 0, 5))  # row 10 has not come
+    stats = bench.core.stats()
+    assert (stats.feature_rounds, stats.late_feature_rounds) == (2, 1)
 
 
 def refusals(said: list[Any]) -> list[str]:

@@ -156,7 +156,9 @@ class DraftCore:
         features.tell(link.sequences)
         self.counters.feature_rows += features.num_told
         self.counters.dropped_features += features.num_dropped
-        features.num_told = features.num_dropped = 0
+        self.counters.feature_rounds += features.num_rounds
+        self.counters.late_feature_rounds += features.num_late
+        features.num_told = features.num_dropped = features.num_rounds = features.num_late = 0
         link.outbox += features.requests
         features.requests = []
 
@@ -226,6 +228,8 @@ class DraftCore:
             build_micros=counters.build_micros,
             feature_rows=counters.feature_rows,
             dropped_features=counters.dropped_features,
+            feature_rounds=counters.feature_rounds,
+            late_feature_rounds=counters.late_feature_rounds,
             planes=tuple(self._reports()),
         )
 
