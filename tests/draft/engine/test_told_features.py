@@ -15,11 +15,13 @@ from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import (
     FeatureRequest,
+    Launch,
     Notice,
     NoticeKind,
     Open,
     Outcome,
     Plane,
+    Source,
     Verification,
 )
 from ssd_engine.tensor_plane.features import told_features
@@ -225,6 +227,19 @@ def test_what_lies_beyond_the_text_is_dropped() -> None:
     assert bench.core.stats().dropped_features == 3
 
 
+def test_rounds_whose_rows_are_late_are_counted() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    bench.inbox.come(0, 9)
+    bench.hear(Outcome(1, 0, 0, 5), Launch(1, 1, [], Source.NONE, 3, 0))
+    bench.inbox.come(9, 10)
+    bench.hear(Outcome(1, 1, 0, 5), Launch(1, 2, [], Source.NONE, 3, 0))
+    bench.hear(Outcome(1, 2, 0, 5))  # row 10 has not come
+    stats = bench.core.stats()
+    assert (stats.feature_rounds, stats.late_feature_rounds) == (2, 1)
+
+
 def refusals(said: list[Any]) -> list[str]:
     return [
         each.reason for each in said if isinstance(each, Notice) and each.kind is NoticeKind.REFUSED
@@ -241,6 +256,16 @@ def test_without_a_plane_sequences_are_refused_with_the_reason() -> None:
     bench.inbox.reason = "the peer cannot be reached"
     [reason] = refusals(bench.hear(opening()))
     assert "did not come up: the peer cannot be reached" in reason
+
+
+def test_sequences_that_were_opened_before_the_plane_failed_are_given_up() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.state, bench.inbox.came_up = PlaneState.CONNECTING, False
+    assert refusals(bench.hear(opening())) == []
+    bench.inbox.state = PlaneState.BROKEN
+    assert len(refusals(bench.hear())) == 1
+    assert not bench.core.stats().sequences
 
 
 def test_a_speculator_that_reads_nothing_opens_no_plane() -> None:

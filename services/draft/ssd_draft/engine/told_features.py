@@ -79,6 +79,7 @@ class ToldFeatures:
         self._waiting_bytes = 0
         self.requests: list[FeatureRequest] = []  # for the target
         self.num_told = self.num_dropped = 0  # rows, since they were last counted
+        self.num_rounds = self.num_late = 0  # rounds, likewise; of these, without all rows
 
     @property
     def has_rows(self) -> bool:
@@ -110,6 +111,14 @@ class ToldFeatures:
 
     def closed(self, sequence_id: int) -> None:
         self._told.pop(sequence_id, None)
+
+    def round_ends(self, sequence: DraftSequence, sequences: Mapping[int, DraftSequence]) -> None:
+        """The next outcome is there: have the rows of the one before come?"""
+        self.tell(sequences)
+        told = self._told.get(sequence.id)
+        if told is not None and sequence.round > sequence.opened_in_round:
+            self.num_rounds += 1
+            self.num_late += told.end < sequence.num_committed - 1
 
     def _ask(self, sequence: DraftSequence, begin: int) -> None:
         self.requests.append(FeatureRequest(sequence.id, sequence.round, begin))
