@@ -184,11 +184,13 @@ class HeadSequence(ModelSequence):
         return (begin, end, num_logits) if begin >= 0 else (0, 0, 0)
 
     def _goal(self, total: int) -> int:
-        """How far the path of so many rows can be computed with what was told."""
-        length = len(self.path.committed)
+        """How far the path of so many rows is to be computed. A sequence that was just opened is
+        told all of its text first: no branches are worth more than those."""
+        length, sequence = len(self.path.committed), self.sequence
         last = self._features.last(self.base + length)
         told = max(self.path.told_end, 0 if last is None else last + 1 - self.base)
-        return total if told and length - told <= MOST_UNTOLD else told
+        alone = 0 if sequence.round == sequence.opened_in_round else MOST_UNTOLD
+        return total if told and length - told <= alone else told
 
     def _first_to_read(self, known: int) -> int:
         """The first row that was told since it was computed, or never computed."""
