@@ -450,10 +450,11 @@ class ModelRunner:
     def _step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
         """The last ones, where the same are asked for again."""
         if self._told is None or self._told.boundaries != boundaries:
-            self._told = self._make_step_features(boundaries)
+            self._told = self.make_step_features(boundaries)
         return self._told
 
-    def _make_step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+    def make_step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+        """Buffers for what all steps tell at these boundaries."""
         from ssd_engine.execution.step_features import StepFeatures
 
         rows = max(shape.padded_rows for shape in self._step_shapes)
@@ -462,6 +463,11 @@ class ModelRunner:
         norm = self.model.weights.norm
         features.warm_up(norm.new_zeros(1, self.config.hidden_size))
         return features
+
+    def wait(self) -> None:
+        """Until the device has computed all that was launched."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def beside_forwards(self) -> AbstractContextManager[object]:
         """What is done inside does not wait for what was launched last."""
