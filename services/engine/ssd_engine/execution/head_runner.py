@@ -9,6 +9,7 @@ from torch import Tensor
 from ssd_engine.attention.base import AttentionBackend
 from ssd_engine.checkpoints.heads.head_checkpoint import HeadCheckpoint
 from ssd_engine.checkpoints.heads.head_config import HeadConfig
+from ssd_engine.checkpoints.heads.head_expansion import grow_head
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -43,11 +44,14 @@ class HeadRunner(ModelRunner):
         options: RunnerOptions,
         num_tokens: int,
     ) -> None:
-        """``num_tokens`` of the target, padding left out."""
-        self._config, self._checkpoint, self._num_tokens = head, checkpoint, num_tokens
+        """``num_tokens`` of the target, padding left out. ``head`` is the checkpoint's; with
+        ``expand_to`` it is grown, as its target is."""
+        self._config = grown = grow_head(head, options.expand_to)
+        self._checkpoint, self._num_tokens = checkpoint, num_tokens
         self._given: GivenFeatures | None = None
         # A step that is captured reads no states: every forward is launched kernel by kernel.
-        super().__init__(head.layers, replace(options, step_rows=0), SingleRank(), self._load)
+        options = replace(options, step_rows=0, expand_to=None)
+        super().__init__(grown.layers, options, SingleRank(), self._load)
 
     def step_with_features(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], given: GivenFeatures
