@@ -64,6 +64,15 @@ def test_a_shipped_head_knows_its_target_and_grows_with_it() -> None:
         (["stories-draft", "--plane-ports", "7500"], "--plane-ports: a range of ports such as"),
         (["stories-draft", "--plane-ports", "7599-7500"], "got '7599-7500'"),
         (["stories-draft", "--plane-ports", "0-70000"], "--plane-ports: a range of ports"),
+        (["stories-draft", "--plane-kind", "pigeon"], "--plane-kind"),
+        (["stories-draft", "--device", "cpu", "--plane-kind", "nccl"], "joins GPUs, but this"),
+        (
+            [
+                "stories-draft",
+                *["--device", "cuda", "--plane-kind", "nccl", "--plane-ports", "1-9"],
+            ],
+            "--plane-ports: NCCL takes any port",
+        ),
         (["stories-draft", "--unknown-flag", "1"], "--unknown-flag"),
     ],
 )

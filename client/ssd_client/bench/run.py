@@ -222,6 +222,8 @@ class Bench:
             return f"the target keeps no trace ({self.traces.missing[0]})"
         if len(self._subject.drafts) != 1:
             return f"one draft that is reached from here is needed, not {len(self._subject.drafts)}"
+        if self._subject.draft_infos[0]["kind"] == "head":
+            return "a head cannot be timed alone: it reads the hidden states of its target"
         return None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssd.v1 import target_pb2
+from ssd_client.connection.drafts import draft_fields
 from ssd_client.connection.endpoints import Endpoint, linked_drafts
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.speculation import MODES
@@ -47,8 +48,7 @@ class Subject:
         endpoint = Endpoint(address, linked_drafts(self.info)[address], security)
         draft = stack.enter_context(contextlib.closing(endpoint))
         info = draft.draft_info(_TIMEOUT_S)
-        fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
-        self.draft_infos.append({"address": address, **fields})
+        self.draft_infos.append({"address": address, **draft_fields(info)})
         self.drafts.append(draft)
 
     def _up(self) -> list[str]:

@@ -150,6 +150,9 @@ class DraftCore:
         return DraftOutput(self._outputs(), load, self.stats(), self._trace.take())
 
     def _take_features(self, link: LinkSequences, features: ToldFeatures) -> None:
+        if features.problem:  # what was opened before that was known
+            for sequence in list(link.sequences.values()):
+                self._room.give_up(link, sequence, NoticeKind.REFUSED, features.problem)
         features.tell(link.sequences)
         self.counters.feature_rows += features.num_told
         self.counters.dropped_features += features.num_dropped

@@ -23,6 +23,7 @@ from ssd_engine.tensor_plane.report import report_of
 
 WAITING_SECONDS = 5.0  # that rows wait for the frames that they belong to
 WAITING_BYTES = 64 << 20  # of a link
+ANSWER_ROUNDS = 4  # in which a target answers, or has nothing to say
 
 
 class FeatureInbox(Protocol):
@@ -45,6 +46,8 @@ class FeatureInbox(Protocol):
 class _Told:
     end: int  # after the last position that is known
     asked_from: int  # the last request's position
+    gap_until: int | None = None  # rows beyond were sent before that request was heard
+    asked_in: int = 0  # round
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +145,21 @@ class ToldFeatures:
 
     def _pass_on(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         told = self._told[sequence.id]
-        if start > told.end and told.asked_from != told.end:
-            told.asked_from = told.end
-            self._ask(sequence, told.end)
+        if start > told.end and self._are_missing(sequence, told, start):
             self.num_dropped += len(rows)  # they are told again after those
             return
-        told.end = max(told.end, start + len(rows))
+        told.end, told.gap_until = max(told.end, start + len(rows)), None
         self.num_told += len(rows)
         self._speculator.take_features(sequence, start, rows)
+
+    def _are_missing(self, sequence: DraftSequence, told: _Told, start: int) -> bool:
+        """Whether rows before ``start`` may still come. They are asked for once."""
+        if told.asked_from != told.end:
+            told.asked_from, told.gap_until, told.asked_in = told.end, start, sequence.round
+            self._ask(sequence, told.end)
+            return True
+        is_older = told.gap_until is not None and start > told.gap_until
+        return is_older and sequence.round < told.asked_in + ANSWER_ROUNDS
 
     def _wait(self, told: _Waiting, now: float) -> None:
         if now - told.since > WAITING_SECONDS:

@@ -24,6 +24,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
@@ -31,6 +32,7 @@ from ssd_serving.observability.telemetry import make_spans
 from ssd_serving.plan import ModelPlan, plan_model
 from ssd_serving.rpc.feature_messages import encode_feature_terms
 from ssd_serving.rpc.frame_messages import largest_message
+from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
@@ -92,7 +94,7 @@ class DraftServer(ServiceServer):
         self._config = config
         self._plan = plan
         self._tokenizer = tokenizer
-        metrics = DraftMetrics(
+        metrics = self._metrics = DraftMetrics(
             stats=lambda: self._engine.stats,
             num_blocks=lambda: self._engine.num_blocks,
             num_links=lambda state: self._engine.count()[state],
@@ -132,6 +134,7 @@ class DraftServer(ServiceServer):
     def open(self, ready: Ready) -> list[str]:
         self._servicer.watch = make_watch(self._spans, self._text_of())
         endpoint = _endpoint(self._config, self._plan, self._tokenizer)
+        self._metrics.show_kind(kind_name(pb.SpeculatorKind.Value(endpoint.speculator)))
         self._servicer.serving = DraftServing(
             endpoint=endpoint,
             info=_draft_info(endpoint, self._config, self._plan, self._tokenizer, ready),
@@ -188,6 +191,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
+        plane_kinds=kinds_named(config.plane_kind),
         log_level=config.log_level,
         log_format=config.log_format,
         check_integrity=config.check_integrity,

@@ -8,6 +8,7 @@ from dataclasses import fields
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ssd_serving.observability.metrics import ServiceMetrics, histogram_family, labelled
+from ssd_serving.rpc.speculator_kinds import KINDS
 from ssd_serving.security.allowances import Allowance
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
@@ -25,8 +26,9 @@ class TargetMetrics(ServiceMetrics):
         num_blocks: Callable[[], int],
         links: Links,
         depth: int,
+        inside: str | None = None,
     ) -> None:
-        """``depth`` is that of the longest speculation."""
+        """``depth`` is that of the longest speculation; ``inside`` the kind of the draft in it."""
         super().__init__("target", stats)
         self.requests = self.counter_by(
             "ssd_requests", "Requests that ended, by how they ended.", "outcome", OUTCOMES
@@ -62,6 +64,7 @@ class TargetMetrics(ServiceMetrics):
         )
         self._engine_books(num_blocks)
         self.registry.register(SpeculationCollector(stats, links, depth))
+        self.registry.register(DraftCollector(links, inside))
 
     def _engine_books(self, num_blocks: Callable[[], int]) -> None:
         gauges: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
@@ -240,6 +243,24 @@ class SpeculationCollector:
             "Endpoints that names and files gave at their last look-up.",
             value=sum(len(each.places) for each in self._links.discoveries),
         )
+
+
+class DraftCollector:
+    """Drafts by their kind: the one inside the target, and endpoints whose link is up."""
+
+    def __init__(self, links: Links, inside: str | None) -> None:
+        self._links, self._inside = links, inside
+
+    def collect(self) -> Iterator[Metric]:
+        links = list(self._links.links.values())
+        up = Counter(link.report.kind for link in links if link.state is DraftLinkState.UP)
+        metric = GaugeMetricFamily(
+            "ssd_drafts", "Drafts, by their kind and where they are.", labels=["kind", "place"]
+        )
+        for kind in KINDS:
+            metric.add_metric([kind, "inside"], int(kind == self._inside))
+            metric.add_metric([kind, "endpoint"], up[kind])
+        yield metric
 
 
 def _drafts(totals: SpeculationStats) -> int:
