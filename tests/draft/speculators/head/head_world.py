@@ -162,6 +162,7 @@ class HeadWorld:
         )
         self.core.handle(TargetLinkUp(LINK, DEPTH))
         self.told: dict[int, Told] = {}
+        self.verify_micros = 0  # not known: branches are pushed as they grow
         self.pushed: dict[tuple[int, int, int, int], list[int]] = {}
 
     @property
@@ -264,7 +265,7 @@ class HeadWorld:
             taken, source = ngram, Source.NGRAM
         told.round += 1
         told.speculation = taken
-        frame = Launch(told.key, told.round, taken, source, DEPTH, 0)
+        frame = Launch(told.key, told.round, taken, source, DEPTH, self.verify_micros)
         self.core.handle(TargetFrames(LINK, [frame]))
 
     def play(self, told: Told, wait: bool = False, tells: bool = True) -> None:

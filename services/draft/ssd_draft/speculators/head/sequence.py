@@ -67,12 +67,29 @@ class HeadSequence(ModelSequence):
         most = sequence.num_committed + len(sequence.speculation) + self.path.ahead
         if 0 <= start < most:
             self._features.take(start, rows[: most - start])
-        if not isinstance(self.drafting, Tree):
+        if isinstance(self.drafting, Tree):
+            if self._is_worth_another_start(self.drafting):
+                self._forget_tree()
+        else:
             try:
                 self._commit()
             except NoRoom:
                 return  # the next change of rounds asks for it again
         self.judge_waiting()
+
+    def _is_worth_another_start(self, tree: Tree) -> bool:
+        """Whether the tree has begun a little before the last row was told: nobody has seen it."""
+        last = len(self.path.committed) - 1
+        if self.path.is_told(last) or not self._was_told(last):
+            return False
+        early = 2 * tree.depth <= self.sequence.depth
+        return early and not any(branch.num_pushed for branch in tree.branches)
+
+    def _forget_tree(self) -> None:
+        sequence = self.sequence
+        self.drafting, self.rankings, self.distributions = None, [], []
+        sequence.branches = {}
+        sequence.ready = sequence.complete = False
 
     def on_round_changed(self) -> None:
         self._waits = False
