@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_engine.attention.base import AttentionBackend
 from ssd_engine.checkpoints.heads.head_checkpoint import HeadCheckpoint
 from ssd_engine.checkpoints.heads.head_config import HeadConfig
+from ssd_engine.checkpoints.heads.head_expansion import grow_head
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -49,13 +50,16 @@ class HeadRunner(ModelRunner):
         options: RunnerOptions,
         num_tokens: int,
     ) -> None:
-        """``num_tokens`` of the target, padding left out."""
-        layers = replace(head.layers, vocab_size=num_tokens, head_rows=num_tokens)
-        self._config, self._checkpoint = replace(head, layers=layers), checkpoint
+        """``num_tokens`` of the target, padding left out. ``head`` is the checkpoint's; with
+        ``expand_to`` it is grown, as its target is."""
+        grown = grow_head(head, options.expand_to)
+        layers = replace(grown.layers, vocab_size=num_tokens, head_rows=num_tokens)
+        self._config, self._checkpoint = replace(grown, layers=layers), checkpoint
         self._num_tokens = num_tokens
         self._given: GivenFeatures | None = None
         self._states = HeadStates()
         self._told_states: ToldStates | None = None  # of steps
+        options = replace(options, expand_to=None)
         super().__init__(layers, options, SingleRank(), self._load)
 
     def step_with_features(
