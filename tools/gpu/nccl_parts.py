@@ -46,18 +46,20 @@ from tools.gpu.serving import MODES, against
 
 Row = dict[str, Any]
 
-SHAPE, LAYERS = "llama-3.2-1b", 16  # its heads can be dealt out to four ranks
+# Its heads can be dealt out to four ranks; twice as deep as published, so that a draft has time.
+SHAPE, LAYERS = "llama-3.2-1b", 32
 # Layers add less and less, so that a copy of the first ones is often right, as in tools.gpu.dense.
-FADING, DRAFT_LAYERS = 0.6, 4
+FADING, DRAFT_LAYERS = 0.6, 3
 SUM_BYTES, SUMS, ROUNDS = 16_384, 20, 50
 PROMPTS, TOKENS = 4, 48
-DEPTH = 4
+DEPTH = 2
 SEED = 5
 ROOM = ("--max-model-len", "512", "--max-num-seqs", "4", "--num-kv-blocks", "256")
 SPECULATES = ("--depth", str(DEPTH), "--no-auto-off", "--no-adapt-depth")
 DEATH_SECONDS = 10.0  # until a service that lost a rank must have ended
 BACK_SECONDS = 30.0  # until rows must come again
 HEAD, HEAD_TARGET = "stories-eagle", "stories-target"
+HEAD_SHAPE = "llama-3.1-8b"  # both are grown to it on a GPU: else the head is always late
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,11 @@ def models(folder: Path, place: Place = GPU) -> Iterator[Row]:
     missing = share_gpus() if place.device == "cuda" else None
     version = ".".join(map(str, loaded_version() or ()))
     yield {"what": f"NCCL {version}", **({FAILED: missing} if missing else {})}
-    target = write_dense(SHAPE, folder / "target", changes=place.changes, fading=FADING)
-    layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
-    write_noisy(target, folder / "draft", layers=-(-layers * DRAFT_LAYERS // LAYERS))
+    layers = None if place.changes else LAYERS  # a rehearsal has layers of its own
+    about: Row = {"layers": layers, "changes": place.changes, "fading": FADING}
+    target = write_dense(SHAPE, folder / "target", **about)
+    count = json.loads((target / "config.json").read_text())["num_hidden_layers"]
+    write_noisy(target, folder / "draft", layers=-(-count * DRAFT_LAYERS // LAYERS))
 
 
 # Sums
@@ -247,8 +251,10 @@ def features(folder: Path, place: Place = GPU) -> Iterator[Row]:
     if "head" not in KINDS or HEAD not in shipped_models():
         yield {"what": f"left out: there is no {HEAD}"}
         return
-    head = [HEAD, "--target-model", HEAD_TARGET]
-    with _linked([HEAD_TARGET], head, place, place.flags(), place.plane) as (client, draft):
+    grown = ["--expand-to", HEAD_SHAPE] if place.device == "cuda" else []
+    head = [HEAD, *grown, "--budget", "8"]
+    about = ([HEAD_TARGET, *grown], head, place, place.flags(), place.plane)
+    with _linked(*about) as (client, draft):
         for temperature in (0.0, 1.0):
             plain = [one.tokens for one in _texts(client, "off", temperature)]
             done = _texts(client, "ssd", temperature)
