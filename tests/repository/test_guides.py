@@ -22,7 +22,11 @@ GUIDES = {
 }
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SERVERS = {"ssd-target": target_cli, "ssd-draft": draft_cli}
-MODELS = {"models/target": "stories-target", "models/draft": "stories-draft"}
+MODELS = {
+    "models/target": "stories-target",
+    "models/draft": "stories-draft",
+    "models/head": "stories-eagle",
+}
 NO_GPU = re.compile(r"[^\n]* CUDA devices are visible\n?")
 
 

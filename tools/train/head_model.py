@@ -128,6 +128,16 @@ def watched(target: Llama, tokens: Tensor, boundaries: tuple[int, ...]) -> tuple
     return features, target.logits(trunk.norm(x))
 
 
+def widened(head: Head, boundaries: tuple[int, ...]) -> Head:
+    """The head on these boundaries: what it has not read so far counts for nothing at first."""
+    wide, d = Head(head.config, boundaries), head.config.hidden_size
+    weights = head.state_dict()
+    known = dict(zip(head.boundaries, weights["fc.weight"].split(d, dim=1), strict=True))
+    parts = [known.get(each, torch.zeros(d, d)) for each in boundaries]
+    wide.load_state_dict({**weights, "fc.weight": torch.cat(parts, dim=1)})
+    return wide
+
+
 def export_head(head: Head, out: Path, verifier: str) -> None:
     """In the format of speculators, which names the target; in bf16, without the embedding, which
     is the target's."""

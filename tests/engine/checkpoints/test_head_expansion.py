@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_engine.checkpoints.expanded_weights import CONSTANT
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import HeadConfig, fit_to_target, load_head_config
-from ssd_engine.checkpoints.heads.head_expansion import grow_head
+from ssd_engine.checkpoints.heads.head_expansion import count_head_parameters, grow_head
 from ssd_engine.checkpoints.model_config import ModelConfig, load_model_config
 from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config
 from ssd_engine.errors import ConfigError
@@ -61,9 +61,9 @@ def make_head_runner(directory: Path, target: Path, shape: ModelShape | None) ->
         max_num_seqs=2,
         max_forward_tokens=128,
         num_kv_blocks=16,
+        expand_to=shape,
     )
-    grown = head if shape is None else grow_head(head, shape)
-    return HeadRunner(grown, open_head(directory, head, target), options, 512)
+    return HeadRunner(head, open_head(directory, head, target), options, 512)
 
 
 def watched(target: Path, shape: ModelShape | None, tokens: list[int]) -> Tensor:
@@ -138,12 +138,20 @@ def test_a_grown_head_costs_what_its_shape_costs(tmp_path: Path, target: Path) -
     """Filler is wherever it reaches nothing; a head of all tokens has a row for each new one."""
     make_head(KINDS["llama-whole-vocabulary"], tmp_path)
     runner = make_head_runner(tmp_path, target, EVERYTHING)
+    head = fitted(tmp_path, target)
     weights, layer = runner._weights, runner._weights.decoder.layers[0]
     matrices = (layer.qkv, layer.gate_up, weights.decoder.head)
     sizes = [tuple(matrix.shape) for matrix in matrices]
     assert sizes == [(24 * 32 + 2 * 4 * 32, 200), (400, 100), (600, 100)]
     assert tuple(weights.fc.shape) == (100, 300)
     assert len(runner.kv.layers) == 1
+    checkpoint = open_head(tmp_path, head, target)
+    grown = grow_head(head, EVERYTHING)
+    assert count_head_parameters(head, checkpoint.weights) == checkpoint.weights.num_parameters
+    attention = 100 * (sizes[0][0] * 2 + 24 * 32)
+    mlp, norms = 3 * 100 * 200, 4 * 100
+    own = 300 * 100 + 600 * 100 + attention + mlp + norms
+    assert count_head_parameters(grown, checkpoint.weights) == own
 
 
 def test_a_head_of_some_tokens_drafts_no_more_when_it_grows(tmp_path: Path, target: Path) -> None:

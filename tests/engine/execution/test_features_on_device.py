@@ -118,9 +118,14 @@ def test_rows_stay_while_the_next_step_is_computed(stepper: ModelRunner) -> None
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3-all-norms", "llama-norm-of-each-feature"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_head_computes_what_it_does_on_a_cpu(kind: str, dtype: str, tmp_path: Path) -> None:
-    """A prompt with features, then a row that goes on by itself, then two branches."""
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [("float32", 0), ("bfloat16", 0), ("bfloat16", 4)], ids=str
+)
+def test_a_head_computes_what_it_does_on_a_cpu(
+    kind: str, dtype: str, rows: int, tmp_path: Path
+) -> None:
+    """A prompt with features, then a row that is told and one that goes on by itself, then two
+    branches. ``rows``: of a sequence in a captured step."""
     random_heads = pytest.importorskip("tests.random_heads", exc_type=ImportError)
     vocab, width = (random_heads.SHAPE[name] for name in ("vocab_size", "hidden_size"))
     make_model("llama3-untied", tmp_path / "target")
@@ -132,19 +137,29 @@ def test_a_head_computes_what_it_does_on_a_cpu(kind: str, dtype: str, tmp_path: 
     blocks, scratch = list(range(4)), [5 * BLOCK, 5 * BLOCK + 1]
     found = []
     for device, own in (("cpu", "float32"), ("cuda", dtype)):
+        captured = dict(step_rows=rows, branches=2, max_tail=4, ranks=5, exact=False)
         options = RunnerOptions(
-            directory=tmp_path / "head", **{**SETTINGS, "device": device, "dtype": own}
+            directory=tmp_path / "head",
+            **{**SETTINGS, "device": device, "dtype": own, **(captured if rows else {})},
         )
         checkpoint = open_head(tmp_path / "head", config, tmp_path / "target")
         heads = HeadRunner(config, checkpoint, options, vocab)
-        given = GivenFeatures([40], features)
-        tree = TreeRows([7, 9], [41, 41], [40, 40], scratch, 41, blocks, scratch)
-        rows = [
-            heads.step_with_features([Chunk(tokens, 0, blocks, 40)], [], given),
-            heads.step([Chunk([5], 40, blocks, 1)], []),
-            heads.step([tree], []),
+        if rows and device == "cuda":
+            assert heads.steps is not None
+        tree = TreeRows([7, 9], [42, 42], [41, 41], scratch, 42, blocks, scratch)
+        later = GivenFeatures([1], features[39:])
+        forwards = [
+            (Chunk(tokens[:39], 0, blocks, 39), GivenFeatures([39], features[:39])),
+            (Chunk(tokens[39:], 39, blocks, 1), later),
+            (Chunk([5], 40, blocks, 1), GivenFeatures([0], features[:0])),
+            (Chunk([6], 41, blocks, 1), GivenFeatures([0], features[:0])),
+            (tree, GivenFeatures([0], features[:0])),
         ]
-        found.append(torch.cat([each.result().logits.cpu() for each in rows]))
+        logits = []
+        for part, given in forwards:
+            draws = [None] * part.num_logits
+            logits.append(heads.step_with_features([part], draws, given).result().logits.cpu())
+        found.append(torch.cat(logits))
     cpu, cuda = found
     drafted = cpu.isfinite()
     assert torch.equal(drafted, cuda.isfinite())
@@ -178,9 +193,10 @@ def speak(
     return run(core, requests)
 
 
+@pytest.mark.parametrize("by_steps", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_head_inside_a_target_changes_no_text_and_foresees_it(
-    temperature: float, tmp_path: Path
+    temperature: float, by_steps: bool, tmp_path: Path
 ) -> None:
     clockwork.make_target(tmp_path / "target")
     clockwork.make_head(tmp_path / "head")
@@ -188,7 +204,8 @@ def test_a_head_inside_a_target_changes_no_text_and_foresees_it(
     options = RunnerOptions(directory=tmp_path / "target", step_rows=DEPTH + 1, **SETTINGS)
     config = fit_to_target(load_head_config(tmp_path / "head"), model, "target")
     checkpoint = open_head(tmp_path / "head", config, tmp_path / "target")
-    own = RunnerOptions(directory=tmp_path / "head", exact=False, **SETTINGS)
+    captured = dict(step_rows=DEPTH + 1, ranks=2, max_path=DEPTH) if by_steps else {}
+    own = RunnerOptions(directory=tmp_path / "head", exact=False, **SETTINGS, **captured)
     heads = HeadRunner(config, checkpoint, own, clockwork.VOCAB)
     runner = ModelRunner(model, options, SingleRank())
     expected = speak(runner, None, temperature)

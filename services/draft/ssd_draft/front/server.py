@@ -54,17 +54,7 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
         return None
     if kind.is_head:
         return plan_head(config, resolve_model(config.model), _head_sizes(config))
-    # A row of a tree sees the chain that is verified, and the branches.
-    max_tail = config.depth + scratch_tokens(config)
-    sizes = StepSizes(
-        config.max_rows,
-        max_tail,
-        exact=False,
-        step_rows=config.depth + 1,
-        branches=config.budget,
-        ranks=RANKS + 1,
-        max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
-    )
+    sizes = _sizes(config, config.depth + 1)
     return plan_model(config.model, config, sizes)
 
 
@@ -78,9 +68,21 @@ def _check_no_head(config: DraftConfig) -> None:
 
 
 def _head_sizes(config: DraftConfig) -> StepSizes:
-    """Without steps of few rows: a head's are no captured ones."""
-    max_tail = config.depth + scratch_tokens(config)
-    return StepSizes(config.max_rows, max_tail, exact=False)
+    """A round's rows are read as the target has told them, with the chain that is verified."""
+    return _sizes(config, 2 * (config.depth + 1))
+
+
+def _sizes(config: DraftConfig, step_rows: int) -> StepSizes:
+    return StepSizes(
+        config.max_rows,
+        # A row of a tree sees the chain that is verified, and the branches.
+        max_tail=config.depth + scratch_tokens(config),
+        exact=False,
+        step_rows=step_rows,
+        branches=config.budget,
+        ranks=RANKS + 1,
+        max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
+    )
 
 
 class DraftServer(ServiceServer):

@@ -4,10 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ssd_serving.observability.metrics import ServiceMetrics, histogram_family, labelled
+from ssd_serving.observability.plane_metrics import PlaneCollector, PlaneLike
 from ssd_serving.rpc.speculator_kinds import KINDS
 from ssd_serving.security.allowances import Allowance
 from ssd_target.links.link_state import DraftLinkState
@@ -65,6 +67,7 @@ class TargetMetrics(ServiceMetrics):
         self._engine_books(num_blocks)
         self.registry.register(SpeculationCollector(stats, links, depth))
         self.registry.register(DraftCollector(links, inside))
+        self.registry.register(PlaneCollector("ssd_planes", partial(_planes, stats)))
 
     def _engine_books(self, num_blocks: Callable[[], int]) -> None:
         gauges: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
@@ -90,6 +93,10 @@ class TargetMetrics(ServiceMetrics):
                 "KV blocks in the prefix cache.",
                 lambda s: s.cached_blocks,
             ),
+            "ssd_kept_features_bytes": (
+                "Hidden states of these blocks that are kept for heads.",
+                lambda s: s.kept_feature_bytes,
+            ),
         }
         counters: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
             "ssd_prefix_cache_query_tokens": (
@@ -111,6 +118,15 @@ class TargetMetrics(ServiceMetrics):
             "ssd_replayed_tokens": (
                 "Tokens that were computed again after their sequence was set aside.",
                 lambda s: s.replayed_tokens,
+            ),
+            "ssd_feature_rows": (
+                "Rows of hidden states that were sent to heads.",
+                lambda s: s.feature_rows,
+            ),
+            "ssd_feature_bytes": ("Bytes of these rows.", lambda s: s.feature_bytes),
+            "ssd_feature_rows_missed": (
+                "Such rows that were gone before they could be sent.",
+                lambda s: s.missed_features,
             ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
             "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
@@ -261,6 +277,11 @@ class DraftCollector:
             metric.add_metric([kind, "inside"], int(kind == self._inside))
             metric.add_metric([kind, "endpoint"], up[kind])
         yield metric
+
+
+def _planes(stats: Callable[[], TargetEngineStats | None]) -> list[PlaneLike]:
+    latest = stats()
+    return [] if latest is None else [each for e in latest.endpoints for each in e.planes]
 
 
 def _drafts(totals: SpeculationStats) -> int:

@@ -59,6 +59,7 @@ class _Noted:
 @dataclass(slots=True)
 class FeedCounters:
     rows: int = 0  # handed to senders
+    bytes: int = 0
     missed: int = 0  # that were gone before they could be sent
     requests: int = 0
     refused: int = 0  # requests
@@ -259,6 +260,7 @@ class FeatureFeed:
             sender.send_made(RowsKey(key, reader.next), make, count, complete=True)
             reader.next += count
             self.counters.rows += count
+            self.counters.bytes += count * sender.stream.row_bytes
 
     def _places(self, endpoint: DraftEndpoint) -> list[int] | None:
         """Where the boundaries that it reads are among all that are watched; None: they are all."""
