@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars soak attack protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-cpu-weights  products on a CPU, beside the speed of its memory and F.linear"
 	@echo "make bench-gateway    what HTTP adds to gRPC: first tokens, chunks a second, memory"
 	@echo "make bench-grammars   what a schema costs: masks, and the time of a round"
+	@echo "make bench-eagle      a head that reads its target's hidden states beside a draft model"
 	@echo "make soak       ten minutes of mixed load while drafts are killed: what is left behind?"
 	@echo "make attack     hostile callers, frozen engines, rotten weights: what do others notice?"
 	@echo "make protos     generate the Python code of protos/"
@@ -110,7 +111,7 @@ report: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python tools/bench_plain.py
 
-bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars: $(VENV)/.dev
+bench-overlap bench-delay bench-backup bench-guessing bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle: $(VENV)/.dev
 	$(BIN)/python -m tools.$(subst -,_,$@)
 
 soak: $(VENV)/.dev

@@ -6,12 +6,25 @@ Joiners (U+200C, U+200D) and variation selectors stay: emoji and many scripts ne
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 _REPLACEMENT = "\ufffd"
 
 
 def printable(text: str) -> str:
     return text.translate(_TABLE)
+
+
+def printable_json(value: Any) -> Any:
+    """What JSON can hold, with each text in it printable."""
+    match value:
+        case str():
+            return printable(value)
+        case dict():
+            return {name: printable_json(each) for name, each in value.items()}
+        case list():
+            return [printable_json(each) for each in value]
+    return value
 
 
 def _of(*ranges: tuple[int, int]) -> Iterable[int]:

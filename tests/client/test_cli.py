@@ -504,6 +504,7 @@ def test_info(start):
         "payoff": "",
         "acceptance": 0.0,
         "source": "",
+        "planes": [],
     }
     assert content["load"]["running"] == 0
 

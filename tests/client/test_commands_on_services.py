@@ -56,6 +56,9 @@ def test_three_modes_one_table_one_report(pair: TracedPair, tmp_path: Path) -> N
     assert ssd["spec_decode_num_drafts"]["low"] >= rounds
     assert ssd["spec_decode_accepted_tokens"]["low"] > 0
     assert content["target"]["name"] == "stories-target"
+    assert [(draft["name"], draft["kind"]) for draft in content["drafts"]] == [
+        ("stories-draft", "model")
+    ]
     assert content["theory"]["ssd"] > 0
     for mode in ("off", "sync", "ssd"):
         assert any(e["kind"] == "forward" for e in content["timelines"][mode])
@@ -101,7 +104,7 @@ def test_status_tells_health_links_and_rates(pair: TracedPair, nobody: str) -> N
     assert serving["rounds"] > 0
     assert serving["hit_rate"] is not None
     assert serving["links"][0]["address"] == pair[1].address
-    assert drafting["links"] == 1
+    assert (drafting["links"], drafting["kind"]) == (1, "model")
     table = run("status", "--target", pair[0].address, "--target", nobody)
     assert table.returncode == 1
     assert "stories-draft" in table.stdout

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from ssd_serving.rpc.speculator_kinds import KINDS
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.records.speculation_stats import FALLBACKS, LookUp
 from tests.deploy.promql import Samples, evaluate, expand, firing, parse_series
@@ -27,6 +28,7 @@ ALERTS = yaml.safe_load((FOLDER / "alerts.yaml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 UNIT_TESTS = yaml.safe_load((FOLDER / "alerts.test.yaml").read_text())
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
+PLACES = ("inside", "endpoint")
 DEPTH = 5  # of a target, by default
 # Labels that a series may have, and how many values each may take.
 LABELS = {"le": 20, "position": 64, "reason": 32, "state": 8, "outcome": 8, "result": 12}
@@ -41,6 +43,9 @@ LABELS |= {
     "field": 4,
     "method": 10,
     "status": 16,
+    "kind": 8,
+    "place": 2,
+    "stream": 2,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0
@@ -116,6 +121,10 @@ def test_every_label_is_shown_from_the_start(exported: Exported) -> None:
     assert by_label(target, "ssd_ready") == {"target": 1}
     assert by_label(draft, "ssd_ready") == {"draft": 1}
     assert by_label(gateway, "ssd_ready") == {"gateway": 1}
+    drafts = {tuple(dict(at).values()): n for at, n in target["ssd_drafts"].items()}
+    assert drafts.keys() == {(kind, place) for kind in KINDS for place in PLACES}
+    assert {at: count for at, count in drafts.items() if count} == {("model", "endpoint"): 1}
+    assert by_label(draft, "ssd_draft_info") == {kind: kind == "model" for kind in KINDS}
     assert one(target, "ssd_sequences_active") == one(draft, "ssd_sequences_active") == 0
 
 

@@ -17,10 +17,16 @@ from ssd_target.cli import main as target_cli
 from tests.processes import TracedPair
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("serve.md", "operate.md")}
+GUIDES = {
+    name: (ROOT / "docs" / name).read_text() for name in ("serve.md", "operate.md", "drafts.md")
+}
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SERVERS = {"ssd-target": target_cli, "ssd-draft": draft_cli}
-MODELS = {"models/target": "stories-target", "models/draft": "stories-draft"}
+MODELS = {
+    "models/target": "stories-target",
+    "models/draft": "stories-draft",
+    "models/head": "stories-eagle",
+}
 NO_GPU = re.compile(r"[^\n]* CUDA devices are visible\n?")
 
 

@@ -45,6 +45,10 @@ BENCHES = {
     ),
     "fairness": ("--repeats", "1", "--tokens", "12", *SMALL, r"beside a polite one: \d"),
     "gateway": ("--repeats", "2", r"first token.*chunks/s"),
+    "eagle": (
+        *("--prompts", "1", "--tokens", "12", "--temperatures", "0"),
+        r"stories-eagle +sync +\d.*stories-draft +ssd +\d",
+    ),
     "grammars": ("--repeats", "1", r"compile, ms.*streams 8, mode ssd.*of none \d"),
 }
 

@@ -290,11 +290,6 @@ def _draw_faults(dice: Dice) -> Faults:
         hostile=chance(0.3),
         lost=chance(0.05),
         short=chance(0.5),
-        lose_features=chance(0.1),
-        delay_features=chance(0.2),
-        permute_features=chance(0.2),
-        corrupt_features=chance(0.1),
-        misplace_features=chance(0.1),
     )
 
 

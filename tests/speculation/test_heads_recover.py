@@ -14,7 +14,7 @@ from ssd_target.records.speculation_options import (
 )
 from tests.clockwork import VOCAB
 from tests.harness import Request, Result, make_core, run
-from tests.simulation import Simulation
+from tests.simulation import VERIFY_SECONDS, Faults, Simulation
 from tests.speculation.scenarios import Pair, clockwork_pair
 
 DEPTH = 4
@@ -137,3 +137,29 @@ def test_after_a_prefix_hit(pair: Pair, keep: int, new_draft: bool) -> None:
     assert bool(len(feed.kept)) == bool(keep)
     if new_draft:  # rows of the cached prefix are gone, unless they were kept
         assert (feed.counters.missed == 0) == bool(keep)
+
+
+@pytest.mark.parametrize("come", [False, True], ids=["they never come", "they come late"])
+def test_features_never_hold_a_round(pair: Pair, come: bool) -> None:
+    """By the target's clock, in which nothing but forwards takes time here."""
+    options = SpeculationOptions(
+        depth=DEPTH, adapt_depth=False, backup=Backup.NONE, wait_seconds=0.0, auto_off=False
+    )
+    faults = Faults(delay_features=1.0) if come else Faults(lose_features=1.0)
+    simulation = Simulation(pair.target, pair.drafts[0], options, draft_steps=(4, 4), faults=faults)
+    request = asked(3, 40)
+    [result] = run(simulation.core, [request])
+    assert result.tokens == plain(pair, request)
+    assert sum(simulation.befallen.values()) > 0
+    forwards = simulation.core.stats().forwards + 1  # and the prompt's
+    assert simulation.now == pytest.approx(forwards * VERIFY_SECONDS)
+
+
+def test_a_draft_without_heads_has_nothing_watched(pair: Pair) -> None:
+    options = SpeculationOptions(depth=DEPTH, auto_off=False)
+    simulation = Simulation(pair.target, None, options)
+    pair.target.watch(())
+    run(simulation.core, [asked(4, 20, 20)])
+    assert simulation.speculator.feed.watched == ()
+    assert pair.target._watched == ()
+    assert not simulation.speculator.feed._fed

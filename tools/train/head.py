@@ -12,14 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from ssd_engine.checkpoints.heads.head_config import default_boundaries
 from tools.train import loop
 from tools.train.data import SEED, Documents, Feed, read_corpus, rows_of, split
-from tools.train.distill import mixed_stream, plain_divergence
-from tools.train.head_model import Head, export_head, watched
+from tools.train.distill import mixed_stream
+from tools.train.head_model import (
+    TRAINED_STEPS,
+    Head,
+    export_head,
+    load_trained_head,
+    watched,
+    widened,
+)
 from tools.train.model import Llama, load
 from tools.train.sample import prefixes, sample_documents
 
@@ -29,21 +37,33 @@ ROW = 512  # tokens of a row: later steps attend without a fused kernel
 DECAY = 0.8  # of a step's weight, against the one before it
 
 
-def steps_of(head: Head, target: Llama, rows: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
-    """What the head says at each step, and the target in its place. rows [n, length + 1]"""
+def steps_of(head: Head, target: Llama, rows: Tensor, steps: int) -> tuple[list[Tensor], Tensor]:
+    """What the head says at each step, and what the target says. rows [n, length + 1]
+
+    At step k its row j tells what the target's row j + 1 + k does.
+    """
     with loop.autocast(rows.device):
         with torch.no_grad():
             features, wanted = watched(target, rows, head.boundaries)
             embedded = target.model.embed_tokens(rows[:, 1:])
-        said = head(embedded, features[:, :-1], steps)
-    return [(logits, wanted[:, 1 + k :]) for k, logits in enumerate(said)]
+        return head(embedded, features[:, :-1], steps), wanted
 
 
 def head_loss(head: Head, target: Llama, rows: Tensor, steps: int, hard: float) -> Tensor:
-    pairs = steps_of(head, target, rows, steps)
-    weights = [DECAY**k for k in range(steps)]
-    losses = [plain_divergence(*pair, hard) for pair in pairs]
-    return sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)  # type: ignore[return-value]
+    """The divergence of distill.py at each step; what depends on the target alone is made once."""
+    said, wanted = steps_of(head, target, rows, steps)
+    with torch.no_grad():
+        log_p = F.log_softmax(wanted.float(), dim=-1)
+        shares = (1 - hard) * log_p.exp()
+        known = (shares * log_p).sum(-1)
+        best = log_p.argmax(-1, keepdim=True)
+        shares.scatter_add_(-1, best, torch.full_like(best, hard, dtype=shares.dtype))
+    total, weights = torch.zeros((), device=rows.device), 0.0
+    for k, logits in enumerate(map(Tensor.float, said)):
+        surprise = logits.logsumexp(-1) - (shares[:, 1 + k :] * logits).sum(-1)
+        total = total + DECAY**k * (known[:, 1 + k :] + surprise).mean()
+        weights += DECAY**k
+    return total / weights
 
 
 @torch.no_grad()
@@ -51,11 +71,21 @@ def describe(head: Head, target: Llama, stream: Tensor, steps: int, batch: int =
     """How often the head says what the target says, at each step of rows of held-out text."""
     right, total = torch.zeros(steps), torch.zeros(steps)
     for rows in rows_of(stream, ROW)[: 4 * batch].split(batch):
-        for k, (logits, wanted) in enumerate(steps_of(head, target, rows, steps)):
-            same = logits.argmax(-1) == wanted.argmax(-1)
+        said, wanted = steps_of(head, target, rows, steps)
+        for k, logits in enumerate(said):
+            same = logits.argmax(-1) == wanted[:, 1 + k :].argmax(-1)
             right[k] += same.sum().cpu()
             total[k] += same.numel()
     return "as the target: " + " ".join(f"{share:.3f}" for share in (right / total).tolist())
+
+
+def first_head(target: Llama, boundaries: list[int] | None, begin_with: Path | None) -> Head:
+    chosen = tuple(boundaries or default_boundaries(target.config.num_hidden_layers))
+    if begin_with is not None:
+        return widened(load_trained_head(begin_with, target.config), chosen)
+    head = Head(target.config, chosen)
+    head.begin_as(target)
+    return head
 
 
 class HeadPlan(loop.Plan):
@@ -73,8 +103,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=32768)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=5, help="tokens that it drafts in a row")
+    parser.add_argument("--steps", type=int, default=TRAINED_STEPS, help="drafted in a row")
     parser.add_argument("--hard", type=float, default=0.1, help="share of the argmax term")
+    parser.add_argument("--boundaries", type=int, nargs="+", help="of the target, that it reads")
+    parser.add_argument("--begin-with", type=Path, help="a head of this target to go on from")
     parser.add_argument("--written", type=int, help="stories the target writes, 0 for none")
     parser.add_argument("--stories", type=int, help="of the corpus, for a trial")
     return parser.parse_args()
@@ -94,8 +126,7 @@ def main() -> None:
     feed = Feed(mixed_stream(documents, written), device)
     validation = torch.from_numpy(Documents(held_out, tokenizer).stream(SEED).astype(np.int64))
     validation = validation.to(device)
-    head = Head(target.config, default_boundaries(target.config.num_hidden_layers)).to(device)
-    head.begin_as(target)
+    head = first_head(target, arguments.boundaries, arguments.begin_with).to(device)
     plan = HeadPlan(
         steps=round(arguments.epochs * feed.epoch_tokens / arguments.batch_tokens),
         batch_tokens=arguments.batch_tokens,
@@ -111,7 +142,7 @@ def main() -> None:
         lambda: describe(head, target, validation, arguments.steps),
     )
     feed.close()
-    export_head(head, arguments.out)
+    export_head(head, arguments.out, arguments.target.name)
 
 
 if __name__ == "__main__":

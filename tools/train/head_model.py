@@ -1,4 +1,4 @@
-"""An EAGLE-3 head for training (arXiv 2503.01840), with the parameter names of flat checkpoints.
+"""An EAGLE-3 head for training (arXiv 2503.01840), with the names of the speculators package.
 
 Row j reads token j + 1 and g_j, which combines the target's hidden states at j, and tells token
 j + 2. In training a row goes on as a chain does when it drafts: at step k it reads token j + 1 + k
@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 
 from tools.train.model import Llama, Mlp, rotary_table, rotate
 
+TRAINED_STEPS = 5  # tokens that it drafts in a row
 Seen = list[tuple[Tensor, Tensor]]  # keys and values of each step so far
 
 
@@ -85,7 +86,7 @@ class Head(nn.Module):
         self.config, self.boundaries = target, boundaries
         d = target.hidden_size
         self.fc = nn.Linear(len(boundaries) * d, d, bias=False)
-        self.midlayer = HeadLayer(target)
+        self.layers = nn.ModuleList([HeadLayer(target)])
         self.norm = nn.RMSNorm(d, target.rms_norm_eps)
         self.lm_head = nn.Linear(d, target.vocab_size, bias=False)
         cos, sin = rotary_table(target)
@@ -108,7 +109,7 @@ class Head(nn.Module):
         n = embedded.shape[1]
         for k in range(steps):
             places = slice(k, n)
-            g = self.midlayer(
+            g = self.layers[0](
                 embedded[:, k:], g[:, : n - k], self.cos[places], self.sin[places], seen
             )
             logits.append(self.lm_head(self.norm(g)))
@@ -127,39 +128,64 @@ def watched(target: Llama, tokens: Tensor, boundaries: tuple[int, ...]) -> tuple
     return features, target.logits(trunk.norm(x))
 
 
-def export_head(head: Head, out: Path) -> None:
-    """A flat head in bf16, without the embedding, which is its target's."""
+def widened(head: Head, boundaries: tuple[int, ...]) -> Head:
+    """The head on these boundaries: what it has not read so far counts for nothing at first."""
+    wide, d = Head(head.config, boundaries), head.config.hidden_size
+    weights = head.state_dict()
+    known = dict(zip(head.boundaries, weights["fc.weight"].split(d, dim=1), strict=True))
+    parts = [known.get(each, torch.zeros(d, d)) for each in boundaries]
+    wide.load_state_dict({**weights, "fc.weight": torch.cat(parts, dim=1)})
+    return wide
+
+
+def export_head(head: Head, out: Path, verifier: str) -> None:
+    """In the format of speculators, which names the target; in bf16, without the embedding, which
+    is the target's."""
     out.mkdir(parents=True, exist_ok=True)
+    config = json.dumps(_speculators_config(head, verifier), indent=2)
+    (out / "config.json").write_text(config + "\n")
+    weights = {name: weight.to(torch.bfloat16).cpu() for name, weight in head.state_dict().items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def _speculators_config(head: Head, verifier: str) -> dict[str, object]:
     config = head.config.to_dict()
     kept = (
         *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
-        "rope_parameters",
+        *("num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "mlp_bias"),
+        *("max_position_embeddings", "rms_norm_eps", "rope_parameters"),
     )
-    flat = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        **{name: config[name] for name in kept},
-        "num_hidden_layers": 1,
+    method = {"proposal_type": "greedy", "speculative_tokens": TRAINED_STEPS}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
         "draft_vocab_size": head.config.vocab_size,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-        # Outputs of layers are counted here, and inputs are not.
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [each - 1 for each in head.boundaries],
-            "use_aux_hidden_state": True,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "eagle_aux_hidden_state_layer_ids": list(head.boundaries),
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [method],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
         },
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **{name: config[name] for name in kept},
+            "tie_word_embeddings": False,
+        },
+        "dtype": "bfloat16",
     }
-    (out / "config.json").write_text(json.dumps(flat, indent=2) + "\n")
-    weights = {name: weight.to(torch.bfloat16).cpu() for name, weight in head.state_dict().items()}
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def load_trained_head(directory: Path, target: LlamaConfig) -> Head:
     """What ``export_head`` has written; the weights become fp32."""
     config = json.loads((directory / "config.json").read_text())
-    ids = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-    head = Head(target, tuple(each + 1 for each in ids))
+    head = Head(target, tuple(config["eagle_aux_hidden_state_layer_ids"]))
     weights = load_file(directory / "model.safetensors")
     head.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return head

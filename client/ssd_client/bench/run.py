@@ -179,6 +179,7 @@ class Bench:
 
     def _finish(self) -> None:
         results = self.results
+        self._subject.look_again()
         made_up = self._subject.info.synthetic_acceptance > 0  # texts are nobody's there
         if len({key.mode for key in results.runs} & set(MODES)) > 1 and not made_up:
             results.more["equality"] = compare_texts(results.runs).as_json()
@@ -222,6 +223,8 @@ class Bench:
             return f"the target keeps no trace ({self.traces.missing[0]})"
         if len(self._subject.drafts) != 1:
             return f"one draft that is reached from here is needed, not {len(self._subject.drafts)}"
+        if self._subject.draft_infos[0]["kind"] == "head":
+            return "a head cannot be timed alone: it reads the hidden states of its target"
         return None
 
 

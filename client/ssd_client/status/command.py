@@ -14,6 +14,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from ssd_client.connection.drafts import (
+    draft_fields,
+    draft_kind,
+    kind_text,
+    message_fields,
+    planes_text,
+)
 from ssd_client.connection.endpoints import (
     DEFAULT_ADDRESS,
     Endpoint,
@@ -24,7 +31,7 @@ from ssd_client.connection.endpoints import (
 from ssd_client.connection.security import PLAIN, Security
 from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import stats_of
-from ssd_client.printable import printable
+from ssd_client.printable import printable, printable_json
 from ssd_client.terminal import params, render
 from ssd_client.terminal.options import OWN, options
 from ssd_client.terminal.security_options import security_options
@@ -181,21 +188,22 @@ def _model_json(seen: ServiceSnapshot) -> dict[str, Any]:
     row: dict[str, Any] = {"address": seen.address, "role": seen.role, "health": seen.health}
     if seen.info is not None:
         names = ("name", "architecture", "num_parameters", "dtype", "device", "version")
-        row |= {name: _clean(getattr(seen.info, name)) for name in names}
+        row |= {name: printable_json(getattr(seen.info, name)) for name in names}
+        if seen.role == "draft":
+            row["kind"] = draft_kind(seen.info)
     return row
 
 
-def _clean(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value
-
-
 def _models_table(seen: Sequence[ServiceSnapshot]) -> Table:
-    table = _table("role", "address", "health", "model", "parameters", "dtype", "device", "version")
+    table = _table(
+        "role", "address", "health", "model", "kind", "parameters", "dtype", "device", "version"
+    )
     for each in seen:
         row = _model_json(each)
         size = f"{row['num_parameters'] / 1e6:,.1f}M" if row.get("num_parameters") else ""
         model, rest = row.get("name", ""), [row.get(k, "") for k in ("dtype", "device", "version")]
-        table.add_row(each.role, each.address, printable(each.health), model, size, *rest)
+        kind = kind_text(row.get("kind", ""))
+        table.add_row(each.role, each.address, printable(each.health), model, kind, size, *rest)
     return table
 
 
@@ -204,7 +212,9 @@ def _status_json(seen: ServiceSnapshot) -> dict[str, Any]:
     if seen.info is None:
         return row
     if seen.role == "draft":
-        return row | {"links": seen.info.links, "open_sequences": seen.info.open_sequences}
+        fields = draft_fields(seen.info)
+        names = ("links", "open_sequences", "features", "planes")
+        return row | {name: printable_json(fields[name]) for name in names}
     load, stats = seen.info.load, stats_of(seen.info.load.speculation)
     return row | {
         "running": load.running,
@@ -215,20 +225,19 @@ def _status_json(seen: ServiceSnapshot) -> dict[str, Any]:
         "acceptance": stats.acceptance,
         "forward_ms": load.forward_micros / 1e3 / max(1, load.forwards),
         "synthetic_acceptance": seen.info.synthetic_acceptance,
-        "links": [
-            {each.name: _clean(getattr(link, each.name)) for each in link.DESCRIPTOR.fields}
-            for link in seen.info.speculation_endpoints
-        ],
+        "links": [printable_json(message_fields(link)) for link in seen.info.speculation_endpoints],
     }
 
 
 def _status_tables(seen: Sequence[ServiceSnapshot]) -> Group:
     rows = [_status_json(each) for each in seen]
     services = _table(
-        "role", "address", "health", "model", "running", "waiting", "KV", "forward", "hit rate",
-        "acceptance",
+        "role", "address", "health", "model", "kind", "running", "waiting", "KV", "forward",
+        "hit rate", "acceptance",
     )  # fmt: skip
-    links = _table("target", "draft", "state", "model", "sequences", "payoff", "acceptance", "why")
+    links = _table(
+        "target", "draft", "state", "model", "planes", "sequences", "payoff", "acceptance", "why"
+    )
     for row in rows:
         is_target = row["role"] == "target" and "running" in row
         services.add_row(
@@ -236,6 +245,7 @@ def _status_tables(seen: Sequence[ServiceSnapshot]) -> Group:
             row["address"],
             printable(row["health"]),
             _name(row),
+            kind_text(row.get("kind", "")),
             str(row["running"]) if is_target else _sequences(row),
             str(row["waiting"]) if is_target else "",
             f"{row['kv_usage']:.0%}" if is_target else "",
@@ -249,6 +259,7 @@ def _status_tables(seen: Sequence[ServiceSnapshot]) -> Group:
                 printable(render.place_text(link)),
                 link["state"],
                 printable(link["draft_name"]),
+                planes_text(link["planes"]),
                 str(link["open_sequences"]),
                 link["payoff"],
                 f"{link['acceptance']:.0%}" if link["acceptance"] else "",

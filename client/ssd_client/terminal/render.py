@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd.v1 import target_pb2
+from ssd_client.connection.drafts import message_fields, planes_text
 from ssd_client.errors import ClientError, count
 from ssd_client.generate.events import Event, Moved, TokenLogprobs, Tokens
 from ssd_client.generate.result import GenerationResult, Timing
@@ -253,7 +254,7 @@ def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
         "eos_token_ids": list(info.eos_token_ids),
         "speculation_modes": [mode_name(each) for each in info.speculation_modes],
         "chat_format": _fields(info.chat_format),
-        "speculation_endpoints": [_fields(each) for each in info.speculation_endpoints],
+        "speculation_endpoints": [message_fields(each) for each in info.speculation_endpoints],
     }
 
 
@@ -302,7 +303,7 @@ def _cell(value: Any) -> str:
 
 def endpoint_text(endpoint: dict[str, Any]) -> str:
     """A speculation endpoint: where it is, how it is, and what it serves or why it does not."""
-    about = [endpoint["draft_name"], endpoint["reason"]]
+    about = [endpoint["draft_name"], endpoint["reason"], planes_text(endpoint.get("planes", ()))]
     if endpoint["open_sequences"]:
         about.append(count(endpoint["open_sequences"], "sequence"))
     details = ", ".join(each for each in about if each)

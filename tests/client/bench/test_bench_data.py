@@ -20,6 +20,7 @@ from ssd_client.bench.measure.requests import MeasuredRequest, closed_loop, open
 from ssd_client.bench.measure.rounds import add_rounds
 from ssd_client.bench.measure.settings import RunKey, Settings
 from ssd_client.bench.report.results import Results, check_output, read_results
+from ssd_client.bench.report.table import show_results
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.speculation import SpeculationStats
 
@@ -218,6 +219,24 @@ def results(tmp_path: Path, **changed: object) -> Results:
         "prompts": {"name": "stories", "count": 1, "in_training": True},
     }
     return Results(settings, about)
+
+
+def test_the_setting_names_the_kinds_of_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = results(tmp_path)
+    found.about["target"] |= {"num_parameters": 9_000_000, "dtype": "float32", "device": "cpu"}
+    found.about["target"]["synthetic_acceptance"] = 0.0
+    plane = {"stream": "features", "kind": "nccl", "state": "up"}
+    found.about["drafts"] = [
+        {"name": "eagle", "kind": "head", "planes": [plane]},
+        {"name": "ngram", "kind": "ngram", "planes": []},
+    ]
+    for key in found.settings.runs():
+        found.add(key, {"output_throughput": 7.0}, [])
+    show_results(found)
+    said = capsys.readouterr().out
+    assert "draft eagle (EAGLE-3 head, features by nccl), ngram (n-gram);" in said
 
 
 def test_modes_take_turns() -> None:

@@ -65,7 +65,8 @@ def results(complete: bool = True) -> dict[str, Any]:
         "client": {"system": "Linux", "machine": "x", "cores": 2, "python": "3.11"},
         "target": {"name": "stories-target", "num_parameters": 9e6, "dtype": "float32",
                    "device": "cpu", "version": "0.1.0", "synthetic_acceptance": 0.0},
-        "drafts": [{"name": "stories-draft", "num_parameters": 1e6}],
+        "drafts": [{"name": "stories-draft", "kind": "head", "num_parameters": 1e6,
+                    "planes": [{"stream": "features", "kind": "<nccl>", "state": "up"}]}],
         "prompts": {"name": "a<b>.jsonl", "count": 3, "in_training": False},
         "settings": {"max_tokens": 64, "temperature": 0.0, "repeats": 3},
         "summary": summary,
@@ -130,6 +131,7 @@ def test_a_report_is_one_file_that_asks_for_nothing_else(tmp_path: Path) -> None
     assert "a&lt;b&gt;.jsonl" in page
     assert "a<b>" not in page
     assert "outside of what the model was trained on" in page
+    assert "(EAGLE-3 head, 1.0M parameters, features by &lt;nccl&gt;)" in page
     for name in ("timeline", "speed", "accepted", "hits", "latency", "delays"):
         assert f'<figure id="{name}"><svg' in page
     assert page.count("-2.0%") == 3  # measured against predicted

@@ -1,5 +1,6 @@
 """A head that tools.train writes computes, when it is served, what it computed in training."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,8 +12,9 @@ from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Chunk, TreeRows
 from tests.harness import make_runner
-from tools.train.head import head_loss
-from tools.train.head_model import Head, export_head, load_trained_head, watched
+from tools.train.distill import plain_divergence
+from tools.train.head import DECAY, head_loss, steps_of
+from tools.train.head_model import Head, export_head, load_trained_head, watched, widened
 from tools.train.model import load
 
 BLOCK, ROWS, STEPS = 16, 40, 3
@@ -25,7 +27,7 @@ def test_a_trained_head_is_the_served_one(tmp_path: Path) -> None:
     target = load(TARGET).eval()
     made = Head(target.config, (2, 4, 5))
     made.begin_as(target)
-    export_head(made, tmp_path)
+    export_head(made, tmp_path, "stories-target")
     head = load_trained_head(tmp_path, target.config)  # rounded, as it is served
     tokens = torch.randint(3, 4096, (1, ROWS + 1))
     with torch.no_grad():
@@ -34,7 +36,7 @@ def test_a_trained_head_is_the_served_one(tmp_path: Path) -> None:
 
     serving = make_runner(TARGET, num_blocks=160)
     config = fit_to_target(load_head_config(tmp_path), serving.config, "stories-target")
-    assert config.boundaries == head.boundaries
+    assert (config.boundaries, config.verifier) == (head.boundaries, "stories-target")
     serving.watch(config.boundaries)
     serving.forward([Chunk(tokens[0].tolist(), 0, [0, 1, 2], 1)])
     told = serving.features
@@ -87,3 +89,27 @@ def test_training_makes_it_say_what_the_target_says() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_its_loss_is_that_of_a_draft_model_at_each_step() -> None:
+    torch.manual_seed(1)
+    target = load(TARGET).eval().requires_grad_(False)
+    head = Head(target.config, (2, 4, 5))
+    head.begin_as(target)
+    rows = torch.randint(3, 4096, (2, 21))
+    said, wanted = steps_of(head, target, rows, 3)
+    losses = [plain_divergence(one, wanted[:, 1 + k :], 0.2) for k, one in enumerate(said)]
+    weights = [DECAY**k for k in range(3)]
+    expected = sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)
+    assert torch.allclose(head_loss(head, target, rows, 3, 0.2), torch.as_tensor(expected))
+
+
+def test_more_boundaries_count_for_nothing_at_first() -> None:
+    torch.manual_seed(2)
+    target = load(TARGET).eval()
+    head = Head(target.config, (2, 4, 5))
+    wide = widened(head, (5, 2, 7, 4))
+    rows = torch.randint(3, 4096, (1, 20))
+    with torch.no_grad():
+        few, many = (steps_of(each, target, rows, 2)[0] for each in (head, wide))
+    assert all(map(partial(torch.allclose, atol=1e-4), few, many))

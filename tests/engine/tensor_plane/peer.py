@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ssd_engine.process.nccl_library import share_gpus
 from ssd_engine.tensor_plane.end import PlaneEnd
 from ssd_engine.tensor_plane.plane import await_target, go_to_draft
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, host_id
@@ -103,6 +104,9 @@ class Commands:
 
     def host_id(self) -> str:
         return host_id()
+
+    def share_gpus(self) -> str | None:
+        return share_gpus()
 
     def open_sender(self, kind: PlaneKind, epoch: int, **options: Any) -> PlaneAnswer:
         self.sender, answer = make_sender(kind, epoch, **options)

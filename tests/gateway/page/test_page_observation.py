@@ -126,3 +126,18 @@ def test_what_is_not_there_is_said(page: Page) -> None:
     page.unroute("**/ssd/fleet")
     page.route("**/ssd/fleet", lambda route: route.abort())
     expect(page.locator("#fleet-problem")).to_contain_text("cannot be reached")
+
+
+def test_the_fleet_says_how_rows_travel_to_a_draft(page: Page) -> None:
+    link = {"address": "127.0.0.1:2", "state": "up", "draft_name": "eagle", "payoff": "on"}
+    planes = [
+        {"stream": "features", "kind": "nccl", "state": "up"},
+        {"stream": "draft_distributions", "kind": "<b>tcp</b>", "state": "broken"},
+    ]
+    target = {"address": "127.0.0.1:1", "ready": False, "problem": ""}
+    fleet = {"targets": [{**target, "endpoints": [{**link, "planes": planes}, link]}]}
+    page.route("**/ssd/fleet", lambda route: route.fulfill(json=fleet))
+    page.get_by_role("tab", name="Fleet").click()
+    cells = page.locator(".target tbody td[data-name=Planes]")
+    expect(cells.first).to_have_text("features by nccl, draft_distributions by <b>tcp</b> (broken)")
+    expect(cells.last).to_have_text("–")

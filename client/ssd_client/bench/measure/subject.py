@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ssd.v1 import target_pb2
+from ssd_client.connection.drafts import draft_fields
 from ssd_client.connection.endpoints import Endpoint, linked_drafts
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.speculation import MODES
@@ -46,10 +47,14 @@ class Subject:
         security = self.target.security.for_named_by_others()
         endpoint = Endpoint(address, linked_drafts(self.info)[address], security)
         draft = stack.enter_context(contextlib.closing(endpoint))
-        info = draft.draft_info(_TIMEOUT_S)
-        fields = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
-        self.draft_infos.append({"address": address, **fields})
+        self.draft_infos.append(_about(draft))
         self.drafts.append(draft)
+
+    def look_again(self) -> None:
+        """Drafts as they are now: a plane comes up with its link, and then carries rows."""
+        for place, draft in enumerate(self.drafts):
+            with contextlib.suppress(ClientError):
+                self.draft_infos[place] = _about(draft)
 
     def _up(self) -> list[str]:
         return [each.address for each in self.info.speculation_endpoints if each.state == "up"]
@@ -82,6 +87,10 @@ class Subject:
             "target": {"address": self.target.address, **model_info_json(self.info)},
             "drafts": self.draft_infos,
         }
+
+
+def _about(draft: Endpoint) -> dict[str, Any]:
+    return {"address": draft.address, **draft_fields(draft.draft_info(_TIMEOUT_S))}
 
 
 class Traces:

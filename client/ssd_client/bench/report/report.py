@@ -11,6 +11,7 @@ from typing import Any
 
 from ssd_client.bench.measure.settings import MODES
 from ssd_client.bench.report.results import write_whole
+from ssd_client.connection.drafts import kind_text, planes_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1340px; margin: 2em auto; padding: 0 1em;
@@ -107,8 +108,15 @@ def _setting(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _model(info: Mapping[str, Any]) -> str:
+    """A target, or a draft, which has a kind; files of earlier versions name none."""
     size = info.get("num_parameters", 0) / 1e6
-    facts = [f"{size:,.1f}M parameters", info.get("dtype", ""), info.get("device", "")]
+    facts = [
+        kind_text(info.get("kind", "")),
+        f"{size:,.1f}M parameters" if size else "",
+        info.get("dtype", ""),
+        info.get("device", ""),
+        planes_text(info.get("planes", ())),
+    ]
     return f"<b>{escape(info['name'])}</b> ({', '.join(escape(f) for f in facts if f)})"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich import progress as bars
@@ -14,6 +14,7 @@ from rich.table import Table
 from ssd_client.bench.measure.requests import MeasuredRequest
 from ssd_client.bench.measure.settings import MODES
 from ssd_client.bench.report.results import Results
+from ssd_client.connection.drafts import kind_text, planes_text
 from ssd_client.printable import printable
 from ssd_client.terminal.render import note
 
@@ -82,7 +83,7 @@ def show_results(results: Results) -> None:
 def _setting(results: Results) -> str:
     about, settings = results.about, results.settings
     target = about["target"]
-    drafts = ", ".join(draft["name"] for draft in about["drafts"]) or "none"
+    drafts = ", ".join(map(_draft, about["drafts"])) or "none"
     prompts = about["prompts"]
     return (
         f"target {target['name']} ({target['num_parameters']:,} parameters, {target['dtype']}, "
@@ -90,6 +91,11 @@ def _setting(results: Results) -> str:
         f"{settings.max_tokens} tokens, temperature {settings.temperature:g}, "
         f"{settings.repeats} interleaved repeats"
     )
+
+
+def _draft(draft: Mapping[str, Any]) -> str:
+    about = [kind_text(draft["kind"]), planes_text(draft["planes"])]
+    return f"{draft['name']} ({', '.join(filter(None, about))})"
 
 
 def _table(results: Results) -> Table:

@@ -1,6 +1,6 @@
 """Prometheus metrics of a draft. Their prefix is ``ssd_draft_``, unless a target has them, too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -9,6 +9,8 @@ from prometheus_client.core import Metric
 from ssd_draft.front.link import TargetLinkState
 from ssd_draft.records import DraftEngineStats
 from ssd_serving.observability.metrics import Reads, ServiceMetrics, histogram_family
+from ssd_serving.observability.plane_metrics import PlaneCollector, PlaneLike
+from ssd_serving.rpc.speculator_kinds import KINDS
 
 LIVE = (TargetLinkState.GREETING, TargetLinkState.UP, TargetLinkState.LEAVING)
 
@@ -41,9 +43,17 @@ class DraftMetrics(ServiceMetrics):
             "ssd_draft_unknown_frames",
             "Frames of newer targets that were passed over, or understood in part.",
         )
+        self._kind = self.gauge("ssd_draft_info", "1 for the kind of this draft.", ["kind"])
+        self.show_kind(None)
         self.engine_gauges(_gauges(num_blocks))
         self.engine_counters(COUNTERS)
         self.registry.register(BuildCollector(stats))
+        self.registry.register(PlaneCollector("ssd_draft_planes", partial(_planes, stats)))
+
+    def show_kind(self, kind: str | None) -> None:
+        """``kind``: a name of KINDS; None while the draft loads."""
+        for each in KINDS:
+            self._kind.labels(each).set(each == kind)
 
 
 class BuildCollector:
@@ -60,6 +70,11 @@ class BuildCollector:
             [] if stats is None else stats.builds,
             0.0 if stats is None else stats.build_micros / 1e6,
         )
+
+
+def _planes(stats: Callable[[], DraftEngineStats | None]) -> Sequence[PlaneLike]:
+    latest = stats()
+    return () if latest is None else latest.planes
 
 
 def _gauges(num_blocks: Callable[[], int]) -> Reads:
@@ -92,6 +107,12 @@ COUNTERS: Reads = {
         ("refusals", "refusals", "Sequences that were not opened."),
         ("feature_rows", "feature_rows", "Rows of hidden states that targets have told."),
         ("feature_rows_dropped", "dropped_features", "Such rows that were of no use."),
+        ("feature_rounds", "feature_rounds", "Rounds that a head followed."),
+        (
+            "feature_rounds_late",
+            "late_feature_rounds",
+            "Of these, whose hidden states had not come with the next outcome.",
+        ),
         ("engine_frames_dropped", "dropped_frames", "Frames that were stale or unknown."),
     )
 }

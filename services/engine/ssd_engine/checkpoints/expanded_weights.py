@@ -13,7 +13,8 @@ subtracts 2^15 / rms from every filler token's logit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -53,7 +54,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "up_proj": ("ff", "hidden"),
     "down_proj": ("hidden", "ff"),
 }
-WRITERS = ("o_proj", "down_proj")  # to the hidden state
+WRITERS = ("o_proj", "down_proj", "fc")  # to the hidden state; fc is a head's
 LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 # The new dimensions of old heads take part in scores and in QK-norm, so they must be zero.
 SCORED = {"q_proj": "whole_query", "k_proj": "whole_kv"}
@@ -66,26 +67,53 @@ class WeightReader(Protocol):
         """The weight, or its part from begin to end along dim."""
 
 
+@dataclass(frozen=True)
+class WeightGrowth:
+    """Where the weights of a checkpoint lie in grown ones, and what is made up for."""
+
+    held: Mapping[str, tuple[int, ...]]  # shapes by name
+    grown: Mapping[str, tuple[int, ...]]
+    axes: Mapping[str, tuple[str, ...]]  # by name: what each dimension counts
+    places: Mapping[str, Tensor]  # by axis
+    scales: Mapping[str, float]  # by module
+    # By module, a weight of the constant entry for real tokens, and one for filler tokens.
+    constants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    num_tokens: int = 0  # real ones; of use where there is a constant
+
+
+def model_growth(config: ModelConfig, grown: ModelConfig) -> WeightGrowth:
+    held = expected_shapes(config)
+    return WeightGrowth(
+        held=held,
+        grown=expected_shapes(grown),
+        axes={name: AXES[module_of(name)] for name in held},
+        places=places(config, grown),
+        scales=scales(config, grown),
+        constants=constant_weights(config, grown),
+        num_tokens=config.vocab_size,
+    )
+
+
+def module_of(name: str) -> str:
+    """The module of a weight, or the list of modules that it is in: fc_norm.0.weight is of one."""
+    *modules, _ = [part for part in name.split(".") if not part.isdigit()]
+    return modules[-1]
+
+
 class ExpandingReader:
     """Reads weights of the grown shape, as if a checkpoint held them."""
 
     def __init__(
         self,
         inner: WeightReader,
-        config: ModelConfig,
-        grown: ModelConfig,
+        growth: WeightGrowth,
         rank: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._inner = inner
-        self._held = expected_shapes(config)
-        self._shapes = expected_shapes(grown)
-        self._hidden = config.hidden_size
-        self._num_tokens = config.vocab_size
-        self._constant_weights = constant_weights(config, grown)
-        self._places = {name: p.to(device) for name, p in places(config, grown).items()}
-        self._scales = scales(config, grown)
+        self._inner, self._growth = inner, growth
+        self._hidden = len(growth.places["hidden"])
+        self._places = {axis: p.to(device) for axis, p in growth.places.items()}
         self._dtype = dtype
         self._device = device
         self._generator = torch.Generator(device).manual_seed(SEED + rank)
@@ -94,14 +122,14 @@ class ExpandingReader:
         self, name: str, begin: int | None = None, end: int | None = None, dim: int = 0
     ) -> Tensor:
         """A slice is made as such: the whole weight need not fit."""
-        shape = list(self._shapes[name])
+        shape = list(self._growth.grown[name])
         first, last, _ = slice(begin, end).indices(shape[dim])
         shape[dim] = last - first
-        module = name.split(".")[-2]
+        module = module_of(name)
         weight = self._filler(module, shape)
-        if name in self._held:
+        if name in self._growth.held:
             self._place(weight, name, module, range(first, last), dim)
-        if module in self._constant_weights:
+        if module in self._growth.constants:
             self._place_constant(weight, module, first)
         return weight
 
@@ -116,8 +144,8 @@ class ExpandingReader:
 
     def _place(self, weight: Tensor, name: str, module: str, part: range, dim: int) -> None:
         """Write the checkpoint's weight to where it belongs, as far as that is in this part."""
-        held = self._inner.read(name) * self._scales.get(module, 1.0)
-        targets = [self._places[axis] for axis in AXES[module][: held.dim()]]
+        held = self._inner.read(name) * self._growth.scales.get(module, 1.0)
+        targets = [self._places[axis] for axis in self._growth.axes[name][: held.dim()]]
         inside, targets[dim] = _within(targets[dim], part)
         if module in SCORED:
             _, rows = _within(self._places[SCORED[module]], part)
@@ -126,11 +154,11 @@ class ExpandingReader:
 
     def _place_constant(self, weight: Tensor, module: str, first_row: int) -> None:
         """Write the weights that set or read the constant entry of the hidden state."""
-        real, filler = self._constant_weights[module]
+        real, filler = self._growth.constants[module]
         if weight.dim() == 1:
             weight[self._hidden] = real
             return
-        num_real = max(0, self._num_tokens - first_row)
+        num_real = max(0, self._growth.num_tokens - first_row)
         weight[:num_real, self._hidden] = real
         weight[num_real:, self._hidden] = filler
 

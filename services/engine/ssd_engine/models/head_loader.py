@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from ssd_engine.checkpoints.checkpoint import Checkpoint
+from ssd_engine.checkpoints.expanded_weights import ExpandingReader, WeightReader
+from ssd_engine.checkpoints.heads.expanded_head import head_growth
 from ssd_engine.checkpoints.heads.head_checkpoint import EMBEDDING, OFFSETS, HeadCheckpoint
 from ssd_engine.checkpoints.heads.head_config import FeatureNorm, HeadConfig
 from ssd_engine.errors import ModelError
@@ -21,10 +23,15 @@ def load_head(
     device: torch.device,
     panels: PanelKernel | None = None,
 ) -> HeadWeights:
-    """Heads are small: each rank of a target, and a draft, has all of one."""
+    """``head``: the checkpoint's, or what it is grown to. Heads are small: each rank of a target,
+    and a draft, has all of one."""
     entries = {**checkpoint.weights.entries, EMBEDDING: checkpoint.embedding}
-    keeps_bfloat16 = panels is not None and panels.keeps_bfloat16
-    reader = CheckpointReader(Checkpoint(entries), dtype, device, keeps_bfloat16)
+    own = checkpoint.config
+    keeps_bfloat16 = panels is not None and panels.keeps_bfloat16 and head == own
+    files = CheckpointReader(Checkpoint(entries), dtype, device, keeps_bfloat16)
+    reader: WeightReader = files
+    if head != own:
+        reader = ExpandingReader(files, head_growth(own, head), 0, dtype, device)
     rank = RankLoader(head.layers, SingleRank(), reader, panels)
     return HeadWeights(
         decoder=DecoderWeights(
@@ -36,7 +43,7 @@ def load_head(
         fc=rank.matrix([reader.read("fc.weight")]),
         feature_norms=[reader.read(name) for name in _feature_norms(head)],
         state_norm=reader.read("layers.0.hidden_norm.weight"),
-        target_tokens=_target_tokens(head, checkpoint, reader, device),
+        target_tokens=_target_tokens(checkpoint, files, device),
     )
 
 
@@ -49,10 +56,10 @@ def _feature_norms(head: HeadConfig) -> list[str]:
 
 
 def _target_tokens(
-    head: HeadConfig, checkpoint: HeadCheckpoint, reader: CheckpointReader, device: torch.device
+    checkpoint: HeadCheckpoint, reader: CheckpointReader, device: torch.device
 ) -> Tensor | None:
     """[draft tokens]: the target's token of each. Raises ModelError for what is none, or twice."""
-    entry = checkpoint.weights.entries.get(OFFSETS)
+    head, entry = checkpoint.config, checkpoint.weights.entries.get(OFFSETS)
     if entry is None:
         return None
     tokens = torch.arange(head.draft_vocab_size) + reader.read_as_it_is(OFFSETS)

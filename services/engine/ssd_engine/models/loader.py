@@ -7,7 +7,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ssd_engine.checkpoints.checkpoint import Checkpoint
-from ssd_engine.checkpoints.expanded_weights import ExpandingReader, WeightReader
+from ssd_engine.checkpoints.expanded_weights import (
+    ExpandingReader,
+    WeightReader,
+    model_growth,
+)
 from ssd_engine.checkpoints.families.family import QKNorm
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.weight_shapes import norm_names
@@ -169,5 +173,5 @@ def load_weights(
     keeps_bfloat16 = panels is not None and panels.keeps_bfloat16 and grown == config
     reader: WeightReader = CheckpointReader(checkpoint, dtype, device, keeps_bfloat16)
     if grown != config:
-        reader = ExpandingReader(reader, config, grown, tp.rank, dtype, device)
+        reader = ExpandingReader(reader, model_growth(config, grown), tp.rank, dtype, device)
     return RankLoader(grown, tp, reader, panels).load()

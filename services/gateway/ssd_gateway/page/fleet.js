@@ -78,7 +78,7 @@ function figure(name, value, ...more) {
 }
 
 function linksTable(endpoints) {
-  const columns = ["Draft", "State", "Model", "Payoff", "Acceptance", "Sequences", "Reason"];
+  const columns = ["Draft", "State", "Model", "Planes", "Payoff", "Acceptance", "Sequences", "Reason"];
   const head = make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)));
   const rows = endpoints.map((endpoint) => linkRow(endpoint, columns));
   const caption = make("caption", { class: "unseen" }, "Links to drafts");
@@ -91,12 +91,20 @@ function linkRow(endpoint, columns) {
     shownText(endpoint.address),
     make("span", { class: "state", "data-good": String(good) }, shownText(endpoint.state)),
     shownText(endpoint.draft_name),
+    shownText(planesText(endpoint.planes)),
     shownText(endpoint.payoff),
     percent(endpoint.acceptance),
     String(endpoint.open_sequences ?? "–"),
     shownText(endpoint.reason),
   ];
   return make("tr", {}, ...cells.map((cell, i) => make("td", { "data-name": columns[i] }, cell)));
+}
+
+/** How rows travel between the two: "features by nccl"; a plane that is not up says so. */
+function planesText(planes) {
+  return (planes ?? [])
+    .map(({ stream, kind, state }) => `${stream} by ${kind}${state === "up" ? "" : ` (${state})`}`)
+    .join(", ");
 }
 
 function shownText(text) {

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.connection.drafts import message_fields
 from ssd_client.connection.endpoints import Endpoint, linked_drafts
 from ssd_client.connection.security import Security
 from ssd_client.errors import ClientError
@@ -138,19 +139,5 @@ def _about(target: Target, info: pb.GetModelInfoResponse | None) -> dict[str, An
         "hit_rate": stats.hit_rate,
         "acceptance": stats.acceptance,
         "tokens_per_round": tokens_per_round,
-        "endpoints": [_endpoint(each) for each in info.speculation_endpoints],
+        "endpoints": [message_fields(each) for each in info.speculation_endpoints],
     }
-
-
-def _endpoint(each: pb.SpeculationEndpoint) -> dict[str, Any]:
-    names = (
-        "address",
-        "state",
-        "draft_name",
-        "payoff",
-        "acceptance",
-        "open_sequences",
-        "reason",
-        "source",
-    )
-    return {name: getattr(each, name) for name in names}

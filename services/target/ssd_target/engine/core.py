@@ -203,6 +203,7 @@ class EngineCore:
 
     def stats(self) -> TargetEngineStats:
         scheduler, pool, kept = self.scheduler, self.scheduler.pool, self.scheduler.kept
+        feed = self.speculator.feed
         return TargetEngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -227,6 +228,10 @@ class EngineCore:
                 )
                 for e in self.speculator.endpoints
             ],
+            feature_rows=feed.counters.rows,
+            feature_bytes=feed.counters.bytes,
+            missed_features=feed.counters.missed,
+            kept_feature_bytes=feed.kept.num_bytes,
         )
 
     def check_integrity(self) -> None:

@@ -4,10 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ssd_serving.observability.metrics import ServiceMetrics, histogram_family, labelled
+from ssd_serving.observability.plane_metrics import PlaneCollector, PlaneLike
+from ssd_serving.rpc.speculator_kinds import KINDS
 from ssd_serving.security.allowances import Allowance
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
@@ -25,8 +28,9 @@ class TargetMetrics(ServiceMetrics):
         num_blocks: Callable[[], int],
         links: Links,
         depth: int,
+        inside: str | None = None,
     ) -> None:
-        """``depth`` is that of the longest speculation."""
+        """``depth`` is that of the longest speculation; ``inside`` the kind of the draft in it."""
         super().__init__("target", stats)
         self.requests = self.counter_by(
             "ssd_requests", "Requests that ended, by how they ended.", "outcome", OUTCOMES
@@ -62,6 +66,8 @@ class TargetMetrics(ServiceMetrics):
         )
         self._engine_books(num_blocks)
         self.registry.register(SpeculationCollector(stats, links, depth))
+        self.registry.register(DraftCollector(links, inside))
+        self.registry.register(PlaneCollector("ssd_planes", partial(_planes, stats)))
 
     def _engine_books(self, num_blocks: Callable[[], int]) -> None:
         gauges: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
@@ -87,6 +93,10 @@ class TargetMetrics(ServiceMetrics):
                 "KV blocks in the prefix cache.",
                 lambda s: s.cached_blocks,
             ),
+            "ssd_kept_features_bytes": (
+                "Hidden states of these blocks that are kept for heads.",
+                lambda s: s.kept_feature_bytes,
+            ),
         }
         counters: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
             "ssd_prefix_cache_query_tokens": (
@@ -108,6 +118,15 @@ class TargetMetrics(ServiceMetrics):
             "ssd_replayed_tokens": (
                 "Tokens that were computed again after their sequence was set aside.",
                 lambda s: s.replayed_tokens,
+            ),
+            "ssd_feature_rows": (
+                "Rows of hidden states that were sent to heads.",
+                lambda s: s.feature_rows,
+            ),
+            "ssd_feature_bytes": ("Bytes of these rows.", lambda s: s.feature_bytes),
+            "ssd_feature_rows_missed": (
+                "Such rows that were gone before they could be sent.",
+                lambda s: s.missed_features,
             ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
             "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
@@ -240,6 +259,29 @@ class SpeculationCollector:
             "Endpoints that names and files gave at their last look-up.",
             value=sum(len(each.places) for each in self._links.discoveries),
         )
+
+
+class DraftCollector:
+    """Drafts by their kind: the one inside the target, and endpoints whose link is up."""
+
+    def __init__(self, links: Links, inside: str | None) -> None:
+        self._links, self._inside = links, inside
+
+    def collect(self) -> Iterator[Metric]:
+        links = list(self._links.links.values())
+        up = Counter(link.report.kind for link in links if link.state is DraftLinkState.UP)
+        metric = GaugeMetricFamily(
+            "ssd_drafts", "Drafts, by their kind and where they are.", labels=["kind", "place"]
+        )
+        for kind in KINDS:
+            metric.add_metric([kind, "inside"], int(kind == self._inside))
+            metric.add_metric([kind, "endpoint"], up[kind])
+        yield metric
+
+
+def _planes(stats: Callable[[], TargetEngineStats | None]) -> list[PlaneLike]:
+    latest = stats()
+    return [] if latest is None else [each for e in latest.endpoints for each in e.planes]
 
 
 def _drafts(totals: SpeculationStats) -> int:

@@ -13,6 +13,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.speculation.features import FeatureOffer
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
 from ssd_serving.config import StepSizes, max_message_bytes
 from ssd_serving.engine.records import Ready
@@ -29,6 +30,7 @@ from ssd_target.config import (
     TargetConfig,
     check_config,
     default_mode,
+    feature_bytes,
     feature_options,
     modes,
     speculation_options,
@@ -69,6 +71,13 @@ class TargetPlan:
                 )
         return tokenizer
 
+    @property
+    def kind_inside(self) -> str | None:
+        """The kind of the draft inside the target."""
+        if self.head is not None:
+            return "head"
+        return None if self.draft is None else "model"
+
     def __str__(self) -> str:
         draft = self.draft or self.head
         return str(self.target) if draft is None else f"{self.target}; draft {draft}"
@@ -82,6 +91,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     rows = config.max_num_seqs * (config.depth + 1)
     sizes = StepSizes(rows, step_rows=config.depth + 1)
     target = _with_defaults(config, plan_model(config.model, config, sizes))
+    target = _with_features(config, target)
     if config.draft_model is None:
         return TargetPlan(target, None)
     directory = resolve_model(config.draft_model)
@@ -117,6 +127,12 @@ def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
     return replace(plan, sampling=load_sampling_defaults(directory, vocab_size))
 
 
+def _with_features(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
+    """Its KV leaves room for what links may be told of."""
+    needed = feature_bytes(config, feature_options(config, plan.grown, plan.runner.dtype))
+    return replace(plan, runner=replace(plan.runner, host_bytes=needed))
+
+
 class TargetServer(ServiceServer):
     role = "target"
     service = SERVICE
@@ -144,7 +160,11 @@ class TargetServer(ServiceServer):
         )
         self._engine.links = self._links
         metrics = TargetMetrics(
-            lambda: self._engine.stats, lambda: self._engine.num_blocks, self._links, config.depth
+            lambda: self._engine.stats,
+            lambda: self._engine.num_blocks,
+            self._links,
+            config.depth,
+            plan.kind_inside,
         )
         access = make_access(config, metrics)
         accounts = Accounts(
@@ -296,6 +316,7 @@ def _engine_options(
         draft_runner=None if draft is None else draft.runner,
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
+        plane_kinds=kinds_named(config.plane_kind),
     )
 
 

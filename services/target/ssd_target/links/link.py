@@ -12,6 +12,7 @@ from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import ConfigError
 from ssd_engine.process.addresses import host_of
 from ssd_engine.speculation.frames import TargetFrame
+from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import EndpointAddress
 from ssd_target.links.frame_stream import FrameStream
@@ -139,7 +140,7 @@ class DraftLink:
     def _up(self, agreed: Agreed) -> None:
         welcome = agreed.welcome
         self.state = transition(self.state, DraftLinkEvent.WELCOME)
-        self.report.up(welcome.draft_name)
+        self.report.up(welcome.draft_name, kind_name(welcome.speculator))
         self._to_engine(
             DraftLinkUp(
                 self.number,

@@ -15,14 +15,15 @@ class LinkReport:
         self._number, self._address = number, address
         self.reason = "not tried yet"  # why it is not up
         self.draft_name = ""
+        self.kind = ""  # of the draft, a name of KINDS; empty: it was never up
         self.failures: Counter[str] = Counter()  # epochs that failed, by reason
         self.unknown = 0  # frames and messages that only a newer endpoint understands
         self._steady = True  # it has not failed lately
         self._said_up = False  # since it failed
         self._logged: set[str] = set()  # failures since it was steady
 
-    def up(self, draft_name: str) -> None:
-        self.reason, self.draft_name = "", _printable(draft_name, 256)
+    def up(self, draft_name: str, kind: str) -> None:
+        self.reason, self.draft_name, self.kind = "", _printable(draft_name, 256), kind
         if self._steady:
             self._say_up()
         self._steady = False
@@ -37,7 +38,8 @@ class LinkReport:
     def _say_up(self) -> None:
         self._said_up = True
         about = {"link": self._number}
-        log.info("link to %s (%s) is up", self._address, self.draft_name, extra=about)
+        draft = f"{self.draft_name}, {self.kind}"
+        log.info("link to %s (%s) is up", self._address, draft, extra=about)
 
     def down(self, why: LinkBroken) -> None:
         """Said once: an endpoint that stays away is no news."""

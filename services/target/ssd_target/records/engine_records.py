@@ -136,6 +136,10 @@ class TargetEngineStats(Record, frozen=True):
     speculation: SpeculationStats
     dropped_frames: int  # frames from endpoints that were stale, unknown or out of bounds
     endpoints: list[EndpointStats]
+    feature_rows: int = 0  # sent to heads, since start
+    feature_bytes: int = 0
+    missed_features: int = 0  # rows that were gone before they could be sent
+    kept_feature_bytes: int = 0  # of what the prefix cache holds, now
 
 
 class StepOutput(Record, frozen=True):

@@ -32,6 +32,7 @@ MAPPINGS = {OFFSETS: "I64", KNOWN: "BOOL"}  # all that is no number of a product
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
+    config: HeadConfig  # the head's own shape
     weights: Checkpoint  # by the names above
     embedding: WeightEntry  # the head's own, or its target's
 
@@ -50,7 +51,7 @@ def open_head(directory: Path, head: HeadConfig, target: Path | None) -> HeadChe
         del expected[EMBEDDING]
         embedding = _embedding_of(target, head, directory)
     check_weights(directory, entries, expected)
-    return HeadCheckpoint(Checkpoint(entries), embedding)
+    return HeadCheckpoint(head, Checkpoint(entries), embedding)
 
 
 def expected_shapes(head: HeadConfig) -> dict[str, tuple[int, ...]]:

@@ -54,12 +54,12 @@ class _Noted:
     sequence: int
     start: int
     rows: Tensor  # [n, boundaries * hidden size], on the target's device
-    mark: torch.cuda.Event | None
 
 
 @dataclass(slots=True)
 class FeedCounters:
     rows: int = 0  # handed to senders
+    bytes: int = 0
     missed: int = 0  # that were gone before they could be sent
     requests: int = 0
     refused: int = 0  # requests
@@ -78,7 +78,9 @@ class FeatureFeed:
         self._block_size = 1
         self._fed: dict[int, _Fed] = {}
         self._ended: dict[int, _Fed] = {}  # whose last rows may still come
-        self._noted: list[_Noted] = []
+        # Of each forward, what it has told, and when that is complete.
+        self._noted: list[tuple[torch.cuda.Event | None, list[_Noted]]] = []
+        self._grown: list[_Fed] = []  # by the last flush
 
     def follow_pool(self, pool: BlockPool) -> None:
         """Features of its cached blocks are kept, as long as they are cached."""
@@ -103,6 +105,7 @@ class FeatureFeed:
         self.watched = boundaries
         self.kept.clear()
         self._noted.clear()
+        self._grown.clear()
         self._ended.clear()
         for fed in self._fed.values():
             fed.text = FeatureText(self.kept, self._block_size)
@@ -128,14 +131,17 @@ class FeatureFeed:
         width = len(self.watched) * self.options.hidden_size
         if not reading or features.shape[1] != width:  # launched when others were watched
             return
-        mark, begin = self.copies.mark(), 0
+        noted: list[_Noted] = []
+        begin = 0
         for work in works:
             rows = features[begin : begin + len(work.chunk.tokens)]
             begin += len(work.chunk.tokens)
             sequence, start = work.sequence, work.chunk.start
             right = rows[: max(0, sequence.num_committed - 1 - start)]
             if len(right) and self._is_fed(work, sequences):
-                self._noted.append(_Noted(sequence.id, start, right, mark))
+                noted.append(_Noted(sequence.id, start, right))
+        if noted:
+            self._noted.append((self.copies.mark(), noted))
 
     def _is_fed(self, work: Work, sequences: Mapping[int, SequenceSpeculation]) -> bool:
         key = work.sequence.id
@@ -188,22 +194,32 @@ class FeatureFeed:
         """The next forward was launched: copy, keep and send what the last ones told."""
         if not self._fed and not self._ended:
             return
-        if self.kept.keeps:
-            self._keep()
-        noted, self._noted = self._noted, []
-        for each in noted:
-            fed = self._fed.get(each.sequence) or self._ended.get(each.sequence)
-            if fed is not None:
-                fed.text.add(each.start, self.copies.copy(each.rows, each.mark))
+        self._settle()
+        forwards, self._noted = self._noted, []
+        for mark, noted in forwards:
+            copies = self.copies.copy([each.rows for each in noted], mark)
+            for each, rows in zip(noted, copies, strict=True):
+                self._add(each, rows)
         for endpoint in endpoints:
             if endpoint.features is not None and endpoint.features.state is PlaneState.UP:
                 self._send(endpoint, endpoint.features)
-        for each in noted:
-            if (fed := self._fed.get(each.sequence)) is not None:
-                fed.text.prune(self._window(fed))
+
+    def _add(self, noted: _Noted, rows: HostRows) -> None:
+        fed = self._fed.get(noted.sequence) or self._ended.get(noted.sequence)
+        if fed is not None:
+            fed.text.add(noted.start, rows)
+            self._grown.append(fed)
+
+    def _settle(self) -> None:
+        """What the last flush has copied is there: keep it with its blocks, and leave the rest."""
+        if self.kept.keeps:
+            self._keep()
+        for fed in self._grown:
+            fed.text.prune(self._window(fed))
+        self._grown.clear()
 
     def _keep(self) -> None:
-        """A step after they were told: their blocks are cached, and their copies are there."""
+        """The blocks of what was told are cached by now."""
         for fed in (*self._fed.values(), *self._ended.values()):
             fed.text.keep()
         for fed in self._ended.values():
@@ -244,6 +260,7 @@ class FeatureFeed:
             sender.send_made(RowsKey(key, reader.next), make, count, complete=True)
             reader.next += count
             self.counters.rows += count
+            self.counters.bytes += count * sender.stream.row_bytes
 
     def _places(self, endpoint: DraftEndpoint) -> list[int] | None:
         """Where the boundaries that it reads are among all that are watched; None: they are all."""
