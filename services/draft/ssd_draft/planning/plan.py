@@ -24,6 +24,7 @@ MANY, MOST_AFTER_MANY = 8, 8
 class RoundPlan:
     fan_out: list[int]  # for each number of accepted tokens, how many tokens to prepare for
     depth: int
+    patient: bool = False  # there is time for a forward more for each token of the chain
 
     def width(self, place: int) -> int:
         """About how many outcomes are prepared for at a place of the next speculation."""
@@ -100,11 +101,21 @@ class Planner:
         if given is not None:
             padded = (*given, *(given[-1:] * (length + 1)))
             return RoundPlan(list(padded[: length + 1]), depth)
+        patient = self._has_time(sequence, clock, depth, others)
         budget, depth = self._affordable(sequence, clock, depth, others)
         case = (sequence.verification, from_cache, length, budget)
         if case not in self._fan_outs:
             self._fan_outs[case] = self._rates[case[:2]].fan_out(length, budget)
-        return RoundPlan(self._fan_outs[case], depth)
+        return RoundPlan(self._fan_outs[case], depth, patient)
+
+    def _has_time(self, sequence: DraftSequence, clock: StepClock, depth: int, others: int) -> bool:
+        """Whether the deepest and widest tree is ready in time, though the chain is read token by
+        token before it."""
+        if not clock.known or sequence.phase is not DraftRoundPhase.VERIFYING:
+            return False
+        forwards = depth + len(sequence.speculation) + 1
+        available = self._fill[sequence.verification] * sequence.verify_seconds
+        return forwards * clock.seconds(others + self._budget) <= available
 
     def _affordable(
         self, sequence: DraftSequence, clock: StepClock, depth: int, others: int

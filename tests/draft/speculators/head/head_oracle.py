@@ -59,6 +59,16 @@ class HeadOracle:
         self._logits = logits[len(logits) - len(chain) - 1 :]
         self._length, self._chain = len(committed) - 1, chain
 
+    def launch_patiently(
+        self, committed: list[int], chain: list[int], begin: int, told: Tensor
+    ) -> None:
+        """The same, the chain row by row after what was told."""
+        text = committed[1:]
+        logits = [self.compute(self.text, text[begin:], begin, told)[-1:]]
+        logits += [self.compute(self.text, [token], len(text) + i) for i, token in enumerate(chain)]
+        self._logits = torch.cat(logits)
+        self._length, self._chain = len(text), chain
+
     def foreseen(self, accepted: int, count: int) -> list[int]:
         """The likeliest tokens after so many of the chain."""
         best: list[int] = self._logits[accepted].topk(count + 1).indices.tolist()

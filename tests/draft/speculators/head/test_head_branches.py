@@ -70,6 +70,20 @@ def test_features_in_time(pair: Pair) -> None:
         compare(world, told, oracle)
 
 
+def test_with_time_the_chain_goes_on_from_what_was_told(pair: Pair) -> None:
+    rng = random.Random(4)
+    world, oracle, told = begin_told(pair)
+    world.verify_micros = 1_000_000
+    for _ in range(ROUNDS):
+        begin = told.num_told
+        take_branch(world, told, oracle, rng)
+        world.tell(told)
+        world.settle()
+        rows = told.features(begin, told.num_told)
+        oracle.launch_patiently(told.tokens, told.speculation, begin, rows)
+        compare(world, told, oracle)
+
+
 def test_features_that_are_late_by_a_round(pair: Pair) -> None:
     """The head goes on from its own states, and computes them again when it is told."""
     rng = random.Random(2)
@@ -99,5 +113,6 @@ def test_features_that_come_while_the_tree_begins(pair: Pair, steps: int) -> Non
         world.step(steps)
         world.tell(told)
         world.settle()
-        oracle.launch(told.tokens, told.speculation, begin, told.features(begin, told.num_told))
+        rows = told.features(begin, told.num_told)
+        oracle.launch_patiently(told.tokens, told.speculation, begin, rows)
         compare(world, told, oracle)

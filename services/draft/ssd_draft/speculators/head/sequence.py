@@ -6,8 +6,9 @@ up to the first token that it tells of: the *base*. In all else it is a draft mo
 
 Every round begins with a forward over what the target has told since and the chain that it
 verifies. Told rows are computed with their features. The chain goes on from the states that were
-left when it was drafted; so do committed rows that were not told, until they are. A row whose
-predecessor was not computed yet waits for the next forward.
+left when it was drafted, or, where there is time, token by token from the new ones. So do committed
+rows that were not told, until they are. A row whose predecessor was not computed yet waits for the
+next forward.
 """
 
 from collections.abc import Sequence
@@ -79,8 +80,7 @@ class HeadSequence(ModelSequence):
 
     def _is_worth_another_start(self, tree: Tree) -> bool:
         """Whether the tree has begun a little before the last row was told: nobody has seen it."""
-        last = len(self.path.committed) - 1
-        if self.path.is_told(last) or not self._was_told(last):
+        if not self._tells_more(len(self.path.committed) - 1):
             return False
         early = 2 * tree.depth <= self.sequence.depth
         return early and not any(branch.num_pushed for branch in tree.branches)
@@ -151,7 +151,7 @@ class HeadSequence(ModelSequence):
         if isinstance(self.drafting, Tree):
             return [self.drafting.rows()]
         parts = self.move_branch()
-        begin, end, num_logits = self._next_rows(limit)
+        begin, end, num_logits = self._next_rows(limit, plan.patient)
         if begin == end:
             return parts
         told = [self._was_told(row) for row in range(begin, end)]
@@ -180,10 +180,10 @@ class HeadSequence(ModelSequence):
     def _was_told(self, row: int) -> bool:
         return row < len(self.path.committed) and self.base + row in self._features
 
-    def _next_rows(self, limit: int) -> tuple[int, int, int]:
+    def _next_rows(self, limit: int, patient: bool = False) -> tuple[int, int, int]:
         """The rows of the next forward, from one up to another, and how many of them, the last
         ones, have logits. What is computed already is computed again from the first row on that
-        was told since."""
+        was told since; with patience the chain after it goes on from the new states then."""
         guesses, num_logits = self._guesses, 1
         if self.drafting is None:
             num_logits += len(guesses)
@@ -195,6 +195,9 @@ class HeadSequence(ModelSequence):
             if not self._was_told(end) and not 0 < end <= known:
                 break
             end += 1
+        length = len(self.path.committed)
+        if patient and begin < length < end and self._tells_more(length - 1):
+            end = length
         if end < total:
             return begin, end, 0
         begin = min(begin, total - num_logits)
@@ -211,10 +214,12 @@ class HeadSequence(ModelSequence):
 
     def _first_to_read(self, known: int) -> int:
         """The first row that was told since it was computed, or never computed."""
-        for row in range(max(self.path.num_final, known - MOST_MENDED), known):
-            if self._was_told(row) and not self.path.is_told(row):
-                return row
-        return known
+        rows = range(max(self.path.num_final, known - MOST_MENDED), known)
+        return next((row for row in rows if self._tells_more(row)), known)
+
+    def _tells_more(self, row: int) -> bool:
+        """Whether it was told since it was computed."""
+        return self._was_told(row) and not self.path.is_told(row)
 
 
 def _last_tokens(sequence: DraftSequence, count: int) -> list[int]:

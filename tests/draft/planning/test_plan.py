@@ -1,0 +1,40 @@
+"""How many outcomes are prepared for, and how deep, in the time of the target's forward."""
+
+import pytest
+
+from ssd_draft.planning.plan import FILL, Planner
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Launch, Open, Outcome, Source
+from ssd_engine.speculation.latency_model import StepClock
+from ssd_engine.speculation.verification import Verification
+from ssd_engine.text.token_ids import pack_tokens
+
+DEPTH, CHAIN, STEP = 4, 3, 0.001
+
+
+def verifying(seconds: float) -> DraftSequence:
+    """A sequence whose round has a chain, and takes so long."""
+    params = SamplingParams(seed=1)
+    frame = Open(
+        1, 0, pack_tokens([1, 2]), b"", [], 99, params, Verification.COUPLED, 0.5, DEPTH, 0
+    )
+    sequence = DraftSequence(1, frame, 0.0, DEPTH)
+    assert sequence.apply(Outcome(1, 0, 0, 3), 0.0)
+    launch = Launch(1, 1, [4] * CHAIN, Source.CACHE, DEPTH, int(seconds * 1e6))
+    assert sequence.apply(launch, 0.0)
+    return sequence
+
+
+@pytest.mark.parametrize(("spare", "patient"), [(-0.1, False), (0.1, True)])
+def test_a_chain_is_read_token_by_token_where_the_whole_tree_is_in_time_all_the_same(
+    spare: float, patient: bool
+) -> None:
+    clock, planner = StepClock(), Planner(DEPTH, 8)
+    sequence = verifying((1 + CHAIN + DEPTH + spare) * STEP / FILL)
+    assert not planner.plan(sequence, clock, 0).patient  # nothing is known of steps
+    clock.observe(8, STEP)
+    plan = planner.plan(sequence, clock, 0)
+    assert plan.patient is patient
+    assert plan.depth == DEPTH
+    assert sum(plan.fan_out) == 8
