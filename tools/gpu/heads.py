@@ -19,7 +19,7 @@ from tools.gpu.serving import MODES, against, mps, share
 
 TARGET, HEAD, SHAPE = "stories-target", "stories-eagle", "llama-3.1-8b"
 ROW_BYTES = 3 * 4096 * 2  # of the hidden states of a position: three boundaries, in bfloat16
-DEPTHS = (3, 5)
+DEPTHS = (4,)
 PROMPTS, TOKENS = 4, 128
 MOST_LATE = 0.01  # of rounds
 METRICS = "127.0.0.1:9472"  # of the head
