@@ -122,7 +122,7 @@ def _with_own_cache(runner: ModelRunner) -> ModelRunner:
     other.kv = KVCache(runner.kv.spec, runner.device)
     other.kv.allocate(runner.num_blocks)
     if isinstance(other, HeadRunner):
-        other._states = other._states.clone()
+        other._states = copy.deepcopy(other._states)
     return other
 
 
