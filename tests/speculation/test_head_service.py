@@ -1,7 +1,5 @@
 """A head in a service of its own: real processes, with features on the plane of their link."""
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from tests.speculation.generations import (
     METRICS,
     OFF,
     SSD,
+    Generations,
     draft_info,
     endpoint,
     generate,
@@ -128,11 +127,11 @@ def test_a_draft_that_is_killed_and_comes_back_is_told_again(services: Services)
     """In the middle of a text, the target tells what it has kept."""
     message = asked(5, 30, 200)
     expected = plain(services, message)
-    os.kill(services.draft.process.pid, signal.SIGSTOP)
-    os.kill(services.draft.process.pid, signal.SIGCONT)
-    assert generate(services.target, message).tokens == expected
+    with Generations(services.target, [message]) as running:
+        running.until_each_has(20)
+        services.draft.kill()
+    assert running.outputs[0].tokens == expected
     port = services.draft.address.rpartition(":")[2]
-    services.draft.kill()
     flags = (*METRICS, "--target-model", str(services.folder / "target"))
     flags += ("--listen", f"127.0.0.1:{port}")
     with draft(services.folder / "again", *flags, model=str(services.folder / "head")) as again:

@@ -40,10 +40,6 @@ class DraftHeadPlan(ModelPlan):
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer(self.tokenizer_directory, self.model)
 
-    def describe(self, num_blocks: int, ranks: int) -> list[str]:
-        lines = super().describe(num_blocks, ranks)
-        return lines if self.runner.device == "cpu" else [*lines, "a head runs without graphs"]
-
     def __str__(self) -> str:
         boundaries = ", ".join(map(str, self.head.needs.boundaries))
         millions = f"{self.num_parameters / 1e6:.1f}M parameters"

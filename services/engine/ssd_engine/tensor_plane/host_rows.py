@@ -14,8 +14,8 @@ class HostRows:
     def __init__(
         self, rows: Tensor, landed: torch.cuda.Event | None = None, borrowed: bool = False
     ) -> None:
-        """``borrowed``: in memory that copies are made to, of which there should be little."""
-        self._rows, self._landed, self._borrowed = rows, landed, borrowed
+        """``borrowed``: a part of memory that rows of others may share."""
+        self._rows, self._landed, self.is_borrowed = rows, landed, borrowed
         self.num_bytes = rows.nbytes
 
     def __len__(self) -> int:
@@ -30,11 +30,11 @@ class HostRows:
 
     def part(self, begin: int, end: int) -> "HostRows":
         """Some of them, in the same memory."""
-        return HostRows(self._rows[begin:end], self._landed, self._borrowed)
+        return HostRows(self._rows[begin:end], self._landed, self.is_borrowed)
 
     def settled(self) -> "HostRows":
-        """The same, in memory that may be kept."""
-        return HostRows(self.get().clone()) if self._borrowed else self
+        """The same, in memory of their own."""
+        return HostRows(self.get().clone()) if self.is_borrowed else self
 
 
 class RowCopies(Protocol):
@@ -69,7 +69,7 @@ class CopiesFromDevice:
         if mark is not None:
             self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
-            rows = torch.cat([*pieces])
+            rows = torch.cat([*pieces]) if len(pieces) > 1 else pieces[0]
             host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             host.copy_(rows, non_blocking=True)
             landed.record(self._stream)

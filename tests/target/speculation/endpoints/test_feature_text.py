@@ -94,6 +94,19 @@ def test_blocks_that_are_kept_lie_before_the_window() -> None:
     assert found.first == 12
 
 
+def test_blocks_are_kept_before_a_window_that_begins_within_one() -> None:
+    text = FeatureText(KeptFeatures(1 << 20), BLOCK)
+    text.names = [21, 22, 23, 24]
+    for position in range(17):
+        text.add(position, rows(position, position + 1))
+    text.keep()
+    text.prune(6)
+    assert text.start == 11
+    assert text.first == 0
+    assert positions(text, 2, 17) == [*range(2, 11)]
+    assert positions(text, 9, 10) == [9]
+
+
 def test_only_blocks_all_of_whose_rows_are_here_are_kept() -> None:
     kept = KeptFeatures(1 << 20)
     text = FeatureText(kept, BLOCK)
