@@ -141,7 +141,7 @@ class SimulatedFeatures:
     def __len__(self) -> int:
         return sum(due <= self._simulation.now for due, _, _ in self._coming)
 
-    def take(self) -> list[tuple[RowsKey, Tensor]]:
+    def take(self, max_bytes: int) -> list[tuple[RowsKey, Tensor]]:
         now = self._simulation.now
         come = [(key, rows) for due, key, rows in self._coming if due <= now]
         self._coming = [each for each in self._coming if each[0] > now]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -71,8 +72,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self) -> list[tuple[RowsKey, Tensor]]:
-        taken, self.rows = self.rows, []
+    def take(self, max_bytes: int) -> list[tuple[RowsKey, Tensor]]:
+        taken: list[tuple[RowsKey, Tensor]] = []
+        while self.rows and max_bytes > 0:
+            taken.append(self.rows.pop(0))
+            max_bytes -= taken[-1][1].nbytes
         return taken
 
     def close(self) -> None:
@@ -185,7 +189,7 @@ def test_few_rows_wait() -> None:
         features.tell({})
         assert features._waiting_bytes <= 6 * WIDTH * 4
     assert [each.key.sequence for each in features._waiting] == [7, 8, 9]
-    assert features.num_dropped == 14
+    assert features.take_counts().dropped == 14
 
 
 def test_what_is_missing_is_asked_for_once() -> None:
@@ -225,6 +229,18 @@ def test_what_lies_beyond_the_text_is_dropped() -> None:
     bench.hear()
     assert bench.reader.told == [(1, 0, 9)]
     assert bench.core.stats().dropped_features == 3
+
+
+def test_a_flood_is_told_in_pieces_between_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToldFeatures.tell, "__defaults__", (3 * WIDTH * 4,))
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    for _ in range(30):
+        bench.inbox.come(0, 1)
+    told = [len(bench.reader.told) for _ in range(10) if bench.hear() is not None]
+    assert told == [3 * i for i in range(1, 11)]
+    assert not bench.inbox.rows
 
 
 def test_rounds_whose_rows_are_late_are_counted() -> None:

@@ -25,6 +25,7 @@ from tests.engine.tensor_plane.planes import every_kind, far_off, hardened_kind,
 from tests.waiting import HANG_SECONDS, wait_until
 
 ROW_BYTES = FEATURES.row_bytes
+ALL = 1 << 40
 
 
 @contextmanager
@@ -55,11 +56,11 @@ def test_rows_come_unasked_in_their_order(kind: PlaneKind) -> None:
             assert sender.send(RowsKey(i % 3, i), make_rows(i, 1 + i % 9, FEATURES))
         wait_until(lambda: inbox.received == sum(1 + i % 9 for i in range(30)))
         assert came.is_set()
-        taken = inbox.take()
+        taken = inbox.take(ALL)
         assert [key for key, _ in taken] == [RowsKey(i % 3, i) for i in range(30)]
         for i, (_, rows) in enumerate(taken):
             assert torch.equal(rows, make_rows(i, 1 + i % 9, FEATURES))
-        assert not inbox.take()
+        assert not inbox.take(ALL)
         assert inbox.num_bytes == inbox.discarded == 0
         report = report_of(sender)
         wait_until(lambda: report_of(sender).rows == inbox.received)
@@ -76,8 +77,21 @@ def test_of_what_nobody_takes_the_newest_is_kept() -> None:
         wait_until(lambda: inbox.received == 40)
         assert inbox.num_bytes == 5 * ROW_BYTES
         assert inbox.discarded == 35
-        assert [key.round for key, _ in inbox.take()] == [*range(35, 40)]
+        assert [key.round for key, _ in inbox.take(ALL)] == [*range(35, 40)]
         assert inbox.state is PlaneState.UP
+
+
+def test_so_many_bytes_are_taken_at_a_time() -> None:
+    with joined(PlaneKind.TCP) as (sender, inbox, _):
+        for i in range(6):
+            sender.send(RowsKey(1, i), make_rows(i, 2, FEATURES))
+        wait_until(lambda: inbox.received == 12)
+        assert inbox.take(0) == []
+        assert [key.round for key, _ in inbox.take(3 * ROW_BYTES)] == [0, 1]
+        assert [key.round for key, _ in inbox.take(1)] == [2]
+        assert len(inbox) == 3
+        assert inbox.num_bytes == 6 * ROW_BYTES
+        assert len(inbox.take(ALL)) == 3
 
 
 def test_a_sender_holds_so_many_bytes_and_no_more() -> None:
@@ -98,7 +112,7 @@ def test_a_sender_holds_so_many_bytes_and_no_more() -> None:
         assert sender.dropped == 5
         go_on.set()
         wait_until(lambda: inbox.received == 10)
-        assert [key.round for key, _ in inbox.take()] == [0, 6, 7, 8]
+        assert [key.round for key, _ in inbox.take(ALL)] == [0, 6, 7, 8]
 
 
 @hardened_kind

@@ -138,9 +138,10 @@ class DraftCore:
 
     def step(self) -> DraftOutput:
         for link in self._links.values():
-            self._follower.follow_some(link)
-            if link.features is not None:
-                self._take_features(link, link.features)
+            if link.features is None:
+                self._follower.follow_some(link)
+            else:
+                self._follow_told(link, link.features)
         chosen, chunk = self._planner.choose()
         if chosen:
             self._speculate(list(chosen), list(chosen.values()), chunk)
@@ -149,16 +150,15 @@ class DraftCore:
         load = Load(open_sequences=self._room.num_sequences)
         return DraftOutput(self._outputs(), load, self.stats(), self._trace.take())
 
-    def _take_features(self, link: LinkSequences, features: ToldFeatures) -> None:
+    def _follow_told(self, link: LinkSequences, features: ToldFeatures) -> None:
+        """Follows frames and what is told beside them, which may come before or after them."""
         if features.problem:  # what was opened before that was known
             for sequence in list(link.sequences.values()):
                 self._room.give_up(link, sequence, NoticeKind.REFUSED, features.problem)
-        features.tell(link.sequences)
-        self.counters.feature_rows += features.num_told
-        self.counters.dropped_features += features.num_dropped
-        self.counters.feature_rounds += features.num_rounds
-        self.counters.late_feature_rounds += features.num_late
-        features.num_told = features.num_dropped = features.num_rounds = features.num_late = 0
+        left = features.tell(link.sequences)
+        self._follower.follow_some(link)
+        features.tell(link.sequences, left)
+        self.counters.count_features(features.take_counts())
         link.outbox += features.requests
         features.requests = []
 
@@ -226,10 +226,10 @@ class DraftCore:
             dropped_frames=counters.dropped_frames,
             builds=counters.builds,
             build_micros=counters.build_micros,
-            feature_rows=counters.feature_rows,
-            dropped_features=counters.dropped_features,
-            feature_rounds=counters.feature_rounds,
-            late_feature_rounds=counters.late_feature_rounds,
+            feature_rows=counters.features.told,
+            dropped_features=counters.features.dropped,
+            feature_rounds=counters.features.rounds,
+            late_feature_rounds=counters.features.late,
             planes=tuple(self._reports()),
         )
 

@@ -89,7 +89,7 @@ class FrameFollower:
     ) -> None:
         if isinstance(frame, Outcome):
             if link.features is not None:
-                link.features.round_ends(sequence, link.sequences)
+                link.features.round_ends(sequence)
             self._observe_outcome(link, sequence, frame)
         elif isinstance(frame, Launch):
             self._send_distributions(link, sequence, frame)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ssd_draft.engine.fair_scheduler import LinkAccount
-from ssd_draft.engine.told_features import ToldFeatures
+from ssd_draft.engine.told_features import FeatureCounts, ToldFeatures
 from ssd_draft.planning.plan import Planner
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_engine.kvcache.scopes import Scopes
@@ -48,9 +48,15 @@ class Counters:
     def __init__(self) -> None:
         self.steps = self.rows = self.branches = self.branch_tokens = self.rounds = 0
         self.evictions = self.refusals = self.dropped_frames = 0
-        self.feature_rows = self.dropped_features = 0
-        self.feature_rounds = self.late_feature_rounds = 0
+        self.features = FeatureCounts()
         self.builds, self.build_micros = new_counts(), 0
+
+    def count_features(self, more: FeatureCounts) -> None:
+        total = self.features
+        total.told += more.told
+        total.dropped += more.dropped
+        total.rounds += more.rounds
+        total.late += more.late
 
     def count_tree(self, seconds: float) -> None:
         """A tree is complete, so long after the launch of its round."""

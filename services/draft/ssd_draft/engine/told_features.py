@@ -23,6 +23,7 @@ from ssd_engine.tensor_plane.report import report_of
 
 WAITING_SECONDS = 5.0  # that rows wait for the frames that they belong to
 WAITING_BYTES = 64 << 20  # of a link
+TELL_BYTES = 8 << 20  # of a link, between two forwards: others wait for it
 ANSWER_ROUNDS = 4  # in which a target answers, or has nothing to say
 
 
@@ -37,9 +38,17 @@ class FeatureInbox(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self) -> list[tuple[RowsKey, Tensor]]: ...
+    def take(self, max_bytes: int) -> list[tuple[RowsKey, Tensor]]: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class FeatureCounts:
+    told: int = 0  # rows
+    dropped: int = 0  # rows of no sequence, or of no use
+    rounds: int = 0  # that a head followed
+    late: int = 0  # of these, whose rows had not come with the next outcome
 
 
 @dataclass(slots=True)
@@ -78,8 +87,7 @@ class ToldFeatures:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self.requests: list[FeatureRequest] = []  # for the target
-        self.num_told = self.num_dropped = 0  # rows, since they were last counted
-        self.num_rounds = self.num_late = 0  # rounds, likewise; of these, without all rows
+        self._counts = FeatureCounts()
 
     @property
     def has_rows(self) -> bool:
@@ -97,6 +105,11 @@ class ToldFeatures:
     def report(self) -> list[PlaneReport]:
         return [report_of(self._inbox)] if isinstance(self._inbox, RowsInbox) else []
 
+    def take_counts(self) -> FeatureCounts:
+        """Since they were last taken."""
+        counts, self._counts = self._counts, FeatureCounts()
+        return counts
+
     def close(self) -> None:
         if self._inbox is not None:
             self._inbox.close()
@@ -112,38 +125,41 @@ class ToldFeatures:
     def closed(self, sequence_id: int) -> None:
         self._told.pop(sequence_id, None)
 
-    def round_ends(self, sequence: DraftSequence, sequences: Mapping[int, DraftSequence]) -> None:
+    def round_ends(self, sequence: DraftSequence) -> None:
         """The next outcome is there: have the rows of the one before come?"""
-        self.tell(sequences)
         told = self._told.get(sequence.id)
         if told is not None and sequence.round > sequence.opened_in_round:
-            self.num_rounds += 1
-            self.num_late += told.end < sequence.num_committed - 1
+            self._counts.rounds += 1
+            self._counts.late += told.end < sequence.num_committed - 1
 
     def _ask(self, sequence: DraftSequence, begin: int) -> None:
         self.requests.append(FeatureRequest(sequence.id, sequence.round, begin))
 
     # Rows
 
-    def tell(self, sequences: Mapping[int, DraftSequence]) -> None:
-        """Tells the speculator what has come of these sequences."""
+    def tell(self, sequences: Mapping[int, DraftSequence], max_bytes: int = TELL_BYTES) -> int:
+        """Tells the speculator what has come of these sequences, of new rows up to so many bytes.
+        Returns how many bytes of them are left."""
         if self._inbox is None or not (self.has_rows or self._waiting):
-            return
+            return max_bytes
         now = self._now()
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        waiting.extend(_Waiting(key, rows, now) for key, rows in self._inbox.take())
+        for key, rows in self._inbox.take(max_bytes):
+            waiting.append(_Waiting(key, rows, now))
+            max_bytes -= rows.nbytes
         for each in waiting:
             sequence = sequences.get(each.key.sequence)
             if sequence is None:
                 self._wait(each, now)
             else:
                 self._tell(sequence, each, now)
+        return max(0, max_bytes)
 
     def _tell(self, sequence: DraftSequence, told: _Waiting, now: float) -> None:
         """As far as its tokens are committed here; the last token's own row is never of use."""
         start, known = told.key.round, sequence.num_committed - 1
         if told.end > sequence.max_tokens:
-            self.num_dropped += len(told.rows)
+            self._counts.dropped += len(told.rows)
             return
         if start < known:
             self._pass_on(sequence, start, told.rows[: known - start])
@@ -155,10 +171,10 @@ class ToldFeatures:
     def _pass_on(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         told = self._told[sequence.id]
         if start > told.end and self._are_missing(sequence, told, start):
-            self.num_dropped += len(rows)  # they are told again after those
+            self._counts.dropped += len(rows)  # they are told again after those
             return
         told.end, told.gap_until = max(told.end, start + len(rows)), None
-        self.num_told += len(rows)
+        self._counts.told += len(rows)
         self._speculator.take_features(sequence, start, rows)
 
     def _are_missing(self, sequence: DraftSequence, told: _Told, start: int) -> bool:
@@ -172,11 +188,11 @@ class ToldFeatures:
 
     def _wait(self, told: _Waiting, now: float) -> None:
         if now - told.since > WAITING_SECONDS:
-            self.num_dropped += len(told.rows)
+            self._counts.dropped += len(told.rows)
             return
         self._waiting.append(told)
         self._waiting_bytes += told.rows.nbytes
         while self._waiting_bytes > self._max_waiting_bytes:
             oldest = self._waiting.popleft()
             self._waiting_bytes -= oldest.rows.nbytes
-            self.num_dropped += len(oldest.rows)
+            self._counts.dropped += len(oldest.rows)

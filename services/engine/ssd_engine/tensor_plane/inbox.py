@@ -35,12 +35,16 @@ class RowsInbox(ReceivingEnd):
         """Sends that wait to be taken."""
         return len(self._rows)
 
-    def take(self) -> list[tuple[RowsKey, Tensor]]:
-        """All that has come, in its order."""
+    def take(self, max_bytes: int) -> list[tuple[RowsKey, Tensor]]:
+        """What has come, in its order, up to so many bytes; what goes beyond is taken whole."""
+        taken: list[tuple[RowsKey, Tensor]] = []
         if not self._rows:
-            return []
+            return taken
         with self._news:
-            taken, self._rows, self.num_bytes = self._rows, deque(), 0
+            while self._rows and max_bytes > 0:
+                taken.append(self._rows.popleft())
+                self.num_bytes -= taken[-1][1].nbytes
+                max_bytes -= taken[-1][1].nbytes
         return [(key, self._plane.staging.hand_out(rows)) for key, rows in taken]
 
     def _forget_rows(self) -> None:

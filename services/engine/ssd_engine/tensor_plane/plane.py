@@ -14,7 +14,7 @@ dials:
               receiver.expect(key, n)            before the rows are sent
               receiver.receive(key, n, timeout)  when they are needed
     or        inbox = RowsInbox(plane)
-              inbox.take()                       whatever has come
+              inbox.take(bytes)                  what has come, up to so much
 """
 
 import logging

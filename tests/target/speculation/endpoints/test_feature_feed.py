@@ -19,7 +19,12 @@ from ssd_target.records.speculation_options import FeatureOptions, Mode, Specula
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.work import Work
 from ssd_target.speculation.endpoints.endpoint import BACK_SECONDS, DraftEndpoint
-from ssd_target.speculation.endpoints.feature_feed import REQUESTS_A_ROUND, FeatureFeed
+from ssd_target.speculation.endpoints.feature_feed import (
+    MOST_BOUNDARIES,
+    REQUESTS_A_ROUND,
+    WATCH_SECONDS,
+    FeatureFeed,
+)
 from ssd_target.speculation.endpoints.payoff import Payoff
 
 HIDDEN, BLOCK, PROMPT = 4, 4, 20
@@ -68,7 +73,7 @@ class Target:
         self.feed = FeatureFeed(FeatureOptions(HIDDEN, **options))
         self.pool = BlockPool(64, BLOCK)
         self.feed.follow_pool(self.pool)
-        self.feed.watch(watched)
+        self.feed.watch(watched, 0.0)
         self.states: dict[int, Any] = {}
 
     def begin(self, key: int, mode: Mode = Mode.SSD) -> Sequence:
@@ -229,7 +234,7 @@ def test_what_is_watched_follows_who_reads() -> None:
     model = DraftEndpoint(3, Payoff(False))
     model.connect(DraftLinkUp(3, 1, False, 8, 2048, 5))
     assert feed.wanted([model], 0.0) == (2,)
-    feed.watch(feed.wanted([one, model], 0.0))
+    feed.watch(feed.wanted([one, model], 0.0), 0.0)
     assert feed.watched == (1, 2, 3)
     assert feed.wanted([other], 0.0) == (1, 2, 3)  # not narrowed while somebody reads
     other.disconnect(now=100.0)
@@ -239,12 +244,39 @@ def test_what_is_watched_follows_who_reads() -> None:
     assert feed.read_inside(features).tolist() == [[*range(HIDDEN, 2 * HIDDEN)]]
 
 
+def test_endpoints_that_ask_for_ever_other_boundaries_are_not_followed_often() -> None:
+    """A device captures its steps anew for each change."""
+    feed, changes, watched = FeatureFeed(FeatureOptions(HIDDEN)), 0, ()
+    for second in range(600):
+        wanted = feed.wanted([reader(1, (second % 30,))], float(second))
+        if wanted != watched:
+            feed.watch(wanted, float(second))
+            changes, watched = changes + 1, wanted
+    assert 1 < changes <= 1 + 600 / WATCH_SECONDS
+
+
+def test_no_more_boundaries_are_watched_than_there_is_room_for() -> None:
+    honest, greedy = reader(1, (1, 2, 3)), reader(2, tuple(range(MOST_BOUNDARIES + 1)))
+    for endpoints in ([honest, greedy], [greedy, honest]):
+        feed = FeatureFeed(FeatureOptions(HIDDEN))
+        assert feed.wanted(endpoints, 0.0) == (1, 2, 3)
+
+
+def test_who_reads_what_is_not_watched_yet_waits() -> None:
+    target, other = Target((0,)), reader(1, (0, 3))
+    sequence = target.begin(1)
+    assert target.ask(other, sequence, 0)
+    target.tell(sequence, 0, 5)
+    target.feed.flush([other])
+    assert other.features.sent == []
+
+
 def test_rows_of_a_forward_from_before_the_watch_are_passed_over() -> None:
     endpoint, target = reader(1, (0, 1)), Target((0,))
     sequence = target.begin(1)
     target.ask(endpoint, sequence, 0)
     work = Work(sequence, Chunk([1] * 4, 0, [], 1), sequence.stays)
-    target.feed.watch((0, 1))
+    target.feed.watch((0, 1), 0.0)
     target.feed.note([work], torch.zeros(4, HIDDEN), target.states, reading=True)
     target.feed.flush([endpoint])
     assert endpoint.features.sent == []

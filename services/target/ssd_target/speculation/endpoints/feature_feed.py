@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ssd_engine.kvcache.block_pool import BlockPool
-from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.tensor_plane.host_rows import CopiesOnHost, HostRows, RowCopies
 from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
 from ssd_engine.tensor_plane.protocol.state import PlaneState
@@ -28,6 +27,8 @@ from ssd_target.speculation.endpoints.kept_features import KeptFeatures
 from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
 
 TOLD_MODES = (Mode.AUTO, Mode.SSD)
+MOST_BOUNDARIES = 16  # that are watched at a time
+WATCH_SECONDS = 60.0  # after which others may be
 REQUESTS_A_ROUND = 2  # of a sequence, that are honoured
 LAST_FLUSHES = 4  # after the end of a sequence: by then its last rows were told and kept
 
@@ -73,6 +74,7 @@ class FeatureFeed:
 
     def __post_init__(self) -> None:
         self.watched: tuple[int, ...] = ()  # boundaries that forwards tell now
+        self._watched_at = 0.0  # since when
         self.counters = FeedCounters()
         self.kept = KeptFeatures(self.options.keep_bytes)
         self._block_size = 1
@@ -90,19 +92,30 @@ class FeatureFeed:
     # Who reads
 
     def wanted(self, endpoints: Iterable[DraftEndpoint], now: float) -> tuple[int, ...]:
-        """The boundaries that somebody reads. What is watched is not narrowed while any is."""
-        asked = {each for needs in self._needs(endpoints, now) for each in needs.boundaries}
+        """The boundaries that somebody reads. What is watched is not narrowed while any is, and not
+        changed often: a device captures its steps anew for it."""
+        asked = self._asked(endpoints, now)
         if not asked:
             return self.inside
-        union = asked.union(self.inside)
-        return self.watched if union <= set(self.watched) else tuple(sorted(union))
+        if asked <= set(self.watched):
+            return self.watched
+        is_new = self.watched in ((), self.inside)
+        if not is_new and now < self._watched_at + WATCH_SECONDS:
+            return self.watched
+        return tuple(sorted(asked))
 
-    def _needs(self, endpoints: Iterable[DraftEndpoint], now: float) -> list[FeatureNeeds]:
-        return [each.terms.needs for each in endpoints if each.terms and each.reads(now)]
+    def _asked(self, endpoints: Iterable[DraftEndpoint], now: float) -> set[int]:
+        """Those of as many readers as there is room for; empty without any."""
+        asked: set[int] = set()
+        for each in endpoints:
+            if each.terms is not None and each.reads(now):
+                more = {*asked, *self.inside, *each.terms.needs.boundaries}
+                asked = more if len(more) <= MOST_BOUNDARIES else asked
+        return asked
 
-    def watch(self, boundaries: tuple[int, ...]) -> None:
+    def watch(self, boundaries: tuple[int, ...], now: float) -> None:
         """Forwards that are launched from now on tell these; what was kept of others is over."""
-        self.watched = boundaries
+        self.watched, self._watched_at = boundaries, now
         self.kept.clear()
         self._noted.clear()
         self._grown.clear()
@@ -201,8 +214,15 @@ class FeatureFeed:
             for each, rows in zip(noted, copies, strict=True):
                 self._add(each, rows)
         for endpoint in endpoints:
-            if endpoint.features is not None and endpoint.features.state is PlaneState.UP:
+            if endpoint.features is not None and self._can_tell(endpoint):
                 self._send(endpoint, endpoint.features)
+
+    def _can_tell(self, endpoint: DraftEndpoint) -> bool:
+        """Whether its plane is up, and what it reads is watched."""
+        sender, terms = endpoint.features, endpoint.terms
+        if sender is None or terms is None or sender.state is not PlaneState.UP:
+            return False
+        return set(terms.needs.boundaries) <= set(self.watched)
 
     def _add(self, noted: _Noted, rows: HostRows) -> None:
         fed = self._fed.get(noted.sequence) or self._ended.get(noted.sequence)
