@@ -197,11 +197,13 @@ def test_branches_go_on_from_what_they_leave(heads: HeadRunner) -> None:
     compare(heads, TREE, [moved, chunk])
 
 
-DEPTH = 2
+DEPTH = 4
+ROUND = StepShape(rows=8, runs=2, rows_per_run=5, max_positions=160, block_size=BLOCK)
 
 
 def drafting_by_steps(folder: Path, target: ModelRunner) -> tuple[HeadRunner, list[int]]:
-    """A head whose steps are launched one by one, and the rows of each of them."""
+    """A head whose steps are launched one by one, and the rows of each of them; none of those that
+    go on from the step before, as it was."""
     config = fit_to_target(load_head_config(folder / "head"), target.config, "target")
     options = RunnerOptions(
         directory=folder / "head",
@@ -217,22 +219,26 @@ def drafting_by_steps(folder: Path, target: ModelRunner) -> tuple[HeadRunner, li
     checkpoint = open_head(folder / "head", config, folder / "target")
     heads = HeadRunner(config, checkpoint, options, clockwork.VOCAB)
     heads.num_blocks, heads.dummy_slot = NUM_BLOCKS - 1, DUMMY
-    told = heads._told_states = ToldStates(heads.model, FEW.padded_rows)
-    last = torch.zeros(FEW.rows, dtype=torch.int32)
-    histories = Histories(2, FEW.rows, clockwork.VOCAB, torch.device("cpu"), False, DEPTH)
+    told = heads._told_states = ToldStates(heads.model, ROUND.padded_rows)
+    last = torch.zeros(ROUND.rows, dtype=torch.int32)
+    histories = Histories(2, ROUND.rows, clockwork.VOCAB, torch.device("cpu"), False, DEPTH)
     layers = partial(HeadStepLayers, heads._states, told)
-    about = (heads.model, heads.kv, FEW, 2)
+    about = (heads.model, heads.kv, ROUND, 2)
     one = Step(*about, last=last, num_sides=2, histories=histories, make_layers=layers)
     one.inputs.clear(DUMMY)
     heads.steps = GraphRunner([one], eager=True)
     rows: list[int] = []
-    launch = heads.steps.launch
+    launch, deepen = heads.steps.launch, heads.steps.deepen
 
     def counted(parts: Sequence[Part], *about: Any) -> Any:
         rows.append(sum(len(part.tokens) for part in parts))
         return launch(parts, *about)
 
-    heads.steps.launch = counted  # type: ignore[method-assign]
+    def deepened(*about: Any) -> Any:
+        rows.append(0)
+        return deepen(*about)
+
+    heads.steps.launch, heads.steps.deepen = counted, deepened  # type: ignore[method-assign]
     return heads, rows
 
 
@@ -254,11 +260,12 @@ def test_a_head_inside_a_target_drafts_by_steps(
     core = make_core(target, max_num_seqs=2, prefill_chunk=32, speculator=speculator)
     sync = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
     sampling = SamplingParams(seed=1, temperature=0.0)
-    (found,) = run(core, [Request([5, 11, 7, 60, 2, 9, 3, 8, 1], sampling, 8, speculation=sync)])
+    (found,) = run(core, [Request([5, 11, 7, 60, 2, 9, 3, 8, 1], sampling, 12, speculation=sync)])
     expected = [clockwork.follower(1)]
-    while len(expected) < 8:
+    while len(expected) < 12:
         expected.append(clockwork.follower(expected[-1]))
     assert found.tokens == expected
     assert found.speculation is not None
     assert found.speculation.accepted_tokens == found.speculation.drafted_tokens > 0
-    assert set(rows) == {1, DEPTH + 1}  # one that goes on by itself, and those of a round
+    # Those that a round has told, two that go on by themselves, and one that goes as deep again.
+    assert rows[-4:] == [DEPTH + 1, 1, 1, 0]

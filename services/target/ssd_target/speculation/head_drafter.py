@@ -18,7 +18,13 @@ from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.block_pool import BlockLease, BlockPool
 from ssd_target.scheduling.sequence import Sequence
-from ssd_target.speculation.sync_drafter import DraftRow, add_guesses, draw_of
+from ssd_target.speculation.sync_drafter import (
+    ChainedRow,
+    DraftRow,
+    add_guesses,
+    draft_in_a_chain,
+    draw_of,
+)
 
 WINDOW = 1024  # positions whose features are kept until the head has read them
 
@@ -55,6 +61,7 @@ class HeadDrafter:
         self, runner: HeadRunner, block_size: int, max_context: int, depth: int, prefill_chunk: int
     ) -> None:
         self._runner, self._pool = runner, BlockPool(runner.num_blocks, block_size)
+        self._block_size = block_size
         self._max_context, self._depth, self._prefill_chunk = max_context, depth, prefill_chunk
         self._window = min(WINDOW, max_context // 2)
         self._texts: dict[int, _HeadText] = {}
@@ -95,8 +102,11 @@ class HeadDrafter:
 
     def draft(self, rows: Rows[DraftRow]) -> None:
         drafting = [_Drafting(row, text) for row in rows if (text := self._follow(row)) is not None]
-        while unfinished := [each for each in drafting if not each.is_done]:
-            self._step(unfinished)
+        chains = self._runner.chains
+        while left := [e for e in drafting if not e.is_done and not (chains and e.goes_on)]:
+            self._step(left)
+        if chained := [each.chained() for each in drafting if not each.is_done]:
+            draft_in_a_chain(self._runner, self._block_size, chained)
 
     def _follow(self, row: DraftRow) -> _HeadText | None:
         """The text of a row that wants tokens; None where too little was told, or has no room."""
@@ -172,6 +182,14 @@ class _Drafting:
     @property
     def num_unread(self) -> int:
         return self.text.num_told - self.text.num_read
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its next token is a row away."""
+        return not self.num_unread and self._fed + 1 == len(self.row.tokens)
+
+    def chained(self) -> ChainedRow:
+        return ChainedRow(self.row, self.next_chunk(1), self.text.num_told)
 
     def next_chunk(self, limit: int) -> Chunk:
         """Told rows first; then a token a forward, as each goes on from what the last one left."""

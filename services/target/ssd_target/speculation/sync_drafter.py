@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ssd_engine.forward.batch import Chunk, Draw, Part
+from ssd_engine.forward.batch import Chunk, Draw, Part, slots_at
 from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingForward
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.cached_path import CachedPath, NoRoom
@@ -67,10 +67,24 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainedRow:
+    """A row whose tokens are drafted one after the other."""
+
+    row: DraftRow
+    first: Chunk  # after which its next token is known
+    begin: int  # where the cache of its sequence has the first of its tokens
+
+    @property
+    def place(self) -> int:
+        """Of the token after those that are known."""
+        return self.begin + len(self.row.tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class _PendingGuesses:
     """A forward that was launched for the next token of some rows, the ``count``-th of each."""
 
-    rows: list[DraftRow]
+    rows: list[ChainedRow]
     forward: PendingForward
     count: int
 
@@ -164,50 +178,17 @@ class SyncDrafter:
         return path
 
     def _draft_in_a_chain(self, rows: Rows[DraftRow]) -> None:
-        """Each token is launched before the one before it is known here."""
+        chained = []
         for row in rows:
-            self._paths[row.sequence.id].grow(row.depth)
-        chunks = [
-            self._paths[row.sequence.id].next_chunk(row.tokens, 1, self._prefill_chunk)
-            for row in rows
-        ]
-        forward = self._runner.step(chunks, list(map(draw_of, rows)))
-        for row, chunk in zip(rows, chunks, strict=True):
-            self._paths[row.sequence.id].wrote(chunk)
-        guesses = _PendingGuesses(list(rows), forward, 1)
-        while guesses.rows:
-            ahead = self._launch_ahead(guesses)
-            add_guesses(guesses.rows, guesses.forward.result())
-            guesses = ahead
-        for row in rows:
-            self._paths[row.sequence.id].guessed(row.tokens[:-1])
-
-    def _launch_ahead(self, guesses: "_PendingGuesses") -> "_PendingGuesses":
-        """The guesses after these."""
-        count = guesses.count + 1
-        rows = [row for row in guesses.rows if row.depth > len(row.tokens) + 1]
-        if not rows:
-            return _PendingGuesses([], guesses.forward, count)
-        paths = [self._paths[row.sequence.id] for row in rows]
-        places = [
-            len(path.committed) + len(row.tokens) for row, path in zip(rows, paths, strict=True)
-        ]
-        if guesses.count > 1 and len(rows) == len(guesses.rows):
-            slots = [
-                path.slot(place, self._block_size)
-                for path, place in zip(paths, places, strict=True)
-            ]
-            widths = [-1 if row.down_weight is None else FAN_OUT for row in rows]
-            forward = self._runner.deepen(guesses.forward, slots, widths)
-            if forward is not None:
-                return _PendingGuesses(rows, forward, count)
-        row_of = dict(zip(map(id, guesses.rows), guesses.forward.rows, strict=True))
-        chunks = [
-            Chunk([-row_of[id(row)] - 1], place, path.blocks, 1)
-            for row, path, place in zip(rows, paths, places, strict=True)
-        ]
-        draws = [draw_of(row, in_flight=True) for row in rows]
-        return _PendingGuesses(rows, self._runner.step(chunks, draws), count)
+            path = self._paths[row.sequence.id]
+            path.grow(row.depth)
+            first = path.next_chunk(row.tokens, 1, self._prefill_chunk)
+            chained.append(ChainedRow(row, first, len(path.committed)))
+        draft_in_a_chain(self._runner, self._block_size, chained)
+        for each in chained:
+            path = self._paths[each.row.sequence.id]
+            path.wrote(each.first)
+            path.guessed(each.row.tokens[:-1])
 
     def _extend(self, pending: Rows[DraftRow]) -> None:
         """One more guess for each, after as many forwards as its prompt needs."""
@@ -235,6 +216,37 @@ class SyncDrafter:
             rows.append(row)
             left -= len(chunks[-1].tokens) if behind else 0
         return rows, chunks
+
+
+def draft_in_a_chain(runner: DrafterRunner, block_size: int, rows: Rows[ChainedRow]) -> None:
+    """Each token is launched before the one before it is known here."""
+    chunks = [each.first for each in rows]
+    forward = runner.step(chunks, [draw_of(each.row) for each in rows])
+    guesses = _PendingGuesses(list(rows), forward, 1)
+    while guesses.rows:
+        ahead = _launch_ahead(runner, block_size, guesses)
+        add_guesses([each.row for each in guesses.rows], guesses.forward.result())
+        guesses = ahead
+
+
+def _launch_ahead(
+    runner: DrafterRunner, block_size: int, guesses: _PendingGuesses
+) -> _PendingGuesses:
+    """The guesses after these."""
+    count = guesses.count + 1
+    rows = [each for each in guesses.rows if each.row.depth > len(each.row.tokens) + 1]
+    if not rows:
+        return _PendingGuesses([], guesses.forward, count)
+    if guesses.count > 1 and len(rows) == len(guesses.rows):
+        slots = [slots_at(each.first.blocks, [each.place], block_size)[0] for each in rows]
+        widths = [-1 if each.row.down_weight is None else FAN_OUT for each in rows]
+        forward = runner.deepen(guesses.forward, slots, widths)
+        if forward is not None:
+            return _PendingGuesses(rows, forward, count)
+    row_of = dict(zip(map(id, guesses.rows), guesses.forward.rows, strict=True))
+    chunks = [Chunk([-row_of[id(each)] - 1], each.place, each.first.blocks, 1) for each in rows]
+    draws = [draw_of(each.row, in_flight=True) for each in rows]
+    return _PendingGuesses(rows, runner.step(chunks, draws), count)
 
 
 def draw_of(row: DraftRow, in_flight: bool = False) -> Draw:
