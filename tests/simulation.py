@@ -225,6 +225,7 @@ class Simulation:
         kept: KeptOptions | None = None,
         feature_window: int = 1024,
         keep_features: int = 0,
+        prefill_chunk: int = 128,
     ) -> None:
         """``draft``: of all links, or of each; None looks up. Those that share one spoil each
         other's cache. ``sync``: the target has a draft model as well, the first one or its own.
@@ -238,7 +239,7 @@ class Simulation:
         self.trusted = trusted
         self.planes: list[SimulatedPlane] = []
         self.feature_planes: list[SimulatedFeatures] = []
-        self.befallen: Counter[str] = Counter()  # sends of features, by what befell them
+        self.befallen: Counter[str] = Counter()  # drafts, links and sends of features, by what
         self.rng = random.Random(seed)
         self.faults = faults or Faults()
         self._draft_steps = draft_steps
@@ -274,7 +275,7 @@ class Simulation:
             token_bytes or [b""] * self.vocab_size,
             BLOCK,
             max_num_seqs,
-            128,
+            prefill_chunk,
             self.speculator,
             kept=kept,
         )
@@ -451,11 +452,14 @@ class Simulation:
                 self._reconnect(draft)
                 continue
             if self._happens(self.faults.crash):
+                self.befallen["crashed"] += 1
                 self._lose(draft)
                 draft.core = draft.make()
             elif self._happens(self.faults.drop_link):
+                self.befallen["link broken"] += 1
                 self._lose(draft)
             elif self._happens(self.faults.freeze):
+                self.befallen["stopped"] += 1
                 draft.frozen = self.rng.randint(1, 30)
             if draft.up and self._happens(self.faults.lost) and draft.seen:
                 sequence = self.rng.choice(sorted(draft.seen))

@@ -3,10 +3,11 @@
     python -m tools.bench_eagle [--prompts 6] [--tokens 96] [--depths 3] [--temperatures 0 0.7 1]
 
 Real services, float32 on a CPU, target and draft on different cores: inside the target (sync), and
-as an endpoint (ssd). Tokens of a round with the target's own one; for sync also what an offline
-evaluation by the training code says of the same texts. In ssd a head has not been told the features
-of the last round when it drafts, so it goes on from its own states for longer: fewer of its tokens
-are right. Where a branch misses, it drafts again with what it has been told by then.
+as an endpoint (ssd). Tokens of a round with the target's own one. Beside them, for sync, what an
+offline evaluation by the training code says of the same texts; for ssd, what it is when target and
+draft take turns in one process, so that the draft always has the time it needs. In ssd a head has
+not been told the features of the round before when it drafts, so it goes on from its own states for
+longer, and fewer of its tokens are right. Where a branch misses, it drafts with all that was told.
 """
 
 import argparse
@@ -15,9 +16,22 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.execution.head_runner import HeadRunner
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.text.tokenizer import Tokenizer
+from ssd_target.records.speculation_options import (
+    Backup,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
+from tests.harness import Request, Result, make_runner, run
+from tests.simulation import Simulation
 from tools.bench_kit import Client, Generated, service, setting, story_prompts
 from tools.train.evaluate_head import (
     DEPTHS,
@@ -68,6 +82,49 @@ class Offline:
         return lengths[DEPTHS.index(asked.depth)]
 
 
+class InTurns:
+    """Target and draft in one process: the draft is never late, and is waited for after a miss."""
+
+    def __init__(self) -> None:
+        directory = resolve_model(TARGET)
+        config = load_model_config(directory)
+        self._target, draft = make_runner(directory, 512), make_runner(resolve_model(DRAFT), 512)
+        self._tokenizer = Tokenizer(directory, config)
+        head = fit_to_target(load_head_config(resolve_model(HEAD)), config, TARGET)
+        checkpoint = open_head(resolve_model(HEAD), head, directory)
+        heads = HeadRunner(head, checkpoint, draft.options, config.vocab_size)
+        self._drafts: dict[str, ModelRunner] = {HEAD: heads, DRAFT: draft}
+
+    def measure(self, draft: str, asked: Asked) -> tuple[float, float]:
+        """Tokens of a round, and the share of look-ups that found their branch."""
+        done = [self._one(draft, asked, seed) for seed in range(len(asked.prompts))]
+        stats = [each.speculation for each in done if each.speculation is not None]
+        looked = sum(s.hits + s.late + s.length_misses + s.token_misses for s in stats)
+        tokens = sum(len(each.tokens) - 1 for each in done)
+        return tokens / sum(s.rounds for s in stats), sum(s.hits for s in stats) / looked
+
+    def _one(self, draft: str, asked: Asked, seed: int) -> Result:
+        prompt = [{"role": "user", "content": asked.prompts[seed]}]
+        request = Request(
+            self._tokenizer.encode_chat(prompt),
+            SamplingParams(seed, asked.temperature),
+            asked.tokens,
+            speculation=SpeculationRequest(Mode.SSD, depth=asked.depth),
+        )
+        options = SpeculationOptions(
+            depth=asked.depth,
+            adapt_depth=False,
+            backup=Backup.JUST_IN_TIME,
+            wait_seconds=1.0,
+            auto_off=False,
+        )
+        steps = asked.depth + 6
+        simulation = Simulation(
+            self._target, self._drafts[draft], options, draft_steps=(steps,) * 2
+        )
+        return run(simulation.core, [request])[0]
+
+
 @contextlib.contextmanager
 def pair(draft: str, modes: Sequence[str]) -> Iterator[Client]:
     """A target with this draft inside, and for ssd with an endpoint that serves it."""
@@ -91,19 +148,24 @@ def measure(client: Client, mode: str, asked: Asked) -> list[Generated]:
     ]
 
 
-def show(draft: str, asked: Asked, done: dict[str, list[Generated]], offline: float) -> None:
+def show(
+    draft: str,
+    asked: Asked,
+    done: dict[str, list[Generated]],
+    beside: dict[str, tuple[float, float]],
+) -> None:
+    """``beside``: tokens of a round and hits, by mode."""
     plain = statistics.median(one.rate for one in done["off"])
-    for mode in list(done)[1:]:
+    for mode, (other, hits) in beside.items():
         stats = [one.stats for one in done[mode]]
         tokens = sum(len(one.tokens) - 1 for one in done[mode])
         length = tokens / sum(each.rounds for each in stats)
         looked = sum(s.hits + s.late + s.length_misses + s.token_misses for s in stats)
-        hits = f"{sum(s.hits for s in stats) / looked:8.1%}" if looked else f"{'':>8}"
-        beside = f"{offline:7.3f} {length / offline - 1:+6.1%}" if mode == "sync" else " " * 14
+        found = f"{sum(s.hits for s in stats) / looked:9.1%} {hits:9.1%}" if looked else " " * 19
         rate = statistics.median(one.rate for one in done[mode])
         print(
-            f"{asked.temperature:4g} {asked.depth:2}  {draft:13} {mode:4} {length:12.3f} {beside} "
-            f"{hits} {rate:8.1f} {rate / plain:6.2f}",
+            f"{asked.temperature:4g} {asked.depth:2}  {draft:13} {mode:4} {length:12.3f} "
+            f"{other:7.3f} {length / other - 1:+6.1%} {found} {rate:8.1f} {rate / plain:6.2f}",
             flush=True,
         )
 
@@ -118,8 +180,10 @@ def main() -> None:
     args = parser.parse_args()
     print(setting())
     print(f"{TARGET}, float32; {args.prompts} prompts, {args.tokens} tokens each\n")
-    print("   T  K  draft         mode tokens/round offline        hit rate tokens/s of off")
-    offline, prompts = Offline(), story_prompts(args.prompts, seed=0)
+    print(
+        "   T  K  draft         mode tokens/round  beside           hits    beside tokens/s of off"
+    )
+    offline, in_turns, prompts = Offline(), InTurns(), story_prompts(args.prompts, seed=0)
     same = True
     for draft in (HEAD, DRAFT):
         with pair(draft, args.modes) as client:
@@ -127,7 +191,12 @@ def main() -> None:
                 for depth in args.depths:
                     asked = Asked(prompts, args.tokens, depth, temperature)
                     done = {mode: measure(client, mode, asked) for mode in ("off", *args.modes)}
-                    show(draft, asked, done, offline.length(draft, asked, done["off"]))
+                    beside = {}
+                    if "sync" in args.modes:
+                        beside["sync"] = offline.length(draft, asked, done["off"]), 0.0
+                    if "ssd" in args.modes:
+                        beside["ssd"] = in_turns.measure(draft, asked)
+                    show(draft, asked, done, beside)
                     texts = [[one.tokens for one in each] for each in done.values()]
                     same &= all(each == texts[0] for each in texts)
     if not same:

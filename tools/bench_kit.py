@@ -55,13 +55,19 @@ _started: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}  # services, and 
 
 
 @contextlib.contextmanager
-def service(module: str, *flags: str, core: int | None = None, ready: bool = True) -> Iterator[str]:
+def service(
+    module: str,
+    *flags: str,
+    core: int | None = None,
+    ready: bool = True,
+    listen: str = "127.0.0.1:0",
+) -> Iterator[str]:
     """``ssd_target`` or ``ssd_draft`` on a free port, pinned to a core; its address once ready, or
     as soon as it listens."""
     with tempfile.TemporaryDirectory() as folder:
         port_file, log_file = Path(folder) / "port", Path(folder) / "log"
         command = [sys.executable, "-m", module, "serve", *flags]
-        command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
+        command += ["--listen", listen, "--port-file", str(port_file)]
         with log_file.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -78,6 +84,16 @@ def service(module: str, *flags: str, core: int | None = None, ready: bool = Tru
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(15)
             process.kill()
+
+
+def process_of(address: str) -> subprocess.Popen[bytes]:
+    """The front of a service that was started here."""
+    return _started[address][0]
+
+
+def log_of(address: str) -> str:
+    """What a service that was started here has logged, while its block lasts."""
+    return _started[address][1].read_text()
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, done: Callable[[], bool]) -> None:
@@ -132,6 +148,11 @@ class Client:
             if time.monotonic() - begin > limit_s:
                 raise SystemExit(f"a link does not come up: {info.speculation_endpoints}")
             time.sleep(0.05)
+
+    def planes(self) -> list[pb.TensorPlaneReport]:
+        """The target's ends of the tensor planes of all its links."""
+        info = self._stub.GetModelInfo(pb.GetModelInfoRequest())
+        return [each for link in info.speculation_endpoints for each in link.planes]
 
     def generate(
         self,

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ssd_draft.cli import main, serve
 from ssd_draft.config import DraftConfig, fan_outs
+from ssd_draft.front.head_plan import DraftHeadPlan
 from ssd_draft.front.server import plan_draft
 
 
@@ -23,6 +24,18 @@ def test_check_config_accepts_a_model_and_none() -> None:
     assert code == 0
     assert output.startswith("ok: stories-draft, ")
     assert check("--speculator", "ngram") == (0, "ok: ngram\n")
+
+
+def test_a_shipped_head_knows_its_target_and_grows_with_it() -> None:
+    code, output = check("stories-eagle")
+    assert code == 0
+    assert output.startswith("ok: stories-eagle, a head of 2.4M parameters that reads boundaries")
+    plan = plan_draft(DraftConfig(model="stories-eagle", expand_to="llama-3.1-8b", device="cpu"))
+    assert isinstance(plan, DraftHeadPlan)
+    assert plan.head.needs.hidden_size == 4096
+    assert plan.runner.expand_to is not None
+    assert plan.runner.expand_to.layers is None
+    assert plan.num_parameters > 800e6
 
 
 @pytest.mark.parametrize(
@@ -51,6 +64,15 @@ def test_check_config_accepts_a_model_and_none() -> None:
         (["stories-draft", "--plane-ports", "7500"], "--plane-ports: a range of ports such as"),
         (["stories-draft", "--plane-ports", "7599-7500"], "got '7599-7500'"),
         (["stories-draft", "--plane-ports", "0-70000"], "--plane-ports: a range of ports"),
+        (["stories-draft", "--plane-kind", "pigeon"], "--plane-kind"),
+        (["stories-draft", "--device", "cpu", "--plane-kind", "nccl"], "joins GPUs, but this"),
+        (
+            [
+                "stories-draft",
+                *["--device", "cuda", "--plane-kind", "nccl", "--plane-ports", "1-9"],
+            ],
+            "--plane-ports: NCCL takes any port",
+        ),
         (["stories-draft", "--unknown-flag", "1"], "--unknown-flag"),
     ],
 )

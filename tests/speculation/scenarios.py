@@ -122,7 +122,7 @@ def _with_own_cache(runner: ModelRunner) -> ModelRunner:
     other.kv = KVCache(runner.kv.spec, runner.device)
     other.kv.allocate(runner.num_blocks)
     if isinstance(other, HeadRunner):
-        other._states = other._states.clone()
+        other._states = copy.deepcopy(other._states)
     return other
 
 
@@ -180,6 +180,7 @@ class Scenario:
     draft_room: int
     kept: int  # KV blocks of those that are set aside, in the host's memory
     seed: int
+    prefill_chunk: int = 128
 
 
 PREFIX_LENGTHS = (1, 7, BLOCK, 2 * BLOCK + 1)
@@ -290,11 +291,6 @@ def _draw_faults(dice: Dice) -> Faults:
         hostile=chance(0.3),
         lost=chance(0.05),
         short=chance(0.5),
-        lose_features=chance(0.1),
-        delay_features=chance(0.2),
-        permute_features=chance(0.2),
-        corrupt_features=chance(0.1),
-        misplace_features=chance(0.1),
     )
 
 
@@ -330,7 +326,7 @@ class Met:
     truncated: int = 0  # rounds with as much of a late branch as was there
     set_aside: int = 0
     swapped_out: int = 0
-    befallen: Counter[str] = field(default_factory=Counter)  # features, by what befell them
+    befallen: Counter[str] = field(default_factory=Counter)  # what else befell them
 
     def add(self, other: "Met") -> None:
         self.sequences += other.sequences
@@ -363,6 +359,12 @@ def check(pair: Pair, scenario: Scenario, met: Met) -> None:
     met.swapped_out += simulation.core.stats().swapped_out
     met.befallen += simulation.befallen
     met.befallen.update(asdict(simulation.speculator.feed.counters))
+    asked = [request for wave in waves for request in wave]
+    met.befallen["resumed"] += sum(bool(each.generated) for each in asked)
+    chunk = scenario.prefill_chunk
+    met.befallen["in pieces"] += sum(len(each.prompt) > chunk for each in asked)
+    cached = [result.cached_tokens > 0 for outcome in results for result in outcome]
+    met.befallen["prefix hits"] += sum(cached)
 
 
 class PlainTexts:
@@ -464,6 +466,7 @@ def _simulation(pair: Pair, scenario: Scenario) -> Simulation:
         kept=KeptOptions(scenario.kept, 0.0) if scenario.kept else None,
         feature_window=scenario.feature_window,
         keep_features=scenario.keep_features,
+        prefill_chunk=scenario.prefill_chunk,
     )
 
 

@@ -35,7 +35,11 @@ FAULTS = (
     "corrupt_features",
     "misplace_features",
 )
-BEFALLEN = ("lost", "delayed", "permuted", "corrupted", "misplaced", "rows", "missed", "requests")
+BEFALLEN = (
+    *("lost", "delayed", "permuted", "corrupted", "misplaced"),
+    *("crashed", "stopped", "link broken", "resumed", "in pieces", "prefix hits"),
+    *("rows", "missed", "requests"),
+)
 
 
 @pytest.fixture(scope="module", params=[VOCAB, 40], ids=["all tokens", "some tokens"])
@@ -52,7 +56,8 @@ def draw(pair: Pair, number: int) -> Scenario:
     faults = replace(scenario.faults, **(befalls if number % 4 else {}))
     drafts = (True,) if True not in scenario.drafts else scenario.drafts
     requests = scenario.requests[:MOST_REQUESTS]
-    return replace(scenario, faults=faults, drafts=drafts, requests=requests)
+    chunk = dice.choice([16, 128])
+    return replace(scenario, faults=faults, drafts=drafts, requests=requests, prefill_chunk=chunk)
 
 
 @pytest.mark.timeout(3600)

@@ -9,6 +9,7 @@ after all have run.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from tools.gpu import (
     grammars,
     guesses,
     memory,
+    nccl,
     options,
     product_times,
     projection,
@@ -63,6 +65,7 @@ SECTIONS = {
     "guesses": lambda args: guesses.guesses(args.prompts),
     "rejection": lambda args: options.rejection(args.prompts),
     "memory": lambda args: memory.memory(),
+    "nccl": lambda args: nccl.nccl(args.nccl),
     "modes": lambda args: serving.modes(args.prompts, args.tokens),
     "gateway": lambda args: gateway.gateway(),
     "grammars": lambda args: grammars.grammars(),
@@ -85,6 +88,9 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", type=int, choices=PARTS, default=list(PARTS), help=percent
     )
+    library = "libnccl.so.2 to take before torch's, for nccl (or SSD_BENCH_NCCL)"
+    given = os.environ.get("SSD_BENCH_NCCL")
+    parser.add_argument("--nccl", type=Path, default=given and Path(given), help=library)
     args = parser.parse_args()
     if args.sections == ["join"]:
         report.join(args.out, PAGE)

@@ -22,6 +22,7 @@ PAIRS = (("qwen3-32b", "qwen3-0.6b"), ("llama-3.1-8b", "llama-3.2-1b"))
 METRICS = "127.0.0.1:9471"
 TIMED = ("--metrics-listen", METRICS)  # of a target whose forwards are timed
 MODES = ("off", "sync", "ssd")
+MPS_SECONDS = 20.0  # for its end
 SHARES = (100, 15, 22, 30, 40)  # percent of the draft; 100: neither has a part of its own
 EXACT_SHARES = (15, 30, 50)
 MOST_TOKENS = 192  # of a request whose speed is taken
@@ -30,13 +31,16 @@ MOST_TOKENS = 192  # of a request whose speed is taken
 @contextlib.contextmanager
 def mps() -> Iterator[None]:
     """Two processes share the device at the same time, not in turns."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
         try:
             yield
         finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
+            # A client may have died in the middle of a kernel.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                quit_it = ["nvidia-cuda-mps-control"]
+                subprocess.run(quit_it, input=b"quit\n", check=False, timeout=MPS_SECONDS)
             del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
 
 

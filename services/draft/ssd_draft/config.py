@@ -8,6 +8,7 @@ from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.speculation.features import FeatureNeeds
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_serving.config import ServiceConfig, check_service_config
 
 AUTO = "auto"
@@ -81,6 +82,7 @@ class DraftEngineOptions:
     block_size: int
     listen_host: str  # where a tensor plane is offered, too
     plane_ports: range | None  # ports for tensor planes; None: any
+    plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
     log_level: str
     log_format: str
     check_integrity: bool
@@ -96,8 +98,9 @@ def check_config(config: DraftConfig) -> None:
             "a forward holds a row for each branch"
         )
     fan_outs(config)
-    plane_ports(config)
     aux_layers(config)
+    if plane_ports(config) is not None and config.plane_kind == PlaneKind.NCCL.value:
+        raise ConfigError("--plane-ports: NCCL takes any port, so --plane-kind nccl needs none")
 
 
 def plane_ports(config: DraftConfig) -> range | None:

@@ -61,6 +61,8 @@ class DraftEngineStats(Record, frozen=True):
     build_micros: int
     feature_rows: int = 0  # that targets have told
     dropped_features: int = 0  # rows of no sequence, or of no use
+    feature_rounds: int = 0  # rounds that a head followed
+    late_feature_rounds: int = 0  # of these, whose rows had not come with the next outcome
     planes: tuple[PlaneReport, ...] = ()  # of all links, as they are now
 
 

@@ -13,6 +13,7 @@ import click
 from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.execution.runner_options import DTYPE_NAMES, KERNELS
 from ssd_engine.process.log import FORMATS, end_process, is_structured, setup_logging
+from ssd_engine.tensor_plane.protocol.handshake import KIND_NAMES
 from ssd_serving.config import DEVICES, LOG_LEVELS
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "draft_expand_to",
         "synthetic_acceptance",
         "eager",
+        "plane_kind",
         "check_integrity",
     ),
 }
@@ -181,8 +183,8 @@ class OptionFactory:
         )
 
     def model(self) -> Decorator:
-        """Where to listen, and how the model is run."""
-        return _all(self._place(), self._sizes(), self._execution())
+        """Where to listen, how the model is run, and how its rows travel."""
+        return _all(self._place(), self._sizes(), self._execution(), self._plane())
 
     def _place(self) -> Decorator:
         return _all(
@@ -254,6 +256,14 @@ class OptionFactory:
                 "and so its text, stays.",
                 metavar="SHAPE",
             ),
+        )
+
+    def _plane(self) -> Decorator:
+        return self(
+            "--plane-kind",
+            "Debug: rows between target and draft go this way alone. auto: by NCCL between two "
+            "GPUs, else by shared memory on one host, else by TCP.",
+            type=click.Choice(KIND_NAMES),
         )
 
     def security(self) -> Decorator:

@@ -12,6 +12,7 @@ from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config, pars
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import DTYPE_NAMES, RunnerOptions, parse_devices
 from ssd_engine.process.addresses import split_address
+from ssd_engine.tensor_plane.protocol.handshake import ANY_KIND, PlaneKind
 from ssd_serving.observability.telemetry import check_otlp_endpoint
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -65,6 +66,7 @@ class ServiceConfig:
     self_check: bool | None = None
     threads: int | None = None
     expand_to: str | None = None
+    plane_kind: str = ANY_KIND
     drain_timeout: float = 30.0
     engine_timeout: float = 60.0
     max_message_mib: int = 16
@@ -122,6 +124,8 @@ def check_service_config(config: ServiceConfig, own_bounds: Bounds) -> None:
         raise ConfigError(
             f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization:g}"
         )
+    if config.plane_kind == PlaneKind.NCCL.value and _device(config) != "cuda":
+        raise ConfigError("--plane-kind nccl joins GPUs, but this service runs on a CPU")
     if config.kernel_cache is not None and config.kernel_cache.is_file():
         raise ConfigError(f"--kernel-cache: {config.kernel_cache} is a file, not a directory")
 

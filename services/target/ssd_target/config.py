@@ -9,6 +9,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.parallel.cluster.options import ClusterOptions, read_secret
 from ssd_engine.process.secret_files import warn_of_readers
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.streams import VALUE_BYTES
 from ssd_serving.config import ServiceConfig, check_service_config, parse_address
 from ssd_target.links.endpoint_addresses import parse_draft
@@ -143,6 +144,7 @@ class EngineOptions:
     draft_runner: RunnerOptions | None
     head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
+    plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
 
 
 def check_config(config: TargetConfig) -> None:
@@ -222,6 +224,13 @@ def feature_options(config: TargetConfig, model: ModelConfig, dtype: str) -> Fea
         config.feature_window * row_bytes,
         config.keep_features << 20,
     )
+
+
+def feature_bytes(config: TargetConfig, options: FeatureOptions) -> int:
+    """The host's memory that features may take, where links can ask for them."""
+    if not speculation_options(config).endpoints:
+        return 0
+    return config.max_num_seqs * options.window_bytes + options.keep_bytes
 
 
 def _wait_seconds(wait: str) -> float | None:

@@ -177,6 +177,12 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         {"WIDTH": 5120, "PADDED": 8192, "OVERLAP": False},
     ),
     (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
+    (elementwise.tap_kernel, [HALF, HALF, "i32", "i32"], {"PIECE": 1024, "OVERLAP": True}),
+    (
+        elementwise.states_before_kernel,
+        [HALF, HALF, INTS, HALF, *[INTS] * 7, "i32"],
+        {"TABLE": 32, "SCRATCH": 64, "BLOCK": 16, "PIECE": 1024, "OVERLAP": False},
+    ),
     (
         elementwise.weigh_kernel,
         [HALF, HALF, HALF, FLOATS, "i32", "i32"],

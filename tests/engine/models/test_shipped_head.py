@@ -12,7 +12,6 @@ from ssd_engine.checkpoints.heads.head_config import (
     is_head,
     load_head_config,
 )
-from ssd_engine.checkpoints.heads.head_expansion import grow_head
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_expansion import ModelShape
 from ssd_engine.checkpoints.model_store import resolve_model, shipped_models
@@ -51,7 +50,6 @@ def prompts() -> list[list[int]]:
 
 def head_of(shape: ModelShape | None = None) -> tuple[HeadConfig, HeadRunner]:
     head = fit_to_target(load_head_config(HEAD), load_model_config(TARGET), TARGET.name)
-    grown = head if shape is None else grow_head(head, shape)
     options = RunnerOptions(
         directory=HEAD,
         dtype="float32",
@@ -61,8 +59,9 @@ def head_of(shape: ModelShape | None = None) -> tuple[HeadConfig, HeadRunner]:
         max_num_seqs=4,
         max_forward_tokens=256,
         num_kv_blocks=64,
+        expand_to=shape,
     )
-    return grown, HeadRunner(grown, open_head(HEAD, head, TARGET), options, VOCAB)
+    return head, HeadRunner(head, open_head(HEAD, head, TARGET), options, VOCAB)
 
 
 def target_of(shape: ModelShape | None = None) -> ModelRunner:

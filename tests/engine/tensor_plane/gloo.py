@@ -4,6 +4,7 @@ No service offers this kind: it lends the carrier of process groups a library th
 """
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import Any, cast
@@ -42,9 +43,10 @@ class GlooGroup:
     def send(self, data: Tensor) -> object:
         return self._group.send([data], self._peer, 0), data
 
-    def receive(self, data: Tensor) -> None:
+    def receive(self, data: Sequence[Tensor]) -> None:
         limit = timedelta(seconds=process_group.STALL_SECONDS)
-        self._group.recv([data], self._peer, 0).wait(limit)
+        for work in [self._group.recv([each], self._peer, 0) for each in data]:
+            work.wait(limit)
 
     def abort(self) -> None:
         self._group = None  # its sockets and its thread end with it

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ssd_engine.process.nccl_library import share_gpus
+from ssd_engine.tensor_plane.end import PlaneEnd
 from ssd_engine.tensor_plane.plane import await_target, go_to_draft
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, host_id
 from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
@@ -87,7 +89,7 @@ def make_target_sender(answer: PlaneAnswer, epoch: int = 1) -> Sender:
     return Sender(go_to_draft(answer, epoch, FEATURES, **_USUAL))
 
 
-def wait_up(*ends: Sender | Receiver) -> None:
+def wait_up(*ends: PlaneEnd) -> None:
     for end in ends:
         wait_until(lambda end=end: end.state is not PlaneState.CONNECTING)  # type: ignore[misc]
         if end.state is not PlaneState.UP:
@@ -102,6 +104,9 @@ class Commands:
 
     def host_id(self) -> str:
         return host_id()
+
+    def share_gpus(self) -> str | None:
+        return share_gpus()
 
     def open_sender(self, kind: PlaneKind, epoch: int, **options: Any) -> PlaneAnswer:
         self.sender, answer = make_sender(kind, epoch, **options)

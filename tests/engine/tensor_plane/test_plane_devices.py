@@ -1,11 +1,13 @@
 """Planes whose rows lie on CUDA devices."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from ssd_engine.process.nccl_library import share_gpus
 from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
@@ -15,6 +17,7 @@ from tests.engine.tensor_plane.peer import (
     make_receiver,
     make_rows,
     make_sender,
+    peer,
     wait_up,
 )
 from tests.engine.tensor_plane.planes import break_off, hardened_kind
@@ -95,6 +98,35 @@ def test_a_communicator_that_cannot_be_made_breaks_the_plane_alone() -> None:
     receiver.close()
     assert sender.join(HANG_SECONDS)
     assert receiver.join(HANG_SECONDS)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_processes_that_share_a_gpu_are_joined_by_nccl_as_often_as_one_dies() -> None:
+    missing = share_gpus()
+    if missing is not None:
+        pytest.skip(missing)
+    cuda, stream = torch.device("cuda", 0), replace(DISTRIBUTIONS, width=150_000)
+    about: dict[str, Any] = {"device": cuda, "stream": stream, "connect_timeout_s": 60.0}
+    for epoch in (1, 2):
+        with peer() as draft:
+            assert draft.call("share_gpus") is None
+            receiver = make_receiver(
+                draft.call("open_sender", PlaneKind.NCCL, epoch, **about), epoch, **about
+            )
+            wait_up(receiver)
+            keys = [RowsKey(epoch, number) for number in range(12)]
+            for key in keys:
+                receiver.expect(key, 6)
+            for number, key in enumerate(keys):
+                draft.call("send", key, 6, number)
+            for number, key in enumerate(keys):
+                landed = receiver.receive(key, 6, HANG_SECONDS)
+                assert landed is not None
+                assert torch.equal(landed.cpu(), make_rows(number, 6, stream))
+            draft.kill()
+            wait_until(lambda receiver=receiver: receiver.state is PlaneState.BROKEN)  # type: ignore[misc]
+        assert receiver.join(HANG_SECONDS)
 
 
 @pytest.mark.gpu2

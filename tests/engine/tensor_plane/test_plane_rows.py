@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssd_engine.tensor_plane.plane import await_target, go_to_draft, local_offer
-from ssd_engine.tensor_plane.protocol.handshake import PlaneKind, choose_kind, host_id
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind, PlaneOffer, choose_kind, host_id
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection
@@ -36,6 +36,9 @@ def test_two_processes_of_one_host_share_memory() -> None:
     offer = local_offer(CPU)
     assert PlaneKind.NCCL not in offer.kinds
     assert choose_kind(offer, offer) is PlaneKind.SHARED_MEMORY
+    only = local_offer(CPU, DISTRIBUTIONS, allowed=(PlaneKind.TCP, PlaneKind.NCCL))
+    assert only == PlaneOffer((PlaneKind.TCP,), offer.host_id, "", (DISTRIBUTIONS,))
+    assert choose_kind(only, offer) is PlaneKind.TCP
 
 
 @every_kind

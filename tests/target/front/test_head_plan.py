@@ -43,11 +43,15 @@ def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None
     assert "made for a target with a hidden size of 256" in output
 
 
-def test_a_head_fits_its_target_as_it_is(head: Path) -> None:
-    grown = ("--expand-to", "layers=9")
-    code, output = check("stories-target", *grown, "--draft-model", str(head), "--device", "cpu")
+def test_a_head_grows_with_its_target(head: Path) -> None:
+    grown = ("--expand-to", "hidden=320,layers=9", "--device", "cpu")
+    code, output = check("stories-target", *grown, "--draft-model", "stories-eagle")
+    assert code == 0
+    assert "stories-eagle, a head of 3.0M parameters that reads boundaries" in output
+    own = ("--draft-model", str(head), "--draft-expand-to", "hidden=320")
+    code, output = check("stories-target", *grown, *own)
     assert code == 2
-    assert "--expand-to" in output
+    assert "--draft-expand-to: random-head is an EAGLE-3 head" in output
 
 
 def test_a_context_without_room_for_the_depth_is_refused(head: Path) -> None:

@@ -150,10 +150,15 @@ class DraftCore:
         return DraftOutput(self._outputs(), load, self.stats(), self._trace.take())
 
     def _take_features(self, link: LinkSequences, features: ToldFeatures) -> None:
+        if features.problem:  # what was opened before that was known
+            for sequence in list(link.sequences.values()):
+                self._room.give_up(link, sequence, NoticeKind.REFUSED, features.problem)
         features.tell(link.sequences)
         self.counters.feature_rows += features.num_told
         self.counters.dropped_features += features.num_dropped
-        features.num_told = features.num_dropped = 0
+        self.counters.feature_rounds += features.num_rounds
+        self.counters.late_feature_rounds += features.num_late
+        features.num_told = features.num_dropped = features.num_rounds = features.num_late = 0
         link.outbox += features.requests
         features.requests = []
 
@@ -223,6 +228,8 @@ class DraftCore:
             build_micros=counters.build_micros,
             feature_rows=counters.feature_rows,
             dropped_features=counters.dropped_features,
+            feature_rounds=counters.feature_rounds,
+            late_feature_rounds=counters.late_feature_rounds,
             planes=tuple(self._reports()),
         )
 

@@ -88,6 +88,8 @@ class FrameFollower:
         self, link: LinkSequences, sequence: DraftSequence, frame: TargetFrame
     ) -> None:
         if isinstance(frame, Outcome):
+            if link.features is not None:
+                link.features.round_ends(sequence, link.sequences)
             self._observe_outcome(link, sequence, frame)
         elif isinstance(frame, Launch):
             self._send_distributions(link, sequence, frame)

@@ -49,6 +49,7 @@ class Counters:
         self.steps = self.rows = self.branches = self.branch_tokens = self.rounds = 0
         self.evictions = self.refusals = self.dropped_frames = 0
         self.feature_rows = self.dropped_features = 0
+        self.feature_rounds = self.late_feature_rounds = 0
         self.builds, self.build_micros = new_counts(), 0
 
     def count_tree(self, seconds: float) -> None:

@@ -59,7 +59,8 @@ def _join(
     options: DraftEngineOptions, up: TargetLinkUp, offer: PlaneOffer, stream: RowsStream
 ) -> tuple[AgreedPlane, Plane] | None:
     device = torch.device("cpu" if options.runner is None else options.runner.device)
-    kind = choose_kind(offer, local_offer(device), options.plane_ports is not None)
+    able = local_offer(device, allowed=options.plane_kinds)
+    kind = choose_kind(offer, able, options.plane_ports is not None)
     host = up.interface or options.listen_host
     if kind is None or is_wildcard(host):
         return None  # no kind, or no known way to the target: a plane waits on no other

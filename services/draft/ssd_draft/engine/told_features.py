@@ -23,6 +23,7 @@ from ssd_engine.tensor_plane.report import report_of
 
 WAITING_SECONDS = 5.0  # that rows wait for the frames that they belong to
 WAITING_BYTES = 64 << 20  # of a link
+ANSWER_ROUNDS = 4  # in which a target answers, or has nothing to say
 
 
 class FeatureInbox(Protocol):
@@ -45,6 +46,8 @@ class FeatureInbox(Protocol):
 class _Told:
     end: int  # after the last position that is known
     asked_from: int  # the last request's position
+    gap_until: int | None = None  # rows beyond were sent before that request was heard
+    asked_in: int = 0  # round
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class ToldFeatures:
         self._waiting_bytes = 0
         self.requests: list[FeatureRequest] = []  # for the target
         self.num_told = self.num_dropped = 0  # rows, since they were last counted
+        self.num_rounds = self.num_late = 0  # rounds, likewise; of these, without all rows
 
     @property
     def has_rows(self) -> bool:
@@ -107,6 +111,14 @@ class ToldFeatures:
 
     def closed(self, sequence_id: int) -> None:
         self._told.pop(sequence_id, None)
+
+    def round_ends(self, sequence: DraftSequence, sequences: Mapping[int, DraftSequence]) -> None:
+        """The next outcome is there: have the rows of the one before come?"""
+        self.tell(sequences)
+        told = self._told.get(sequence.id)
+        if told is not None and sequence.round > sequence.opened_in_round:
+            self.num_rounds += 1
+            self.num_late += told.end < sequence.num_committed - 1
 
     def _ask(self, sequence: DraftSequence, begin: int) -> None:
         self.requests.append(FeatureRequest(sequence.id, sequence.round, begin))
@@ -142,14 +154,21 @@ class ToldFeatures:
 
     def _pass_on(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         told = self._told[sequence.id]
-        if start > told.end and told.asked_from != told.end:
-            told.asked_from = told.end
-            self._ask(sequence, told.end)
+        if start > told.end and self._are_missing(sequence, told, start):
             self.num_dropped += len(rows)  # they are told again after those
             return
-        told.end = max(told.end, start + len(rows))
+        told.end, told.gap_until = max(told.end, start + len(rows)), None
         self.num_told += len(rows)
         self._speculator.take_features(sequence, start, rows)
+
+    def _are_missing(self, sequence: DraftSequence, told: _Told, start: int) -> bool:
+        """Whether rows before ``start`` may still come. They are asked for once."""
+        if told.asked_from != told.end:
+            told.asked_from, told.gap_until, told.asked_in = told.end, start, sequence.round
+            self._ask(sequence, told.end)
+            return True
+        is_older = told.gap_until is not None and start > told.gap_until
+        return is_older and sequence.round < told.asked_in + ANSWER_ROUNDS
 
     def _wait(self, told: _Waiting, now: float) -> None:
         if now - told.since > WAITING_SECONDS:

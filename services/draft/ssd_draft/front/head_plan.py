@@ -7,6 +7,11 @@ from ssd_draft.config import CONTEXT_WITHOUT_MODEL, DraftConfig, DraftHead, aux_
 from ssd_engine.checkpoints.files.model_files import is_there
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import HeadConfig, fit_to_target, load_head_config
+from ssd_engine.checkpoints.heads.head_expansion import (
+    count_head_parameters,
+    grow_head,
+    shape_of_head,
+)
 from ssd_engine.checkpoints.model_config import ModelConfig, load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model, shipped_models
 from ssd_engine.checkpoints.tokenizer_files import TOKENIZER, count_tokens
@@ -25,6 +30,12 @@ class DraftHeadPlan(ModelPlan):
     head: DraftHead
     tokenizer_directory: Path
     max_context: int  # tokens of a sequence: what is beyond the head's own is left out of its text
+
+    @property
+    def num_parameters(self) -> int:
+        return count_head_parameters(
+            grow_head(self.head.config, self.runner.expand_to), self.checkpoint
+        )
 
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer(self.tokenizer_directory, self.model)
@@ -54,6 +65,7 @@ def plan_head(config: DraftConfig, directory: Path, sizes: StepSizes) -> DraftHe
         )
     checkpoint = open_head(directory, head, target)
     runner = runner_options(config, head.layers, directory, sizes)
+    runner = replace(runner, expand_to=shape_of_head(runner.expand_to))
     _check_depth(config, runner, directory)
     return DraftHeadPlan(
         name=config.name or directory.name,
@@ -69,10 +81,6 @@ def plan_head(config: DraftConfig, directory: Path, sizes: StepSizes) -> DraftHe
 def _check_options(config: DraftConfig, directory: Path) -> None:
     if config.tp > 1:
         raise ConfigError(f"--tp {config.tp}: {directory.name} is a head, which one rank runs")
-    if config.expand_to is not None:
-        raise ConfigError(
-            f"--expand-to: {directory.name} is a head, which fits its target as it is"
-        )
 
 
 def _target_of(config: DraftConfig, head: HeadConfig) -> Path | None:
@@ -109,7 +117,8 @@ def _with_tokens(head: HeadConfig, directory: Path, target: ModelConfig | None) 
 def _options(
     config: DraftConfig, head: HeadConfig, target: Path | None, runner: RunnerOptions
 ) -> DraftHead:
-    needs = FeatureNeeds(tuple(head.boundaries or ()), head.target_hidden_size, runner.dtype)
+    width = grow_head(head, runner.expand_to).target_hidden_size
+    needs = FeatureNeeds(tuple(head.boundaries or ()), width, runner.dtype)
     return DraftHead(head, target, needs, config.feature_window)
 
 

@@ -107,6 +107,12 @@ COUNTERS: Reads = {
         ("refusals", "refusals", "Sequences that were not opened."),
         ("feature_rows", "feature_rows", "Rows of hidden states that targets have told."),
         ("feature_rows_dropped", "dropped_features", "Such rows that were of no use."),
+        ("feature_rounds", "feature_rounds", "Rounds that a head followed."),
+        (
+            "feature_rounds_late",
+            "late_feature_rounds",
+            "Of these, whose hidden states had not come with the next outcome.",
+        ),
         ("engine_frames_dropped", "dropped_frames", "Frames that were stale or unknown."),
     )
 }

@@ -24,11 +24,13 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, max_message_bytes, parse_address
 from ssd_serving.engine.records import Ready
 from ssd_serving.observability.telemetry import make_spans
 from ssd_serving.plan import ModelPlan, plan_model
+from ssd_serving.rpc.feature_messages import encode_feature_terms
 from ssd_serving.rpc.frame_messages import largest_message
 from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_serving.rpc.status import NotServing
@@ -52,17 +54,7 @@ def plan_draft(config: DraftConfig) -> ModelPlan | None:
         return None
     if kind.is_head:
         return plan_head(config, resolve_model(config.model), _head_sizes(config))
-    # A row of a tree sees the chain that is verified, and the branches.
-    max_tail = config.depth + scratch_tokens(config)
-    sizes = StepSizes(
-        config.max_rows,
-        max_tail,
-        exact=False,
-        step_rows=config.depth + 1,
-        branches=config.budget,
-        ranks=RANKS + 1,
-        max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
-    )
+    sizes = _sizes(config, config.depth + 1)
     return plan_model(config.model, config, sizes)
 
 
@@ -76,9 +68,21 @@ def _check_no_head(config: DraftConfig) -> None:
 
 
 def _head_sizes(config: DraftConfig) -> StepSizes:
-    """Without steps of few rows: a head's are no captured ones."""
-    max_tail = config.depth + scratch_tokens(config)
-    return StepSizes(config.max_rows, max_tail, exact=False)
+    """A round's rows are read as the target has told them, with the chain that is verified."""
+    return _sizes(config, 2 * (config.depth + 1))
+
+
+def _sizes(config: DraftConfig, step_rows: int) -> StepSizes:
+    return StepSizes(
+        config.max_rows,
+        # A row of a tree sees the chain that is verified, and the branches.
+        max_tail=config.depth + scratch_tokens(config),
+        exact=False,
+        step_rows=step_rows,
+        branches=config.budget,
+        ranks=RANKS + 1,
+        max_path=2 * config.depth + 1,  # a chain, an outcome, and its branch
+    )
 
 
 class DraftServer(ServiceServer):
@@ -189,6 +193,7 @@ def _engine_options(config: DraftConfig, plan: ModelPlan | None) -> DraftEngineO
         block_size=config.block_size,
         listen_host=parse_address("--listen", config.listen)[0],
         plane_ports=plane_ports(config),
+        plane_kinds=kinds_named(config.plane_kind),
         log_level=config.log_level,
         log_format=config.log_format,
         check_integrity=config.check_integrity,
@@ -232,6 +237,7 @@ def _draft_info(
         max_branches=endpoint.budget,
         protocol_version=PROTOCOL_VERSION,
         version=__version__,
+        features=None if endpoint.features is None else encode_feature_terms(endpoint.features),
     )
     if plan is None or tokenizer is None:
         return info

@@ -156,7 +156,7 @@ class GraphRunner:
         """``steps`` in the order in which they are tried: the first that fits is taken.
         ``rejector``: for a target whose device verifies by rejection."""
         self.steps, self._rejector = steps, rejector
-        self._eager = eager
+        self.eager = eager
         self._captured: dict[tuple[StepShape, int], _Captured] = {}
         self._plain: dict[tuple[StepShape, int], _Captured] = {}  # those that tell no features
         self._memory: Any = None  # that graphs share
@@ -189,7 +189,7 @@ class GraphRunner:
                 if self._rejector is not None and step.logits is not None:
                     self._rejector.warm_up(step.scores(step.logits, drawing))
         self._captured = self._plain = self._capture_all()
-        log.info("%d step shapes %s", len(self.steps), "ready" if self._eager else "captured")
+        log.info("%d step shapes %s", len(self.steps), "ready" if self.eager else "captured")
 
     def watch(self, features: StepFeatures | None) -> None:
         """From the next launch on, steps tell ``features`` what they ask for, by graphs of their
@@ -209,7 +209,7 @@ class GraphRunner:
     def _capture_all(self) -> dict[tuple[StepShape, int], "_Captured"]:
         """The graphs of all steps as they are now; none where steps are launched eagerly."""
         captured: dict[tuple[StepShape, int], _Captured] = {}
-        steps = () if self._eager else self.steps
+        steps = () if self.eager else self.steps
         for step in tracked("capturing graphs", steps, len(steps), "step shapes"):
             torch.cuda.synchronize()
             for side in range(step.num_sides):
@@ -326,9 +326,10 @@ class GraphRunner:
         self._launches += 1
         self._expected = None
         end = self._ends[turn]
-        if (reading := self._reading_features.pop(side, None)) is not None:
+        reading = self._reading_features.pop(side, None)
+        if reading is not None and not reading.query():  # a wait that is over costs time, too
             self._stream.wait_event(reading)
-        if self._eager:
+        if self.eager:
             start = self._starts[turn]
             if write is not None:
                 write()

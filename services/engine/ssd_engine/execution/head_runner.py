@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,18 +11,23 @@ from torch import Tensor
 from ssd_engine.attention.base import AttentionBackend
 from ssd_engine.checkpoints.heads.head_checkpoint import HeadCheckpoint
 from ssd_engine.checkpoints.heads.head_config import HeadConfig
+from ssd_engine.checkpoints.heads.head_expansion import grow_head
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Chunk, Draw, KVCopy, Part, Rows, slots_at, slots_of
 from ssd_engine.forward.result import ImmediateForward, PendingForward
 from ssd_engine.models.decoder import DecoderWeights
-from ssd_engine.models.eagle_head import EagleHead, HeadProducts, HeadWeights
+from ssd_engine.models.eagle_head import EagleHead, HeadProducts, HeadStates, HeadWeights
 from ssd_engine.models.head_loader import load_head
 from ssd_engine.models.layers import PromptLayers
 from ssd_engine.models.linear import choose_panels
 from ssd_engine.models.rope import RopeTable
 from ssd_engine.models.tensor_parallel import SingleRank, TensorParallel
+
+if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
+    from ssd_engine.execution.head_step import ToldStates
+    from ssd_engine.execution.step import MakeLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +50,26 @@ class HeadRunner(ModelRunner):
         options: RunnerOptions,
         num_tokens: int,
     ) -> None:
-        """``num_tokens`` of the target, padding left out."""
-        self._config, self._checkpoint, self._num_tokens = head, checkpoint, num_tokens
+        """``num_tokens`` of the target, padding left out. ``head`` is the checkpoint's; with
+        ``expand_to`` it is grown, as its target is."""
+        grown = grow_head(head, options.expand_to)
+        layers = replace(grown.layers, vocab_size=num_tokens, head_rows=num_tokens)
+        self._config, self._checkpoint = replace(grown, layers=layers), checkpoint
+        self._num_tokens = num_tokens
         self._given: GivenFeatures | None = None
-        # A step that is captured reads no states: every forward is launched kernel by kernel.
-        super().__init__(head.layers, replace(options, step_rows=0), SingleRank(), self._load)
+        self._states = HeadStates()
+        self._told_states: ToldStates | None = None  # of steps
+        options = replace(options, expand_to=None)
+        super().__init__(layers, options, SingleRank(), self._load)
 
     def step_with_features(
         self, parts: Sequence[Part], draws: Sequence[Draw | None], given: GivenFeatures
     ) -> PendingForward:
         """As ``step``, with what the target has told of some of the rows."""
+        if self.steps is not None and self._told_states is not None:
+            runs = joined(parts)
+            if self.steps.step_for(runs) is not None:
+                return self._step_told(runs, draws, self._rows_told(parts, given.counts), given)
 
         def forward() -> Tensor | None:
             self._given = given
@@ -62,6 +79,22 @@ class HeadRunner(ModelRunner):
                 self._given = None
 
         return ImmediateForward(forward)
+
+    def _step_told(
+        self,
+        parts: Sequence[Part],
+        draws: Sequence[Draw | None],
+        rows: list[int],
+        given: GivenFeatures,
+    ) -> PendingForward:
+        """A captured step, these rows of which the target has told."""
+        if self._told_states is None or not rows:
+            return self.step(parts, draws)
+        with torch.inference_mode():
+            self._told_states.put(self._upload(rows), self._combined(given))
+        pending = self.step(parts, draws)
+        self._told_states.clear()
+        return pending
 
     def _load(
         self, config: ModelConfig, tp: TensorParallel, dtype: torch.dtype, device: torch.device
@@ -86,11 +119,17 @@ class HeadRunner(ModelRunner):
         """The first layer reads twice as much as the others."""
         return False
 
+    def _step_layers(self) -> "MakeLayers":
+        from ssd_engine.execution.head_step import HeadStepLayers, ToldStates
+
+        self._told_states = ToldStates(
+            self.model, max(shape.padded_rows for shape in self._step_shapes)
+        )
+        return partial(HeadStepLayers, self._states, self._told_states)
+
     def _allocate_cache(self, num_blocks: int) -> None:
         super()._allocate_cache(num_blocks)
-        slots, dtype = num_blocks * self.options.block_size, self.kv.spec.dtype
-        shape = (slots, self.config.hidden_size)
-        self._states = torch.zeros(shape, dtype=dtype, device=self.device)
+        self._states.allocate(num_blocks * self.options.block_size, self.model.weights.norm)
 
     @property
     def _bytes_per_block(self) -> int:
@@ -102,23 +141,33 @@ class HeadRunner(ModelRunner):
         products = HeadProducts(self.model, self._states_before(parts))
         layers = PromptLayers(self.model, self.kv, products, tokens, positions, slots, plan)
         hidden = layers.forward()
-        self._states.index_copy_(0, slots, self.model.following_states(hidden))
+        self._states.rows.index_copy_(0, slots, self.model.following_states(hidden))
         return hidden
 
     def _states_before(self, parts: Sequence[Rows]) -> Tensor:
         """What each row reads beside its token [rows, d]."""
         before = [slot for part in parts for slot in self._slots_before(part)]
-        states = self._states.index_select(0, self._upload(before))
-        given = self._given
-        if given is None or not sum(given.counts):
+        states = self._states.rows.index_select(0, self._upload(before))
+        if self._given is None:
             return states
+        rows = self._rows_told(parts, self._given.counts)
+        if not rows:
+            return states
+        return states.index_copy_(0, self._upload(rows), self._combined(self._given))
+
+    def _combined(self, given: GivenFeatures) -> Tensor:
+        """g [sum of counts, d]"""
+        return self.model.combine(given.rows.to(self.device, self.model.weights.norm.dtype))
+
+    def _rows_told(self, parts: Sequence[Part], counts: Sequence[int]) -> list[int]:
+        """The rows of a forward that the target has told of."""
         rows: list[int] = []
         begin = 0
-        for part, count in zip(parts, given.counts, strict=True):
+        runs = [part for part in parts if not isinstance(part, KVCopy)]
+        for part, count in zip(runs, counts, strict=True):
             rows += range(begin, begin + count)
             begin += len(part.tokens)
-        told = given.rows.to(self.device, states.dtype)
-        return states.index_copy_(0, self._upload(rows), self.model.combine(told))
+        return rows
 
     def _slots_before(self, part: Rows) -> Sequence[int]:
         """Where the row lies that each row goes on from."""
@@ -136,4 +185,25 @@ class HeadRunner(ModelRunner):
             size = self.options.block_size
             sources = self._upload([slot for part in parts for slot in part.sources])
             slots = self._upload([slot for part in parts for slot in slots_of(part, size)])
-            self._states.index_copy_(0, slots, self._states.index_select(0, sources))
+            states = self._states.rows
+            states.index_copy_(0, slots, states.index_select(0, sources))
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Chunks that follow each other in one sequence as one: in a step each run writes its own keys
+    while others read. What is told of rows divides them for the caller alone."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, Chunk) and isinstance(last, Chunk) and _follows(part, last):
+            tokens, logits = [*last.tokens, *part.tokens], last.num_logits + part.num_logits
+            found[-1] = Chunk(tokens, last.start, part.blocks, logits)
+        else:
+            found.append(part)
+    return found
+
+
+def _follows(part: Chunk, last: Chunk) -> bool:
+    """Rows with logits are the last ones of a chunk."""
+    whole = not last.num_logits or part.num_logits == len(part.tokens)
+    return whole and part.start == last.end and list(part.blocks) == list(last.blocks)

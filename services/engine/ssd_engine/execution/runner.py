@@ -60,6 +60,7 @@ from ssd_engine.sampling.scoring import score_tokens
 
 if TYPE_CHECKING:  # what a CUDA device needs is imported where there is one
     from ssd_engine.execution.graphs import GraphRunner
+    from ssd_engine.execution.step import MakeLayers
     from ssd_engine.execution.step_drawing import PromptDrawing
     from ssd_engine.execution.step_features import StepFeatures
     from ssd_engine.forward.step_inputs import StepShape
@@ -193,9 +194,15 @@ class ModelRunner:
             last = torch.zeros(most_rows, dtype=torch.int32, device=self.device)
         buffers = StepBuffers(self.model, max(shapes, key=lambda shape: shape.rows))
         about = (ranks, self._kernels, last, NUM_SIDES, self._histories, largest, buffers)
-        steps = [Step(self.model, self.kv, shape, *about) for shape in shapes]
+        layers = self._step_layers()
+        steps = [Step(self.model, self.kv, shape, *about, layers) for shape in shapes]
         eager = self.options.eager or not self.tp.in_graphs
         return GraphRunner(steps, eager, self._make_rejector())
+
+    def _step_layers(self) -> "MakeLayers":
+        from ssd_engine.execution.step import StepLayers
+
+        return StepLayers
 
     def _make_rejector(self) -> "Rejector | None":
         """A draft verifies nothing. Several ranks leave that to the host."""
@@ -316,7 +323,8 @@ class ModelRunner:
 
     def _more_memory(self, missing: int) -> str:
         if self.device.type != "cuda":
-            return ""
+            other = self.options.host_bytes / 2**20
+            return f"; {other:,.0f} MiB of it are for features" if other else ""
         share = needed_share(self.options, missing * self._bytes_per_block, self.device)
         return f" (--gpu-memory-utilization {share:.2f})" if share <= 1 else ""
 
@@ -338,7 +346,8 @@ class ModelRunner:
         if self.device.type == "cuda":
             self._warm_up()
             return min(blocks_on_device(self.options, size, self.device), useful)
-        budget = CPU_CACHE_SHARE * available_memory() / self.tp.local_size
+        budget = CPU_CACHE_SHARE * available_memory() - self.options.host_bytes
+        budget /= self.tp.local_size
         return max(0, min(int(budget) // size, useful))
 
     def _warm_up(self) -> None:
@@ -450,10 +459,11 @@ class ModelRunner:
     def _step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
         """The last ones, where the same are asked for again."""
         if self._told is None or self._told.boundaries != boundaries:
-            self._told = self._make_step_features(boundaries)
+            self._told = self.make_step_features(boundaries)
         return self._told
 
-    def _make_step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+    def make_step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
+        """Buffers for what all steps tell at these boundaries."""
         from ssd_engine.execution.step_features import StepFeatures
 
         rows = max(shape.padded_rows for shape in self._step_shapes)
@@ -462,6 +472,11 @@ class ModelRunner:
         norm = self.model.weights.norm
         features.warm_up(norm.new_zeros(1, self.config.hidden_size))
         return features
+
+    def wait(self) -> None:
+        """Until the device has computed all that was launched."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def beside_forwards(self) -> AbstractContextManager[object]:
         """What is done inside does not wait for what was launched last."""

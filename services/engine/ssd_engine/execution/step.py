@@ -4,11 +4,19 @@ The decoder's layers with fused kernels, over buffers that stay where they are, 
 can be captured: the inputs' copy to the device first, the results' copy back last.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
-from ssd_engine.execution.layer_products import LayerBuffers, make_layer_products
+from ssd_engine.execution.layer_products import (
+    ChainedProducts,
+    LayerBuffers,
+    SeparateProducts,
+    make_layer_products,
+)
 from ssd_engine.execution.step_attention import make_attention
 from ssd_engine.execution.step_drawing import StepDrawing
 from ssd_engine.execution.step_features import StepFeatures
@@ -49,10 +57,19 @@ class StepLayers(Layers):
         """``largest``: of the shapes that must give a row the same bits."""
         shape = inputs.shape
         buffers = buffers or StepBuffers(model, shape)
-        self._fused = make_layer_products(model, shape.rows, kernels, buffers, shape.padded_rows)
+        self._fused = self._make_products(model, inputs, kernels, buffers)
         attend = make_attention(model, inputs, kernels, largest or shape)
         super().__init__(model, kv, self._fused, attend, inputs["tokens"][: shape.rows])
         self.logits = buffers.logits[: shape.rows]
+
+    def _make_products(
+        self, model: Decoder, inputs: StepInputs, kernels: KernelSet, buffers: "StepBuffers"
+    ) -> SeparateProducts | ChainedProducts:
+        shape = inputs.shape
+        return make_layer_products(model, shape.rows, kernels, buffers, shape.padded_rows)
+
+    def move(self) -> None:
+        """Beside keys and values nothing is kept."""
 
     def begin(self) -> None:
         """The embedding, and the first layers."""
@@ -70,6 +87,12 @@ class StepLayers(Layers):
         self._fused.score(self.hidden, self.logits)
 
 
+# (model, kv, inputs, kernels, largest, buffers)
+MakeLayers = Callable[
+    [Any, KVCache, StepInputs, KernelSet, StepShape | None, StepBuffers | None], StepLayers
+]
+
+
 class Step(StepDrawing):
     def __init__(
         self,
@@ -83,6 +106,7 @@ class Step(StepDrawing):
         histories: Histories | None = None,
         largest: StepShape | None = None,
         buffers: StepBuffers | None = None,
+        make_layers: MakeLayers = StepLayers,
     ) -> None:
         """``kv`` may be allocated later, before the first run. ``last``: what each row draws, or
         its best token: the step after this one may follow. With two sides a step can be filled
@@ -92,7 +116,7 @@ class Step(StepDrawing):
         vocab, device = model.config.head_rows, model.weights.norm.device
         super().__init__(shape, vocab, device, ranks, kernels.overlap, last, num_sides, histories)
         self.follows, self._last = last is not None, last
-        self.layers = StepLayers(model, kv, self.inputs, kernels, largest, buffers)
+        self.layers = make_layers(model, kv, self.inputs, kernels, largest, buffers)
         self._kv = kv
         self._features: StepFeatures | None = None
         self.logits: Tensor | None = None
@@ -153,3 +177,4 @@ class Step(StepDrawing):
             triton.next_power_of_2(width),
             False,
         )
+        self.layers.move()

@@ -137,6 +137,51 @@ def tap_kernel(
 
 
 @triton.jit
+def states_before_kernel(
+    states,  # [slots, width]
+    given,  # [rows, width]: where the target has told them
+    is_given,  # [rows]
+    out,  # [rows, width]
+    run_begin,  # of a step's inputs, as all that follow
+    run_rows,
+    run_depths,
+    run_branches,
+    limits,
+    tables,  # [runs, TABLE]
+    scratch,  # [runs, SCRATCH]
+    width,
+    TABLE: tl.constexpr,
+    SCRATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """What each row of a step goes on from: the state of the row before it, in its sequence or in
+    its branch. The first row of a text reads its own slot."""
+    run, at = tl.program_id(2), tl.program_id(1)
+    column = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+    inside = column < width
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if at < tl.load(run_rows + run):
+        row = (tl.load(run_begin + run) + at).to(tl.int64)
+        depth = tl.load(run_depths + run)
+        if tl.load(is_given + row) != 0:
+            value = tl.load(given + row * width + column, mask=inside, other=0.0)
+        else:
+            if depth > 1:  # of a branch, whose own slot is its last one
+                before = (depth - 2) * tl.load(run_branches + run) + at
+                slot = tl.load(scratch + run * SCRATCH + before)
+            else:
+                limit = tl.load(limits + row)
+                place = tl.where(depth == 1, limit, tl.maximum(limit - 1, 0))
+                slot = tl.load(tables + run * TABLE + place // BLOCK) * BLOCK + place % BLOCK
+            value = tl.load(states + slot.to(tl.int64) * width + column, mask=inside, other=0.0)
+        tl.store(out + row * width + column, value, mask=inside)
+
+
+@triton.jit
 def weigh_kernel(
     hidden,  # [rows, width]
     norm,  # [width]

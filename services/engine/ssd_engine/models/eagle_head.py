@@ -32,6 +32,17 @@ class HeadWeights:
     target_tokens: Tensor | None  # [draft tokens]; None: every token is its own
 
 
+class HeadStates:
+    """What each row hands to the row after it, by the slots of the cache."""
+
+    def __init__(self) -> None:
+        self.rows = torch.empty(0)  # [slots, d]
+
+    def allocate(self, slots: int, like: Tensor) -> None:
+        """As wide as the norm that ``like`` is."""
+        self.rows = like.new_zeros(slots, len(like))
+
+
 class EagleHead(Decoder):
     def __init__(
         self,
@@ -69,12 +80,16 @@ class EagleHead(Decoder):
         drafted = self.tp.gather_columns(self.multiply_head(hidden))
         if drafted is None:
             return None
-        drafted = drafted[:, : self.head.draft_vocab_size].float()
+        whole = drafted.new_full((len(drafted), self.num_tokens), float("-inf"), dtype=torch.float)
+        return self.spread(drafted, whole)
+
+    def spread(self, drafted: Tensor, whole: Tensor) -> Tensor:
+        """Logits of its own tokens [rows, draft tokens] to ``whole`` [rows, tokens of the target],
+        whose others stay as they are."""
         if self._tokens is None:
-            return drafted[:, : self.num_tokens]
-        whole = drafted.new_full((len(drafted), self.num_tokens), float("-inf"))
+            return whole.copy_(drafted[:, : self.num_tokens])
         places, tokens = self._tokens
-        return whole.index_copy_(1, tokens, drafted[:, places])
+        return whole.index_copy_(1, tokens, drafted[:, places].float())
 
 
 class HeadProducts(EagerProducts):

@@ -18,7 +18,14 @@ from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.sampling.noise import STREAM_DRAFT, gumbel, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
-from ssd_engine.sampling.sampler import SampleRow, adjust_logits, argmax, scale_logits, warp_logits
+from ssd_engine.sampling.sampler import (
+    NEVER,
+    SampleRow,
+    adjust_logits,
+    argmax,
+    scale_logits,
+    warp_logits,
+)
 
 # What the score of a guess loses when the draft's filters leave it out, and what the best of those
 # that they leave is raised by, so that it comes first.
@@ -49,24 +56,36 @@ def ranked_guesses(
 
     Not coupled: the target's noise is its own, and the likeliest tokens are the best guesses.
     """
-    logits = adjust_logits(logits, rows)
+    logits = adjust_logits(_with_known(logits, rows), rows)
     if not coupled or all(row.params.greedy for row in rows):
         if count == 1:
             return [[token] for token in argmax(logits)]
-        best: list[list[int]] = logits.topk(min(count, logits.shape[1])).indices.tolist()
-        return _without_forbidden(best, rows)
+        return _possible(*logits.topk(min(count, logits.shape[1])))
     tokens = logits.topk(min(max(count, LIKELIEST), logits.shape[1])).indices
     scores = _coupled_scores(logits, tokens, rows)
-    order = scores.topk(min(count, scores.shape[1])).indices
-    return _without_forbidden(tokens.gather(1, order).tolist(), rows)
+    best, order = scores.topk(min(count, scores.shape[1]))
+    return _possible(best, tokens.gather(1, order))
 
 
-def _without_forbidden(rankings: list[list[int]], rows: Sequence[SampleRow]) -> list[list[int]]:
-    """Fewer guesses where a grammar allows fewer."""
-    for i, row in enumerate(rows):
-        if (bits := row.allowed) is not None:
-            rankings[i] = [token for token in rankings[i] if bits[token >> 3] >> (token & 7) & 1]
-    return rankings
+def _with_known(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """A head may know none of the tokens that a grammar allows: then these are all alike."""
+    held = [i for i, row in enumerate(rows) if row.allowed is not None]
+    if not held:
+        return logits
+    some = adjust_logits(logits[held], [rows[i] for i in held])
+    unknown = [i for i, best in zip(held, some.amax(dim=1).tolist(), strict=True) if best == NEVER]
+    if not unknown:
+        return logits
+    return logits.index_fill(0, torch.tensor(unknown, device=logits.device), 0.0)
+
+
+def _possible(scores: Tensor, tokens: Tensor) -> list[list[int]]:
+    """The tokens [n, count], best first: fewer where a grammar allows, or a head knows, fewer."""
+    rankings: list[list[int]] = tokens.tolist()
+    if bool((scores[:, -1] > NEVER).all()):
+        return rankings
+    counts = (scores > NEVER).sum(dim=1).tolist()
+    return [ranking[: max(1, n)] for ranking, n in zip(rankings, counts, strict=True)]
 
 
 def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bool]) -> Tensor:
@@ -106,7 +125,7 @@ def drawn_guesses(
     down_weight: Sequence[float],
 ) -> tuple[list[int], Tensor]:
     """Rejection verification: tokens drawn from sigma, and sigma as it is shipped [n, vocab]."""
-    wire = draft_distribution(logits, rows, fan_out, down_weight)
+    wire = draft_distribution(_with_known(logits, rows), rows, fan_out, down_weight)
     seeds = torch.tensor([signed64(row.params.seed) for row in rows], device=logits.device)
     positions = torch.tensor([row.position for row in rows], device=logits.device)
     tokens: list[int] = draw_from(sigma_of(wire), seeds, positions, STREAM_DRAFT).tolist()

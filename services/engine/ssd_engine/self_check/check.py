@@ -22,6 +22,7 @@ from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.sampling.sampler import SampleRow, adjust_logits, logprobs, perturbed_scores
 from ssd_engine.self_check.expected import TOLERANCE
+from ssd_engine.self_check.features import FeatureCheck
 from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.layers import LayerCheck
 from ssd_engine.self_check.workload import (
@@ -78,6 +79,8 @@ def check_model(runner: ModelRunner) -> Findings:
         for step in runner.steps.steps:
             for parts in _step_parts(room, step):
                 StepCheck(runner, step, parts, findings).run(runner.steps)
+        if runner.options.exact:
+            _check_features(runner, room, findings)
     findings.raise_if_wrong(runner.tp)
     if runner.device.type == "cuda":
         torch.cuda.empty_cache()  # others may want the memory that it took
@@ -100,6 +103,18 @@ def _check_prefill(
         return runner.multiply_head(runner.model.normalise(layers.hidden)[rows])
 
     LayerCheck(runner, layers, score, parts, findings, use, remedy).run()
+
+
+def _check_features(runner: ModelRunner, room: CheckRoom, findings: Findings) -> None:
+    """Those of a target's smallest step: heads may ask for them while it serves."""
+    from ssd_engine.execution.graphs import GraphRunner
+
+    if runner.steps is None:
+        return
+    step = runner.steps.steps[0]
+    for parts in _step_parts(room, step):
+        graphs = GraphRunner([step], runner.steps.eager)
+        FeatureCheck(runner, step, parts, findings).run(graphs, STEP, EAGER)
 
 
 def _forwards(runner: ModelRunner, room: CheckRoom) -> list[tuple[str, list[Part]]]:

@@ -1,5 +1,7 @@
 """Rows in the host's memory, or on their way there while the device computes something else."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -9,8 +11,11 @@ from torch import Tensor
 class HostRows:
     """Some rows [n, width], to which nobody writes."""
 
-    def __init__(self, rows: Tensor, landed: torch.cuda.Event | None = None) -> None:
-        self._rows, self._landed = rows, landed
+    def __init__(
+        self, rows: Tensor, landed: torch.cuda.Event | None = None, borrowed: bool = False
+    ) -> None:
+        """``borrowed``: a part of memory that rows of others may share."""
+        self._rows, self._landed, self.is_borrowed = rows, landed, borrowed
         self.num_bytes = rows.nbytes
 
     def __len__(self) -> int:
@@ -25,18 +30,18 @@ class HostRows:
 
     def part(self, begin: int, end: int) -> "HostRows":
         """Some of them, in the same memory."""
-        return HostRows(self._rows[begin:end], self._landed)
+        return HostRows(self._rows[begin:end], self._landed, self.is_borrowed)
 
     def settled(self) -> "HostRows":
-        """The same, in memory of their own that any part of the process may keep."""
-        return HostRows(self.get().clone()) if self._rows.is_pinned() else self
+        """The same, in memory of their own."""
+        return HostRows(self.get().clone()) if self.is_borrowed else self
 
 
 class RowCopies(Protocol):
     def mark(self) -> torch.cuda.Event | None:
         """What the device has been asked for so far is done when this has passed."""
 
-    def copy(self, rows: Tensor, mark: torch.cuda.Event | None) -> HostRows:
+    def copy(self, pieces: Sequence[Tensor], mark: torch.cuda.Event | None) -> list[HostRows]:
         """Copies what is complete after the mark; what was launched since is not waited for."""
 
 
@@ -44,11 +49,13 @@ class CopiesOnHost:
     def mark(self) -> None:
         return None
 
-    def copy(self, rows: Tensor, mark: torch.cuda.Event | None) -> HostRows:
-        return HostRows(rows.clone())
+    def copy(self, pieces: Sequence[Tensor], mark: torch.cuda.Event | None) -> list[HostRows]:
+        return [HostRows(rows.clone()) for rows in pieces]
 
 
 class CopiesFromDevice:
+    """All pieces of a forward go to the host in one copy."""
+
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
@@ -57,16 +64,20 @@ class CopiesFromDevice:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def copy(self, rows: Tensor, mark: torch.cuda.Event | None) -> HostRows:
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    def copy(self, pieces: Sequence[Tensor], mark: torch.cuda.Event | None) -> list[HostRows]:
         landed = torch.cuda.Event()
         if mark is not None:
             self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
+            rows = torch.cat([*pieces]) if len(pieces) > 1 else pieces[0]
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             host.copy_(rows, non_blocking=True)
             landed.record(self._stream)
-        rows.record_stream(self._stream)
-        return HostRows(host, landed)
+        for piece in pieces:
+            piece.record_stream(self._stream)
+        whole = HostRows(host, landed, borrowed=True)
+        ends = [*accumulate(map(len, pieces))]
+        return [whole.part(end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)]
 
 
 def host_copies(device: torch.device) -> RowCopies:

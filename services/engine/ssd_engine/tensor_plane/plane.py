@@ -17,15 +17,17 @@ dials:
               inbox.take()                       whatever has come
 """
 
+import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from ssd_engine.process.nccl_library import share_gpus
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, PlaneOffer, host_id
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 from ssd_engine.tensor_plane.transports.address import dialled, listen
@@ -42,6 +44,8 @@ from ssd_engine.tensor_plane.transports.shared_memory import SharedMemoryIn, Sha
 from ssd_engine.tensor_plane.transports.staging import Staging, device_id, make_staging
 from ssd_engine.tensor_plane.transports.tcp import TcpIn, TcpOut
 
+log = logging.getLogger(__name__)
+
 CONNECT_SECONDS = 10.0
 SECRET_BYTES = 32
 
@@ -55,16 +59,29 @@ CARRIERS: dict[PlaneKind, tuple[Callable[[Meeting], RowsOut], Callable[[Meeting]
 }
 
 
-def local_offer(device: torch.device, *streams: RowsStream) -> PlaneOffer:
-    """What this process can do, with its rows on this device."""
+def local_offer(
+    device: torch.device, *streams: RowsStream, allowed: Sequence[PlaneKind] = tuple(PlaneKind)
+) -> PlaneOffer:
+    """What this process can do, with its rows on this device. ``allowed``: by the operator."""
     host = host_id()
     able = {
         PlaneKind.SHARED_MEMORY: bool(host),
         PlaneKind.TCP: True,
         PlaneKind.NCCL: device.type == "cuda" and dist.is_nccl_available(),
     }
-    kinds = tuple(kind for kind in able if able[kind])
-    return PlaneOffer(kinds, host, device_id(device), streams)
+    kinds = tuple(kind for kind in able if able[kind] and kind in allowed)
+    return PlaneOffer(kinds, host, device_id(device), streams, _shares_gpu(kinds))
+
+
+def _shares_gpu(kinds: Sequence[PlaneKind]) -> bool:
+    """Whether NCCL may join this process to another one on its GPU: asked where nothing else is
+    allowed, which is for debugging."""
+    if tuple(kinds) != (PlaneKind.NCCL,):
+        return False
+    missing = share_gpus()
+    if missing is not None:
+        log.info("planes of NCCL join two GPUs, not two processes on one: %s", missing)
+    return missing is None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,12 @@ from torch import Tensor
 
 from ssd_engine.tensor_plane.end import PlaneEnd
 from ssd_engine.tensor_plane.plane import CARRIERS, AgreedPlane
-from ssd_engine.tensor_plane.protocol.records import ANNOUNCEMENT_BYTES, Announcement, encode_serial
+from ssd_engine.tensor_plane.protocol.records import (
+    ANNOUNCEMENT_BYTES,
+    Announcement,
+    decode_announcements,
+    encode_serial,
+)
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
 
 
@@ -27,14 +32,17 @@ class ReceivingEnd(PlaneEnd):
         while self._state is PlaneState.UP:
             if not connection.wait():
                 continue
-            announcement = Announcement.decode(connection.read(ANNOUNCEMENT_BYTES))
-            self._check(announcement, serial)
-            if self._wants(announcement):
-                self._keep(announcement, inward.take(announcement))
-            else:
-                inward.skip(announcement)
-            connection.write(encode_serial(serial))
-            serial += 1
+            announced = decode_announcements(connection.pending(ANNOUNCEMENT_BYTES, inward.at_once))
+            for expected, announcement in enumerate(announced, serial):
+                self._check(announcement, expected)
+            inward.fetch(announced)
+            for announcement in announced:
+                if self._wants(announcement):
+                    self._keep(announcement, inward.take(announcement))
+                else:
+                    inward.skip(announcement)
+                connection.write(encode_serial(announcement.serial))
+            serial += len(announced)
 
     def _check(self, announcement: Announcement, serial: int) -> None:
         if announcement.serial != serial:

@@ -175,7 +175,7 @@ class EngineCore:
         if boundaries != self.speculator.feed.watched:
             log.info("boundaries that are watched: %s", boundaries or "none")
             self._runner.watch(boundaries)
-            self.speculator.feed.watch(boundaries)
+            self.speculator.watch(boundaries)
 
     def _plan(self) -> StepPlan:
         """What the next forwards compute; who has to give up its blocks for it does so first."""

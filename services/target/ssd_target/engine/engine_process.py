@@ -100,7 +100,8 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
     inbox.core = core
     settle_memory()
     distributions = draft_distributions(options.model.vocab_size, options.speculation.depth)
-    offer = local_offer(torch.device(options.runner.device), distributions)
+    device = torch.device(options.runner.device)
+    offer = local_offer(device, distributions, allowed=options.plane_kinds)
     pipe.send_bytes(encode(PlaneAbility(offer, tells_features=True)))
     pipe.send_bytes(encode(Ready(runner.num_blocks, time.monotonic() - started)))
     serve_records(inbox, core, core.check_integrity if options.check_integrity else None)

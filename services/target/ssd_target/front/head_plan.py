@@ -7,6 +7,11 @@ from pathlib import Path, PurePath
 from ssd_engine.checkpoints.files.model_files import is_there
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.checkpoints.heads.head_expansion import (
+    count_head_parameters,
+    grow_head,
+    shape_of_head,
+)
 from ssd_engine.errors import ConfigError
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, runner_options
@@ -30,10 +35,10 @@ class HeadPlan:
 
 def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows: int) -> HeadPlan:
     """Raises SSDError for a head that does not fit its target."""
-    if target.runner.expand_to is not None or config.draft_expand_to is not None:
+    if config.draft_expand_to is not None:
         raise ConfigError(
-            f"--draft-model: {directory.name} is an EAGLE-3 head, which fits its target as it "
-            "is: leave out --expand-to and --draft-expand-to"
+            f"--draft-expand-to: {directory.name} is an EAGLE-3 head, which grows as its target "
+            "does: leave it out"
         )
     head = fit_to_target(load_head_config(directory), target.model, target.name)
     if head.verifier and PurePath(head.verifier).name != target.runner.directory.name:
@@ -47,7 +52,6 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
         nodes=1,
         devices=config.devices and config.devices.split(",")[0],  # that of the first rank
         num_kv_blocks=None,
-        expand_to=None,
         dtype=target.runner.dtype,
     )
     longest = min(target.runner.max_model_len, head.layers.max_position_embeddings)
@@ -56,10 +60,13 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
             f"--depth {config.depth}: {directory.name} has a context of {longest} tokens, which "
             f"has room for speculations of {(longest - 1) // 2}"
         )
-    sizes = StepSizes(max_rows, exact=False)
+    depth = config.depth
+    sizes = StepSizes(max_rows, exact=False, step_rows=depth + 1, ranks=2, max_path=depth)
     runner = runner_options(replace(own, max_model_len=longest), head.layers, directory, sizes)
+    runner = replace(runner, expand_to=shape_of_head(target.runner.expand_to))
     options = HeadOptions(head, target.runner.directory, runner)
-    return HeadPlan(directory.name, checkpoint.weights.num_parameters, options)
+    parameters = count_head_parameters(grow_head(head, runner.expand_to), checkpoint.weights)
+    return HeadPlan(directory.name, parameters, options)
 
 
 def _check_tokenizer(directory: Path, target: ModelPlan) -> None:

@@ -13,6 +13,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
 from ssd_engine.speculation.features import FeatureOffer
+from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
 from ssd_serving.config import StepSizes, max_message_bytes
 from ssd_serving.engine.records import Ready
@@ -29,6 +30,7 @@ from ssd_target.config import (
     TargetConfig,
     check_config,
     default_mode,
+    feature_bytes,
     feature_options,
     modes,
     speculation_options,
@@ -89,6 +91,7 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     rows = config.max_num_seqs * (config.depth + 1)
     sizes = StepSizes(rows, step_rows=config.depth + 1)
     target = _with_defaults(config, plan_model(config.model, config, sizes))
+    target = _with_features(config, target)
     if config.draft_model is None:
         return TargetPlan(target, None)
     directory = resolve_model(config.draft_model)
@@ -122,6 +125,12 @@ def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
         return plan
     directory, vocab_size = plan.runner.directory, plan.model.vocab_size
     return replace(plan, sampling=load_sampling_defaults(directory, vocab_size))
+
+
+def _with_features(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
+    """Its KV leaves room for what links may be told of."""
+    needed = feature_bytes(config, feature_options(config, plan.grown, plan.runner.dtype))
+    return replace(plan, runner=replace(plan.runner, host_bytes=needed))
 
 
 class TargetServer(ServiceServer):
@@ -307,6 +316,7 @@ def _engine_options(
         draft_runner=None if draft is None else draft.runner,
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
+        plane_kinds=kinds_named(config.plane_kind),
     )
 
 

@@ -1,7 +1,7 @@
 """The handshake of a link: hello, welcome, and whether the two peers fit."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -64,6 +64,9 @@ def parse_response(data: bytes) -> pb.SpeculateResponse:
 
 def _hello(identity: TargetIdentity, epoch: int, trusted: bool) -> pb.SpeculateRequest:
     offer = identity.plane if trusted else None
+    told = identity.features
+    if told is not None and not trusted:
+        told = replace(told, plane=told.plane.hardened())
     return pb.SpeculateRequest(
         hello=pb.Hello(
             tensor_plane=None if offer is None else encode_offer(offer),
@@ -74,7 +77,7 @@ def _hello(identity: TargetIdentity, epoch: int, trusted: bool) -> pb.SpeculateR
             tokenizer_fingerprint=identity.tokenizer_fingerprint,
             vocab_size=identity.vocab_size,
             max_depth=identity.max_depth,
-            features=None if identity.features is None else encode_feature_offer(identity.features),
+            features=None if told is None else encode_feature_offer(told),
         )
     )
 

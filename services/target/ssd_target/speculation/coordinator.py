@@ -215,6 +215,10 @@ class SpeculationCoordinator:
         """Where the target's hidden states are to be watched."""
         return self.feed.wanted(self.endpoints, self._now())
 
+    def watch(self, boundaries: tuple[int, ...]) -> None:
+        """Forwards that are launched from now on tell these."""
+        self.feed.watch(boundaries, self._now())
+
     @property
     def reads_features(self) -> bool:
         """Whether there is somebody who wants to be told them."""

@@ -19,9 +19,14 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, argmax, perturbed_scores
 from ssd_engine.speculation.features import FeatureNeeds
-from ssd_engine.speculation.frames import Branches, Close, Launch, Open, Outcome, Source
+from ssd_engine.speculation.frames import Branches, Close, Launch, Open, Outcome, Plane, Source
 from ssd_engine.speculation.verification import Verification
+from ssd_engine.tensor_plane.features import told_features
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.text.token_ids import pack_tokens
+from tests.clockwork import VOCAB
 from tests.harness import BLOCK, make_runner
 
 DEPTH, BUDGET, WINDOW = 4, 8, 1024
@@ -111,19 +116,59 @@ class Told:
         return self.pair.read(self.tokens[:end])[1][start:end]
 
 
+def chain(first: int, count: int, vocab_size: int = VOCAB) -> list[int]:
+    """Tokens as clockwork has them."""
+    tokens = [first]
+    while len(tokens) < count:
+        tokens.append((7 * tokens[-1] + 3) % vocab_size)
+    return tokens
+
+
+class SilentInbox:
+    """A plane that is up: what is told here does not come on it."""
+
+    reason = ""
+    came_up = True
+    state = PlaneState.UP
+
+    def __len__(self) -> int:
+        return 0
+
+    def take(self) -> list[tuple[RowsKey, Tensor]]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 class HeadWorld:
     """One link. What is told when is up to the test; all else goes as between two services."""
 
     def __init__(self, pair: Pair, speculator: HeadSpeculator | None = None) -> None:
         self.pair = pair
         self.speculator = speculator or pair.make_speculator()
+        stream = told_features(self.needs)
+        answer = PlaneAnswer(PlaneKind.TCP, "127.0.0.1:1", b"", stream)
         clock = itertools.count(0.0, 1e-6).__next__
         self.core = DraftCore(
-            self.speculator, lambda depth: Planner(DEPTH, BUDGET), 8, None, 256, 64, clock=clock
+            self.speculator,
+            lambda depth: Planner(DEPTH, BUDGET),
+            8,
+            None,
+            256,
+            64,
+            clock=clock,
+            open_features=lambda up, needs: (SilentInbox(), Plane(0, 0, answer)),
         )
         self.core.handle(TargetLinkUp(LINK, DEPTH))
         self.told: dict[int, Told] = {}
+        self.verify_micros = 0  # not known: branches are pushed as they grow
         self.pushed: dict[tuple[int, int, int, int], list[int]] = {}
+
+    @property
+    def needs(self) -> FeatureNeeds:
+        assert self.speculator.features is not None
+        return self.speculator.features
 
     def sequence(self, key: int = 1) -> DraftSequence:
         return self.core._links[LINK].sequences[key]
@@ -136,7 +181,7 @@ class HeadWorld:
         max_tokens: int = 400,
         **sampling: Any,
     ) -> Told:
-        prompt = prompt or [(5 + 3 * key + 7 * i) % self.pair.vocab_size for i in range(30)]
+        prompt = prompt or chain(5 + 3 * key, 30, self.pair.vocab_size)
         params = SamplingParams(**{"seed": key, "temperature": 0.0, **sampling})
         told = self.told[key] = Told(self.pair, key, prompt, params)
         self.open_again(told, verification, max_tokens)
@@ -149,6 +194,7 @@ class HeadWorld:
         max_tokens: int = 400,
     ) -> None:
         """As the sequence stands."""
+        self.pushed = {at: tokens for at, tokens in self.pushed.items() if at[0] != told.key}
         output = pack_tokens(told.tokens[len(told.prompt) :])
         frame = Open(
             told.key, told.round, pack_tokens(told.prompt), output, told.speculation, max_tokens,
@@ -192,16 +238,13 @@ class HeadWorld:
         told.num_told = max(told.num_told, end)
         self.core.check_integrity()
 
-    def end_round(self, told: Told, wait: bool = False) -> tuple[int, int]:
-        """The target verifies, and takes the branch that is there; with ``wait`` it tells the
-        outcome first, and takes what the draft makes of it."""
+    def end_round(self, told: Told) -> tuple[int, int]:
+        """The target verifies."""
         accepted, token = told.verify()
         told.drafted += len(told.speculation)
         told.accepted += accepted
         told.rounds += 1
         self.decide(told, accepted, token)
-        if wait:
-            self.settle()
         return accepted, token
 
     def decide(self, told: Told, accepted: int, token: int) -> None:
@@ -222,13 +265,16 @@ class HeadWorld:
             taken, source = ngram, Source.NGRAM
         told.round += 1
         told.speculation = taken
-        frame = Launch(told.key, told.round, taken, source, DEPTH, 0)
+        frame = Launch(told.key, told.round, taken, source, DEPTH, self.verify_micros)
         self.core.handle(TargetFrames(LINK, [frame]))
 
     def play(self, told: Told, wait: bool = False, tells: bool = True) -> None:
-        """A round from its end to the next one's tree."""
-        outcome = self.end_round(told, wait)
-        self.launch(told, outcome)
+        """A round from its end to the next one's tree. With ``wait`` the target takes what the
+        draft makes of the outcome, else the branch that is there."""
+        outcome = self.end_round(told)
         if tells:
             self.tell(told)
+        if wait:
+            self.settle()
+        self.launch(told, outcome)
         self.settle()

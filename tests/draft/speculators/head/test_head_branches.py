@@ -8,29 +8,21 @@ import pytest
 from tests.draft.speculators.head.head_oracle import HeadOracle
 from tests.draft.speculators.head.head_world import BUDGET, DEPTH, HeadWorld, Pair, Told
 from tests.random_heads import KINDS, make_head
-from tests.random_models import make_model
 from tests.scale import full_only
 
 ROUNDS = 6
 QUICK = ("llama", "llama-two-layers", "llama-norm-output")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    make_model("llama3-untied", directory)
-    return directory
-
-
 @pytest.fixture(
     scope="module", params=[kind if kind in QUICK else full_only(kind) for kind in KINDS]
 )
 def pair(
-    request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, random_target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
     directory = tmp_path_factory.mktemp("head")
     make_head(KINDS[request.param], directory)
-    return Pair(target, directory)
+    return Pair(random_target, directory)
 
 
 def compare(world: HeadWorld, told: Told, oracle: HeadOracle) -> None:
@@ -93,3 +85,19 @@ def test_features_that_are_late_by_a_round(pair: Pair) -> None:
         compare(world, told, oracle)
         read = told.num_told
         world.tell(told)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_features_that_come_while_the_tree_begins(pair: Pair, steps: int) -> None:
+    """It begins again, as nobody has seen it."""
+    rng = random.Random(3)
+    world, oracle, told = begin_told(pair)
+    world.verify_micros = 1_000_000
+    for _ in range(ROUNDS):
+        begin = told.num_told
+        take_branch(world, told, oracle, rng)
+        world.step(steps)
+        world.tell(told)
+        world.settle()
+        oracle.launch(told.tokens, told.speculation, begin, told.features(begin, told.num_told))
+        compare(world, told, oracle)

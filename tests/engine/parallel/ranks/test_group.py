@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.models.tensor_parallel import GroupThroughHost, RankGroup
-from ssd_engine.parallel.ranks.group import NCCL_SHARES_GPUS, join_group
+from ssd_engine.parallel.ranks import group as group_module
+from ssd_engine.parallel.ranks.group import join_group
 from ssd_engine.parallel.ranks.rank_start import RankPlacement
 
 RANK = """
@@ -48,28 +49,32 @@ def test_sums_and_columns_go_through_the_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "nccl", "backend", "kind"),
+    ("devices", "missing", "backend", "kind", "told"),
     [
-        ((0, 1), (2, 28, 9), "nccl", RankGroup),
-        ((0, 0), (2, 30, 0), "nccl", RankGroup),
-        ((0, 0), (2, 28, 9), "gloo", GroupThroughHost),
+        ((0, 1), "nothing is asked", "nccl", RankGroup, ""),
+        ((0, 0), None, "nccl", RankGroup, "--devices 0,0: NCCL 2.32.3 joins ranks"),
+        ((0, 0), "NCCL is too old", "gloo", GroupThroughHost, "names a GPU twice, and NCCL is too"),
     ],
 )
 def test_how_ranks_meet(
     devices: tuple[int, ...],
-    nccl: tuple[int, ...],
+    missing: str | None,
     backend: str,
     kind: type[RankGroup],
+    told: str,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    monkeypatch.setattr(group_module, "share_gpus", lambda: missing)
+    monkeypatch.setattr(group_module, "loaded_version", lambda: (2, 32, 3))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **_: begun.append(name))
     options = RunnerOptions(Path(), "bfloat16", "cuda", 16, 64, 1, 64, devices=devices)
-    group = join_group(1, RankPlacement(size=2, first=0, here=2), object(), options)
+    with caplog.at_level("INFO"):
+        group = join_group(1, RankPlacement(size=2, first=0, here=2), object(), options)
     assert (begun, type(group)) == ([backend], kind)
     assert group.in_graphs == (backend == "nccl")
-    asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    assert asked == (devices == (0, 0) and nccl >= NCCL_SHARES_GPUS)
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.text)

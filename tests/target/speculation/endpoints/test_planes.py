@@ -24,11 +24,18 @@ from tests.waiting import HANG_SECONDS, wait_until
 CONFIG = TargetConfig("stories-target", depth=6)
 PLAN = plan_target(CONFIG)
 UP = DraftLinkUp(1, 1, False, 64, 2048, 4, "127.0.0.1", True)  # its draft goes 4 deep
+STRANGER = DraftLinkUp(1, 1, False, 64, 2048, 4, "127.0.0.1", False)
 DISTRIBUTIONS = draft_distributions(PLAN.target.model.vocab_size, 4)
 
 
-def opened(**change: Any) -> tuple[Sender, Receiver | None]:
-    """The draft's end, and the target's after an answer with these changes."""
+def opened(
+    config: TargetConfig = CONFIG,
+    up: DraftLinkUp = UP,
+    kind: PlaneKind | None = None,
+    **change: Any,
+) -> tuple[Sender, Receiver | None]:
+    """The draft's end, and the target's after an answer with these changes. ``kind``: that the
+    answer names."""
     stream = replace(DISTRIBUTIONS, **change)
     plane, answer = await_target(
         PlaneKind.TCP,
@@ -38,8 +45,9 @@ def opened(**change: Any) -> tuple[Sender, Receiver | None]:
         device=CPU,
         connect_timeout_s=NO_LIMIT,
     )
-    options = _engine_options(CONFIG, PLAN, None)
-    return Sender(plane), open_plane(options, UP, Plane(0, 0, replace(answer, stream=stream)))
+    options = _engine_options(config, PLAN, None)
+    said = replace(answer, stream=stream, kind=kind or answer.kind)
+    return Sender(plane), open_plane(options, up, Plane(0, 0, said))
 
 
 def test_rows_that_fit_are_met() -> None:
@@ -62,6 +70,24 @@ def test_an_answer_of_other_rows_is_refused_by_name(
     change: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, receiver = opened(**change)
+    with closing(sender):
+        assert receiver is None
+        assert f"no tensor plane with 127.0.0.1: {reason}" in caplog.text
+    assert sender.join(HANG_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("up", "kind", "reason"),
+    [
+        (STRANGER, PlaneKind.NCCL, "NCCL believes its peer: --trust-draft"),
+        (UP, PlaneKind.TCP, "--plane-kind does not allow tcp"),
+        (UP, PlaneKind.NCCL, "--plane-kind does not allow nccl"),
+    ],
+)
+def test_an_answer_of_a_kind_that_was_not_offered_is_refused(
+    up: DraftLinkUp, kind: PlaneKind, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, receiver = opened(replace(CONFIG, plane_kind="shared_memory"), up, kind)
     with closing(sender):
         assert receiver is None
         assert f"no tensor plane with 127.0.0.1: {reason}" in caplog.text

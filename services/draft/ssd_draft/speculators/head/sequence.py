@@ -67,12 +67,29 @@ class HeadSequence(ModelSequence):
         most = sequence.num_committed + len(sequence.speculation) + self.path.ahead
         if 0 <= start < most:
             self._features.take(start, rows[: most - start])
-        if not isinstance(self.drafting, Tree):
+        if isinstance(self.drafting, Tree):
+            if self._is_worth_another_start(self.drafting):
+                self._forget_tree()
+        else:
             try:
                 self._commit()
             except NoRoom:
                 return  # the next change of rounds asks for it again
         self.judge_waiting()
+
+    def _is_worth_another_start(self, tree: Tree) -> bool:
+        """Whether the tree has begun a little before the last row was told: nobody has seen it."""
+        last = len(self.path.committed) - 1
+        if self.path.is_told(last) or not self._was_told(last):
+            return False
+        early = 2 * tree.depth <= self.sequence.depth
+        return early and not any(branch.num_pushed for branch in tree.branches)
+
+    def _forget_tree(self) -> None:
+        sequence = self.sequence
+        self.drafting, self.rankings, self.distributions = None, [], []
+        sequence.branches = {}
+        sequence.ready = sequence.complete = False
 
     def on_round_changed(self) -> None:
         self._waits = False
@@ -184,11 +201,13 @@ class HeadSequence(ModelSequence):
         return (begin, end, num_logits) if begin >= 0 else (0, 0, 0)
 
     def _goal(self, total: int) -> int:
-        """How far the path of so many rows can be computed with what was told."""
-        length = len(self.path.committed)
+        """How far the path of so many rows is to be computed. A sequence that was just opened is
+        told all of its text first: no branches are worth more than those."""
+        length, sequence = len(self.path.committed), self.sequence
         last = self._features.last(self.base + length)
         told = max(self.path.told_end, 0 if last is None else last + 1 - self.base)
-        return total if told and length - told <= MOST_UNTOLD else told
+        alone = 0 if sequence.round == sequence.opened_in_round else MOST_UNTOLD
+        return total if told and length - told <= alone else told
 
     def _first_to_read(self, known: int) -> int:
         """The first row that was told since it was computed, or never computed."""

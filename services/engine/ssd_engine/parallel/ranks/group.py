@@ -14,12 +14,12 @@ from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.models.tensor_parallel import GroupThroughHost, RankGroup, rank_device
 from ssd_engine.parallel.cluster.interface import interface_of
 from ssd_engine.parallel.ranks.rank_start import RankPlacement
+from ssd_engine.process.nccl_library import loaded_version, share_gpus
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 GLOO_AT_ADDRESS = "gloo_at_address"
-NCCL_SHARES_GPUS = (2, 30)
 
 
 def check_devices(options: RunnerOptions, ranks: int) -> None:
@@ -69,7 +69,7 @@ def dial_store(port: int) -> dist.TCPStore:
 def join_group(rank: int, place: RankPlacement, store: Any, options: RunnerOptions) -> RankGroup:
     local_rank = rank - place.first
     device = rank_device(options.device, local_rank, options.devices)
-    through_host = options.shares_gpus and not _nccl_shares_gpus()
+    through_host = options.shares_gpus and not _nccl_shares_gpus(options)
     if options.device == "cuda":
         torch.cuda.set_device(device)
     if options.device == "cuda" and not through_host:
@@ -87,18 +87,24 @@ def join_group(rank: int, place: RankPlacement, store: Any, options: RunnerOptio
     return RankGroup(rank, place.size, device, local_rank, place.here)
 
 
-def _nccl_shares_gpus() -> bool:
-    """Whether it lets several ranks use one GPU, if it is asked to."""
-    version = torch.cuda.nccl.version()
-    if version >= NCCL_SHARES_GPUS:
-        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+def _nccl_shares_gpus(options: RunnerOptions) -> bool:
+    """Whether ranks exchange by NCCL on the GPUs that they share, which the log tells."""
+    named = ",".join(map(str, options.devices or ()))
+    missing = share_gpus()
+    if missing is None:
+        log.info("--devices %s: NCCL %s joins ranks that share a GPU", named, _spelled_version())
         return True
     log.warning(
-        "--devices names a GPU twice, which NCCL %s does not allow: sums go through the host's "
-        "memory and steps are launched kernel by kernel, which is slow",
-        ".".join(map(str, version)),
+        "--devices %s names a GPU twice, and %s: sums go through the host's memory and steps are "
+        "launched kernel by kernel, which is slow",
+        named,
+        missing,
     )
     return False
+
+
+def _spelled_version() -> str:
+    return ".".join(map(str, loaded_version() or ()))
 
 
 def _gloo_at(host: str) -> str:

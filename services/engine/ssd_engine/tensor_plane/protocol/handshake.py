@@ -5,7 +5,7 @@ No torch here: the edge converts these from and to the messages of the link.
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -21,6 +21,11 @@ class PlaneKind(Enum):
     NCCL = "nccl"
 
 
+ANY_KIND = "auto"
+KIND_NAMES = (ANY_KIND, *(kind.value for kind in PlaneKind))  # of an operator's choice
+BEST_FIRST = (PlaneKind.NCCL, PlaneKind.SHARED_MEMORY, PlaneKind.TCP)
+
+
 @dataclass(frozen=True)
 class PlaneOffer:
     """What the target can do, and the rows it can send or receive; an empty id equals nothing."""
@@ -29,6 +34,11 @@ class PlaneOffer:
     host_id: str = ""
     device_id: str = ""
     streams: tuple[RowsStream, ...] = ()
+    shares_gpu: bool = False  # by NCCL, with another process; each side knows its own
+
+    def hardened(self) -> "PlaneOffer":
+        """What is offered to a peer that may lie: NCCL believes whatever its peer says."""
+        return replace(self, kinds=tuple(k for k in self.kinds if k is not PlaneKind.NCCL))
 
 
 @dataclass(frozen=True)
@@ -42,20 +52,30 @@ class PlaneAnswer:
 
 
 def choose_kind(offer: PlaneOffer, ours: PlaneOffer, fixed_ports: bool = False) -> PlaneKind | None:
-    """The best kind that both sides know and that can join these two, or None.
+    """The best kind that both sides allow and that can join these two, or None: NCCL between two
+    GPUs, else shared memory on one host, else TCP.
 
     ``fixed_ports``: something between the two lets only known ports pass. NCCL takes
     whichever it finds.
     """
     common = set(offer.kinds) & set(ours.kinds)
-    if fixed_ports:
+    if fixed_ports or not _nccl_joins(offer, ours, alone=common == {PlaneKind.NCCL}):
         common.discard(PlaneKind.NCCL)
     if not _same(offer.host_id, ours.host_id):
         common.discard(PlaneKind.SHARED_MEMORY)
-    if not (offer.device_id and ours.device_id) or _same(offer.device_id, ours.device_id):
-        common.discard(PlaneKind.NCCL)
-    order = (PlaneKind.SHARED_MEMORY, PlaneKind.NCCL, PlaneKind.TCP)
-    return next((kind for kind in order if kind in common), None)
+    return next((kind for kind in BEST_FIRST if kind in common), None)
+
+
+def _nccl_joins(offer: PlaneOffer, ours: PlaneOffer, alone: bool) -> bool:
+    """Two GPUs; or one, to debug: where the library can, and operators left no other kind."""
+    if not (offer.device_id and ours.device_id):
+        return False
+    return offer.device_id != ours.device_id or (alone and ours.shares_gpu)
+
+
+def kinds_named(name: str) -> tuple[PlaneKind, ...]:
+    """The kinds that an operator allows by one of KIND_NAMES."""
+    return tuple(PlaneKind) if name == ANY_KIND else (PlaneKind(name),)
 
 
 def _same(one: str, other: str) -> bool:

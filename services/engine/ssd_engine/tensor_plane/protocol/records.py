@@ -43,6 +43,12 @@ class Announcement:
         return cls(serial, RowsKey(sequence, round_), num_rows)
 
 
+def decode_announcements(data: bytes) -> list[Announcement]:
+    """``data`` holds whole records."""
+    starts = range(0, len(data), ANNOUNCEMENT_BYTES)
+    return [Announcement.decode(data[start : start + ANNOUNCEMENT_BYTES]) for start in starts]
+
+
 def encode_serial(serial: int) -> bytes:
     return _SERIAL.pack(serial)
 

@@ -3,6 +3,7 @@
 Both halves run in the thread of their end. Anything they raise breaks the plane.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,14 @@ class RowsOut(Protocol):
 
 
 class RowsIn(Protocol):
+    at_once: int  # announcements that may be read before the rows of the first
+
+    def fetch(self, announcements: Sequence[Announcement]) -> None:
+        """These were announced together; each is then taken or skipped, in their order. The counts
+        have been checked."""
+
     def take(self, announcement: Announcement) -> Tensor:
-        """[num_rows, width] on the engine's device. The count has been checked."""
+        """[num_rows, width] on the engine's device."""
 
     def skip(self, announcement: Announcement) -> None:
         """Nobody wants these rows."""

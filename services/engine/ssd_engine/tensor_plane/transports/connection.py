@@ -103,10 +103,10 @@ class Connection:
                 raise PlaneBroken("the peer closed the plane")
             buffer = buffer[count:]
 
-    def pending(self, record_bytes: int) -> bytes:
+    def pending(self, record_bytes: int, most: int = 64) -> bytes:
         """Whole records of this size that have come already; does not wait for a first one."""
         try:
-            data = self._socket.recv(64 * record_bytes)
+            data = self._socket.recv(most * record_bytes)
         except BlockingIOError:
             return b""
         if not data:

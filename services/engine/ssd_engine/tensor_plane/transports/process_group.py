@@ -3,9 +3,9 @@
 A receive that was posted cannot be taken back: a kernel of NCCL spins until its peer comes. So
 nothing is posted on expectation. The sender announces a send on the plane's connection in the
 moment it posts it, and only then the receiver posts the receive, for exactly that size, in the
-order of the announcements. Lateness and drops leave nothing posted; a peer that announces and does
-not send stalls the plane's thread for STALL_SECONDS, then breaks the plane, and never the engine's
-loop.
+order of the announcements; those that have come together it posts together. Lateness and drops
+leave nothing posted; a peer that announces and does not send stalls the plane's thread for
+STALL_SECONDS, then breaks the plane, and never the engine's loop.
 
 NCCL's protocol trusts its peer. It is for drafts that the operator trusts, which is what rejection
 verification asks for anyway; shared memory and TCP need no such trust.
@@ -13,7 +13,8 @@ verification asks for anyway; shared memory and TCP need no such trust.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ssd_engine.tensor_plane.protocol.records import Announcement
+from ssd_engine.tensor_plane.protocol.records import WINDOW, Announcement
 from ssd_engine.tensor_plane.protocol.rows import empty_rows
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 from ssd_engine.tensor_plane.transports.carriers import Meeting
@@ -39,8 +40,8 @@ class Group(Protocol):
     def send(self, data: Tensor) -> object:
         """Post a send; what it returns is kept until the peer has the data."""
 
-    def receive(self, data: Tensor) -> None:
-        """Until the data is complete, STALL_SECONDS at most."""
+    def receive(self, data: Sequence[Tensor]) -> None:
+        """What the peer sends next, in this order: until all is complete, STALL_SECONDS at most."""
 
     def abort(self) -> None: ...
 
@@ -73,10 +74,16 @@ class NcclGroup:
             raise
 
     def send(self, data: Tensor) -> object:
-        return self._group.send([data], self._peer, 0), data
+        with self._together() as works:
+            self._group.send([data], self._peer, 0)
+        return works, data
 
-    def receive(self, data: Tensor) -> None:
-        self._group.recv([data], self._peer, 0).wait()  # the stream waits, not this thread
+    def receive(self, data: Sequence[Tensor]) -> None:
+        with self._together() as works:
+            for each in data:
+                self._group.recv([each], self._peer, 0)
+        for work in works:
+            work.wait()  # the stream waits, not this thread
         # A work that failed counts as completed; an event passes only when the rows are there.
         landed = torch.cuda.Event()
         landed.record()
@@ -87,6 +94,17 @@ class NcclGroup:
             if time.monotonic() > deadline:
                 raise PlaneBroken("rows were announced and did not come")
             time.sleep(POLL_SECONDS)
+
+    @contextmanager
+    def _together(self) -> Iterator[list[Any]]:
+        """What is posted inside is one operation of the library, whose work is left in the list.
+        Outside of this each send and receive is ordered among all others of the communicator."""
+        works: list[Any] = []
+        self._group._start_coalescing()
+        try:
+            yield works
+        finally:
+            works.append(self._group._end_coalescing())
 
     def abort(self) -> None:
         if self._group is not None:
@@ -116,20 +134,30 @@ class ProcessGroupOut:
 
 
 class ProcessGroupIn:
+    """Receives for all sends that were announced are posted together."""
+
+    at_once = WINDOW
+
     def __init__(self, meeting: Meeting, make: MakeGroup) -> None:
         self._stream = meeting.terms.stream
         self._staging = meeting.staging
         self._store = PairStore(meeting.connection, meeting.deadline)
         self._group = _join(meeting, self._store, make, RECEIVER)
+        self._fetched: dict[int, Tensor] = {}
+
+    def fetch(self, announcements: Sequence[Announcement]) -> None:
+        """Wanted or not: a posted send must be met."""
+        device = self._staging.device
+        with self._staging.after(None):
+            landing = [empty_rows(self._stream, each.num_rows, device) for each in announcements]
+            self._group.receive([_as_bytes(rows) for rows in landing])
+        self._fetched = {a.serial: rows for a, rows in zip(announcements, landing, strict=True)}
 
     def take(self, announcement: Announcement) -> Tensor:
-        with self._staging.after(None):
-            rows = empty_rows(self._stream, announcement.num_rows, self._staging.device)
-            self._group.receive(_as_bytes(rows))
-        return rows
+        return self._fetched.pop(announcement.serial)
 
     def skip(self, announcement: Announcement) -> None:
-        self.take(announcement)  # a posted send must be met
+        del self._fetched[announcement.serial]
 
     def close(self) -> None:
         self._group.abort()
@@ -151,7 +179,7 @@ def _join(meeting: Meeting, store: PairStore, make: MakeGroup, rank: int) -> Gro
                 store.seal()  # the receiver seals when it has the byte
                 del sent
             else:
-                group.receive(first)
+                group.receive([first])
                 store.seal()
     except BaseException:
         group.abort()

@@ -13,6 +13,7 @@ reads it as a file: whatever a peer does to a file, a read returns, while a mapp
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ class SharedMemoryOut:
 
 
 class SharedMemoryIn:
+    at_once = 1
+
     def __init__(self, meeting: Meeting) -> None:
         self._stream = meeting.terms.stream
         self._staging = meeting.staging
@@ -61,6 +64,9 @@ class SharedMemoryIn:
         except BaseException:
             self.close()
             raise
+
+    def fetch(self, announcements: Sequence[Announcement]) -> None:
+        """They are there."""
 
     def take(self, announcement: Announcement) -> Tensor:
         rows = empty_rows(self._stream, announcement.num_rows)

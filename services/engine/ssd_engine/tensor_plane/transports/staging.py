@@ -81,12 +81,18 @@ class CudaStaging:
 
 def make_staging(device: torch.device) -> Staging:
     if device.type == "cuda":
-        return CudaStaging(torch.device("cuda", device.index or 0))
+        return CudaStaging(own_gpu(device))
     return HostStaging()
+
+
+def own_gpu(device: torch.device) -> torch.device:
+    """A GPU by its number; without one, that on which the engine's thread computes."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device("cuda", number)
 
 
 def device_id(device: torch.device) -> str:
     """Equal in two processes that use one device; empty for the CPU."""
     if device.type != "cuda":
         return ""
-    return str(torch.cuda.get_device_properties(device).uuid)
+    return str(torch.cuda.get_device_properties(own_gpu(device)).uuid)

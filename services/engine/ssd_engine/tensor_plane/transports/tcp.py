@@ -5,6 +5,8 @@ breaks the plane, not the process. A process group of gloo would serve the same 
 two, and so is no kind of plane.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ssd_engine.tensor_plane.protocol.records import Announcement
@@ -30,10 +32,15 @@ class TcpOut:
 
 
 class TcpIn:
+    at_once = 1
+
     def __init__(self, meeting: Meeting) -> None:
         self._connection = meeting.connection
         self._stream = meeting.terms.stream
         self._staging = meeting.staging
+
+    def fetch(self, announcements: Sequence[Announcement]) -> None:
+        """They come one after the other, each behind its announcement."""
 
     def take(self, announcement: Announcement) -> Tensor:
         return self._staging.to_device(self._read(announcement.num_rows))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ssd_engine.kvcache.block_pool import BlockPool
-from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.tensor_plane.host_rows import CopiesOnHost, HostRows, RowCopies
 from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
 from ssd_engine.tensor_plane.protocol.state import PlaneState
@@ -28,6 +27,8 @@ from ssd_target.speculation.endpoints.kept_features import KeptFeatures
 from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
 
 TOLD_MODES = (Mode.AUTO, Mode.SSD)
+MOST_BOUNDARIES = 16  # that are watched at a time
+WATCH_SECONDS = 60.0  # after which others may be
 REQUESTS_A_ROUND = 2  # of a sequence, that are honoured
 LAST_FLUSHES = 4  # after the end of a sequence: by then its last rows were told and kept
 
@@ -54,7 +55,6 @@ class _Noted:
     sequence: int
     start: int
     rows: Tensor  # [n, boundaries * hidden size], on the target's device
-    mark: torch.cuda.Event | None
 
 
 @dataclass(slots=True)
@@ -74,12 +74,15 @@ class FeatureFeed:
 
     def __post_init__(self) -> None:
         self.watched: tuple[int, ...] = ()  # boundaries that forwards tell now
+        self._watched_at = 0.0  # since when
         self.counters = FeedCounters()
         self.kept = KeptFeatures(self.options.keep_bytes)
         self._block_size = 1
         self._fed: dict[int, _Fed] = {}
         self._ended: dict[int, _Fed] = {}  # whose last rows may still come
-        self._noted: list[_Noted] = []
+        # Of each forward, what it has told, and when that is complete.
+        self._noted: list[tuple[torch.cuda.Event | None, list[_Noted]]] = []
+        self._grown: list[_Fed] = []  # by the last flush
 
     def follow_pool(self, pool: BlockPool) -> None:
         """Features of its cached blocks are kept, as long as they are cached."""
@@ -89,21 +92,33 @@ class FeatureFeed:
     # Who reads
 
     def wanted(self, endpoints: Iterable[DraftEndpoint], now: float) -> tuple[int, ...]:
-        """The boundaries that somebody reads. What is watched is not narrowed while any is."""
-        asked = {each for needs in self._needs(endpoints, now) for each in needs.boundaries}
+        """The boundaries that somebody reads. What is watched is not narrowed while any is, and not
+        changed often: a device captures its steps anew for it."""
+        asked = self._asked(endpoints, now)
         if not asked:
             return self.inside
-        union = asked.union(self.inside)
-        return self.watched if union <= set(self.watched) else tuple(sorted(union))
+        if asked <= set(self.watched):
+            return self.watched
+        is_new = self.watched in ((), self.inside)
+        if not is_new and now < self._watched_at + WATCH_SECONDS:
+            return self.watched
+        return tuple(sorted(asked))
 
-    def _needs(self, endpoints: Iterable[DraftEndpoint], now: float) -> list[FeatureNeeds]:
-        return [each.terms.needs for each in endpoints if each.terms and each.reads(now)]
+    def _asked(self, endpoints: Iterable[DraftEndpoint], now: float) -> set[int]:
+        """Those of as many readers as there is room for; empty without any."""
+        asked: set[int] = set()
+        for each in endpoints:
+            if each.terms is not None and each.reads(now):
+                more = {*asked, *self.inside, *each.terms.needs.boundaries}
+                asked = more if len(more) <= MOST_BOUNDARIES else asked
+        return asked
 
-    def watch(self, boundaries: tuple[int, ...]) -> None:
+    def watch(self, boundaries: tuple[int, ...], now: float) -> None:
         """Forwards that are launched from now on tell these; what was kept of others is over."""
-        self.watched = boundaries
+        self.watched, self._watched_at = boundaries, now
         self.kept.clear()
         self._noted.clear()
+        self._grown.clear()
         self._ended.clear()
         for fed in self._fed.values():
             fed.text = FeatureText(self.kept, self._block_size)
@@ -129,14 +144,17 @@ class FeatureFeed:
         width = len(self.watched) * self.options.hidden_size
         if not reading or features.shape[1] != width:  # launched when others were watched
             return
-        mark, begin = self.copies.mark(), 0
+        noted: list[_Noted] = []
+        begin = 0
         for work in works:
             rows = features[begin : begin + len(work.chunk.tokens)]
             begin += len(work.chunk.tokens)
             sequence, start = work.sequence, work.chunk.start
             right = rows[: max(0, sequence.num_committed - 1 - start)]
             if len(right) and self._is_fed(work, sequences):
-                self._noted.append(_Noted(sequence.id, start, right, mark))
+                noted.append(_Noted(sequence.id, start, right))
+        if noted:
+            self._noted.append((self.copies.mark(), noted))
 
     def _is_fed(self, work: Work, sequences: Mapping[int, SequenceSpeculation]) -> bool:
         key = work.sequence.id
@@ -189,22 +207,39 @@ class FeatureFeed:
         """The next forward was launched: copy, keep and send what the last ones told."""
         if not self._fed and not self._ended:
             return
+        self._settle()
+        forwards, self._noted = self._noted, []
+        for mark, noted in forwards:
+            copies = self.copies.copy([each.rows for each in noted], mark)
+            for each, rows in zip(noted, copies, strict=True):
+                self._add(each, rows)
+        for endpoint in endpoints:
+            if endpoint.features is not None and self._can_tell(endpoint):
+                self._send(endpoint, endpoint.features)
+
+    def _can_tell(self, endpoint: DraftEndpoint) -> bool:
+        """Whether its plane is up, and what it reads is watched."""
+        sender, terms = endpoint.features, endpoint.terms
+        if sender is None or terms is None or sender.state is not PlaneState.UP:
+            return False
+        return set(terms.needs.boundaries) <= set(self.watched)
+
+    def _add(self, noted: _Noted, rows: HostRows) -> None:
+        fed = self._fed.get(noted.sequence) or self._ended.get(noted.sequence)
+        if fed is not None:
+            fed.text.add(noted.start, rows)
+            self._grown.append(fed)
+
+    def _settle(self) -> None:
+        """What the last flush has copied is there: keep it with its blocks, and leave the rest."""
         if self.kept.keeps:
             self._keep()
-        noted, self._noted = self._noted, []
-        for each in noted:
-            fed = self._fed.get(each.sequence) or self._ended.get(each.sequence)
-            if fed is not None:
-                fed.text.add(each.start, self.copies.copy(each.rows, each.mark))
-        for endpoint in endpoints:
-            if endpoint.features is not None and endpoint.features.state is PlaneState.UP:
-                self._send(endpoint, endpoint.features)
-        for each in noted:
-            if (fed := self._fed.get(each.sequence)) is not None:
-                fed.text.prune(self._window(fed))
+        for fed in self._grown:
+            fed.text.prune(self._window(fed))
+        self._grown.clear()
 
     def _keep(self) -> None:
-        """A step after they were told: their blocks are cached, and their copies are there."""
+        """The blocks of what was told are cached by now."""
         for fed in (*self._fed.values(), *self._ended.values()):
             fed.text.keep()
         for fed in self._ended.values():

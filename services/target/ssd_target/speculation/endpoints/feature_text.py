@@ -10,6 +10,10 @@ from torch import Tensor
 from ssd_engine.tensor_plane.host_rows import HostRows
 from ssd_target.speculation.endpoints.kept_features import KeptFeatures
 
+# Pieces of prompts stay where they were copied to: nothing is to be waited for while a device has
+# little to do. Those of rounds are small, and lie among those of other sequences.
+FEW_ROWS = 64
+
 
 class FeatureText:
     def __init__(self, kept: KeptFeatures, block_size: int) -> None:
@@ -29,7 +33,7 @@ class FeatureText:
         known = self.end - start
         if known >= len(rows):
             return
-        if self._pieces:  # one more step has ended since it was copied
+        if self._pieces and len(self._pieces[-1]) <= FEW_ROWS:  # a step has ended since
             self._pieces.append(self._pieces.pop().settled())
         self._pieces.append(rows.part(known, len(rows)))
         self.end += len(rows) - known
@@ -42,13 +46,14 @@ class FeatureText:
         self._num_kept = start // self._block_size
 
     def prune(self, most: int) -> None:
-        """Leaves the last positions, at least so many where there are."""
+        """Leaves the last positions: so many, and the rest of a prompt's piece that a device has
+        copied."""
         while self._pieces and self.end - self.start - len(self._pieces[0]) >= most:
             oldest = self._pieces.popleft()
             self.start += len(oldest)
             self.num_bytes -= oldest.num_bytes
         excess = self.end - self.start - most
-        if excess > most // 4:  # a long piece: what is left of it gets memory of its own
+        if excess > most // 4 and not self._pieces[0].is_borrowed:
             oldest = self._pieces.popleft()
             rest = HostRows(oldest.get()[excess:].clone())
             self._pieces.appendleft(rest)
@@ -61,8 +66,8 @@ class FeatureText:
         while self._num_kept < len(self.names) and (self._num_kept + 1) * size <= self.end:
             begin = self._num_kept * size
             if begin >= self.start:
-                rows = self._rows(begin, begin + size).clone()
-                self._kept.put(self.names[self._num_kept], HostRows(rows))
+                rows = HostRows(self._rows(begin, begin + size))
+                self._kept.put(self.names[self._num_kept], rows)
             self._num_kept += 1
 
     # What is told
@@ -70,13 +75,11 @@ class FeatureText:
     @property
     def first(self) -> int:
         """The first position of the run that ends with the last one."""
-        names = self._blocks_before()
-        return self._kept.first_of_run(names) * self._block_size if names else self.start
-
-    def _blocks_before(self) -> Sequence[int]:
-        """Those before what is here; none where it does not begin with a block."""
-        blocks, rest = divmod(self.start, self._block_size)
-        return self.names[:blocks] if not rest and blocks <= len(self.names) else ()
+        blocks = -(-self.start // self._block_size)  # that hold what is before
+        if blocks > len(self.names):
+            return self.start
+        kept = self._kept.first_of_run(self.names[:blocks]) * self._block_size
+        return min(kept, self.start)
 
     def pieces(self, begin: int, end: int) -> list[HostRows]:
         """Rows from ``begin`` on, up to ``end`` at the most; none where they are not here."""
@@ -84,7 +87,8 @@ class FeatureText:
             return self._pieces_here(begin, end)
         found: list[HostRows] = []
         size = self._block_size
-        while begin < min(end, self.start):
+        end = min(end, self.start)
+        while begin < end:
             block = self._kept.get(self.names[begin // size])
             if block is None:
                 break

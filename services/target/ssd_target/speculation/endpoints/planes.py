@@ -8,6 +8,7 @@ from ssd_engine.speculation.frames import Plane
 from ssd_engine.tensor_plane.distributions import draft_distributions
 from ssd_engine.tensor_plane.features import told_features
 from ssd_engine.tensor_plane.plane import AgreedPlane, go_to_draft
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.streams import RowsStream
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tensor_plane.sender import Sender
@@ -38,6 +39,7 @@ def _join(
     answer = plane.answer
     device = torch.device(options.runner.device)
     try:
+        _check_kind(options, up, answer.kind)
         stream.agreed_with([answer.stream])  # the ends check that it has as many rows, too
         joined = go_to_draft(answer, up.epoch, stream, device=device, dial_host=up.host)
     except (ValueError, OSError) as error:
@@ -46,3 +48,11 @@ def _join(
     kind, about = answer.kind.value, {"link": up.link}
     log.info("link to %s: %s go by %s", up.host, stream.name, kind, extra=about)
     return joined
+
+
+def _check_kind(options: EngineOptions, up: DraftLinkUp, kind: PlaneKind) -> None:
+    """An endpoint answers with a kind that it was offered."""
+    if kind is PlaneKind.NCCL and not up.trusted:
+        raise ValueError("NCCL believes its peer: --trust-draft allows it")
+    if kind not in options.plane_kinds:
+        raise ValueError(f"--plane-kind does not allow {kind.value}")

@@ -1,0 +1,278 @@
+"""What a target tells reaches the speculator in place and in order, and nothing else does."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd_draft.engine.core import DraftCore
+from ssd_draft.engine.told_features import WAITING_SECONDS, ToldFeatures
+from ssd_draft.planning.plan import Planner
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_draft.records import TargetFrames, TargetLinkUp
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.features import FeatureNeeds
+from ssd_engine.speculation.frames import (
+    FeatureRequest,
+    Launch,
+    Notice,
+    NoticeKind,
+    Open,
+    Outcome,
+    Plane,
+    Source,
+    Verification,
+)
+from ssd_engine.tensor_plane.features import told_features
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
+from ssd_engine.tensor_plane.protocol.state import PlaneState
+from ssd_engine.text.token_ids import pack_tokens
+from tests.speculation.toy_world import ToySpeculator
+
+WIDTH = 4
+NEEDS = FeatureNeeds((0, 1), WIDTH // 2, "float32")
+PROMPT = 10
+
+
+def opening(sequence: int = 1, output: int = 0, round_: int = 0) -> Open:
+    return Open(
+        sequence,
+        round_,
+        pack_tokens([4] * PROMPT),
+        pack_tokens([8] * output),
+        [],
+        40,
+        SamplingParams(seed=1),
+        Verification.COUPLED,
+        0.0,
+        3,
+        0,
+    )
+
+
+def row(position: int) -> Tensor:
+    return torch.full((WIDTH,), float(position))
+
+
+class Inbox:
+    """Rows that have come, as a test says."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[RowsKey, Tensor]] = []
+        self.state, self.came_up, self.reason = PlaneState.UP, True, ""
+        self.closed = False
+
+    def come(self, begin: int, end: int, sequence: int = 1) -> None:
+        rows = torch.stack([row(position) for position in range(begin, end)])
+        self.rows.append((RowsKey(sequence, begin), rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self) -> list[tuple[RowsKey, Tensor]]:
+        taken, self.rows = self.rows, []
+        return taken
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Reader(ToySpeculator):
+    """Notes what it is told."""
+
+    features = NEEDS
+
+    def __init__(self, known: int = 0) -> None:
+        super().__init__()
+        self.known = known
+        self.told: list[tuple[int, int, int]] = []  # sequence, begin and end
+
+    def features_from(self, sequence: DraftSequence) -> int:
+        return self.known
+
+    def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
+        assert all(torch.equal(each, row(start + i)) for i, each in enumerate(rows))
+        self.told.append((sequence.id, start, start + len(rows)))
+
+
+@dataclass
+class Bench:
+    inbox: Inbox | None = field(default_factory=Inbox)
+    reader: Reader = field(default_factory=Reader)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        stream = told_features(NEEDS)
+        answer = PlaneAnswer(PlaneKind.TCP, "", b"", stream)
+        self.core = DraftCore(
+            self.reader,
+            lambda depth: Planner(3, 4, (1, 1), (1, 1)),
+            8,
+            None,
+            64,
+            16,
+            clock=lambda: self.now,
+            open_features=lambda up, needs: (
+                None if self.inbox is None else (self.inbox, Plane(0, 0, answer))
+            ),
+        )
+        self.core.handle(TargetLinkUp(1, 3))
+
+    def hear(self, *frames: Any) -> list[Any]:
+        """What the draft says after a step."""
+        if frames:
+            self.core.handle(TargetFrames(1, list(frames)))
+        return [frame for link in self.core.step().links for frame in link.frames]
+
+    def requests(self, *frames: Any) -> list[tuple[int, int]]:
+        said = self.hear(*frames)
+        return [(f.sequence, f.from_position) for f in said if isinstance(f, FeatureRequest)]
+
+
+def test_an_open_is_followed_by_a_request_for_what_is_not_known() -> None:
+    for known in (0, 7, PROMPT - 1):
+        bench = Bench(reader=Reader(known))
+        assert bench.requests(opening()) == [(1, known)]
+        assert bench.requests() == []
+
+
+def test_rows_reach_their_sequence_in_order() -> None:
+    bench = Bench()
+    bench.hear(opening(1), opening(2))
+    assert bench.inbox is not None
+    bench.inbox.come(0, 4)
+    bench.inbox.come(0, 9, sequence=2)
+    bench.inbox.come(4, 9)
+    bench.hear()
+    assert bench.reader.told == [(1, 0, 4), (2, 0, 9), (1, 4, 9)]
+    assert bench.core.stats().feature_rows == 18
+    assert not bench.core.has_work or not bench.inbox.rows
+
+
+def test_rows_may_come_before_their_open_and_before_their_outcome() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.come(0, 9)
+    bench.inbox.come(9, 10)  # what the outcome of round 0 commits
+    bench.hear()
+    assert bench.reader.told == []
+    bench.hear(opening())
+    assert bench.reader.told == [(1, 0, 9)]
+    bench.hear(Outcome(1, 0, 0, 5))
+    assert bench.reader.told == [(1, 0, 9), (1, 9, 10)]
+    assert bench.core.stats().dropped_features == 0
+
+
+def test_rows_that_belong_to_nothing_are_dropped_after_a_while() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.come(0, 9, sequence=77)
+    bench.hear()
+    bench.now += WAITING_SECONDS + 0.1
+    bench.hear()
+    assert bench.core.stats().dropped_features == 9
+    bench.hear(opening(77))
+    assert bench.reader.told == []
+
+
+def test_few_rows_wait() -> None:
+    inbox, reader = Inbox(), Reader()
+    features = ToldFeatures(inbox, reader, lambda: 0.0, max_waiting_bytes=6 * WIDTH * 4)
+    for sequence in range(10):
+        inbox.come(0, 2, sequence)
+        features.tell({})
+        assert features._waiting_bytes <= 6 * WIDTH * 4
+    assert [each.key.sequence for each in features._waiting] == [7, 8, 9]
+    assert features.num_dropped == 14
+
+
+def test_what_is_missing_is_asked_for_once() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening(1, output=20, round_=5))
+    bench.inbox.come(0, 8)
+    bench.inbox.come(12, 14)  # 8 to 12 were lost
+    bench.inbox.come(14, 16)
+    assert bench.requests() == [(1, 8)]
+    assert bench.reader.told == [(1, 0, 8)]
+    bench.inbox.come(8, 12)
+    bench.inbox.come(12, 16)
+    assert bench.requests() == []
+    assert bench.reader.told[1:] == [(1, 8, 12), (1, 12, 16)]
+
+
+def test_where_the_target_has_nothing_more_a_gap_is_passed_on() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening(1, output=20, round_=5))
+    bench.inbox.come(3, 8)  # its answer to the first request begins there
+    assert bench.requests() == []
+    bench.inbox.come(12, 14)
+    assert bench.requests() == [(1, 8)]
+    bench.inbox.come(12, 16)  # the answer to that
+    assert bench.requests() == []
+    assert bench.reader.told == [(1, 3, 8), (1, 12, 16)]
+
+
+def test_what_lies_beyond_the_text_is_dropped() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    bench.inbox.come(0, 9)
+    bench.inbox.come(39, 42)
+    bench.hear()
+    assert bench.reader.told == [(1, 0, 9)]
+    assert bench.core.stats().dropped_features == 3
+
+
+def test_rounds_whose_rows_are_late_are_counted() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    bench.inbox.come(0, 9)
+    bench.hear(Outcome(1, 0, 0, 5), Launch(1, 1, [], Source.NONE, 3, 0))
+    bench.inbox.come(9, 10)
+    bench.hear(Outcome(1, 1, 0, 5), Launch(1, 2, [], Source.NONE, 3, 0))
+    bench.hear(Outcome(1, 2, 0, 5))  # row 10 has not come
+    stats = bench.core.stats()
+    assert (stats.feature_rounds, stats.late_feature_rounds) == (2, 1)
+
+
+def refusals(said: list[Any]) -> list[str]:
+    return [
+        each.reason for each in said if isinstance(each, Notice) and each.kind is NoticeKind.REFUSED
+    ]
+
+
+def test_without_a_plane_sequences_are_refused_with_the_reason() -> None:
+    bench = Bench(inbox=None)
+    assert refusals(bench.hear(opening())) == ["no tensor plane joins this head and its target"]
+    assert not bench.core.stats().sequences
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.state, bench.inbox.came_up = PlaneState.BROKEN, False
+    bench.inbox.reason = "the peer cannot be reached"
+    [reason] = refusals(bench.hear(opening()))
+    assert "did not come up: the peer cannot be reached" in reason
+
+
+def test_sequences_that_were_opened_before_the_plane_failed_are_given_up() -> None:
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.state, bench.inbox.came_up = PlaneState.CONNECTING, False
+    assert refusals(bench.hear(opening())) == []
+    bench.inbox.state = PlaneState.BROKEN
+    assert len(refusals(bench.hear())) == 1
+    assert not bench.core.stats().sequences
+
+
+def test_a_speculator_that_reads_nothing_opens_no_plane() -> None:
+    bench = Bench(reader=NoReader())  # type: ignore[arg-type]
+    assert bench.requests(opening()) == []
+    assert not any(isinstance(each, Plane) for each in bench.hear())
+
+
+class NoReader(ToySpeculator):
+    pass

@@ -1,0 +1,386 @@
+"""A head's sequences: what is told of them and what is not, room, prefixes, and strange rows."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ssd_draft.speculators.base import CannotSpeculate
+from ssd_draft.speculators.head.sequence import MOST_UNTOLD, HeadSequence
+from ssd_engine.speculation.verification import Verification
+from tests.clockwork import VOCAB, follower
+from tests.draft.speculators.head.head_world import BUDGET, DEPTH, HeadWorld, Pair, Told, chain
+from tests.harness import BLOCK
+
+
+def play(world: HeadWorld, told: Told, rounds: int, tells: bool = True) -> float:
+    """Acceptance over some rounds, each of which ends when the draft has nothing left to do."""
+    drafted, accepted = told.drafted, told.accepted
+    for _ in range(rounds):
+        world.play(told, tells=tells)
+    return (told.accepted - accepted) / max(1, told.drafted - drafted)
+
+
+def begin(world: HeadWorld, key: int = 1, **how: object) -> Told:
+    told = world.open(key, **how)  # type: ignore[arg-type]
+    world.settle()
+    world.tell(told)
+    world.settle()
+    return told
+
+
+def state_of(world: HeadWorld, key: int = 1) -> HeadSequence:
+    state: HeadSequence = world.sequence(key).state
+    return state
+
+
+# Acceptance
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["hits", "just in time"])
+def test_a_head_that_foresees_all_is_always_right(clockwork: Pair, wait: bool) -> None:
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    for _ in range(8):
+        world.play(told, wait=wait)
+    assert told.accepted == told.drafted >= 7 * DEPTH
+    assert told.tokens[-1] == follower(told.tokens[-2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_the_head_does_not_know_is_never_drafted_nor_guessed(
+    few_tokens: Pair, temperature: float
+) -> None:
+    world = HeadWorld(few_tokens)
+    told = begin(world, temperature=temperature)
+    known = known_tokens(few_tokens)
+    for _ in range(10):
+        world.play(told)
+        for accepted, token in world.sequence().branches:
+            assert token in known, accepted
+    drafted = [token for tokens in world.pushed.values() for token in tokens]
+    assert len(drafted) > 100
+    assert set(drafted) <= known
+    assert len(known) == 40
+
+
+def known_tokens(pair: Pair) -> set[int]:
+    head = pair.make_head(num_blocks=64).model.head_weights.target_tokens
+    assert head is not None
+    return set(head.tolist())
+
+
+def test_several_sequences_share_forwards(clockwork: Pair) -> None:
+    world = HeadWorld(clockwork)
+    sequences = [world.open(key, temperature=key % 2 * 0.7) for key in range(1, 5)]
+    world.step(3)
+    for told in sequences:
+        world.tell(told)
+    world.settle()
+    rng = random.Random(4)
+    for _ in range(20):
+        told = rng.choice(sequences)
+        outcome = world.end_round(told)
+        if rng.random() < 0.7:
+            world.tell(told)
+        world.step(rng.randrange(8))
+        world.launch(told, outcome)
+        world.step(rng.randrange(8))
+    greedy = [told for told in sequences if told.params.greedy]
+    assert all(told.accepted == told.drafted for told in greedy)
+    assert sum(told.accepted for told in greedy) > 10
+
+
+def test_a_chain_that_was_drafted_elsewhere_is_read_token_by_token(clockwork: Pair) -> None:
+    """As the target's own look-up does; the branches after it are right all the same."""
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    for _ in range(4):
+        outcome = world.end_round(told)
+        found = chain(follower(told.tokens[-1]), 2)
+        world.launch(told, outcome, ngram=found)
+        world.tell(told)
+        world.settle()
+        assert (2, follower(found[-1])) in world.sequence().branches
+    assert told.accepted == told.drafted == 6
+
+
+# What is told
+
+
+def test_nothing_is_drafted_before_the_prompt_is_told(clockwork: Pair) -> None:
+    """Chunk by chunk it is read as it comes."""
+    world = HeadWorld(clockwork)
+    told = world.open(prompt=chain(3, 150))
+    for end in (64, 100, 149):
+        world.settle()
+        assert not world.pushed
+        before = world.core.counters.rows
+        world.tell(told, end=end)
+        world.step()
+        assert world.core.counters.rows > before
+    world.settle()
+    assert len(world.pushed) == BUDGET
+    assert play(world, told, 4) == 1.0
+
+
+def test_without_features_the_head_goes_on_for_a_while(clockwork: Pair) -> None:
+    """Beyond that it drafts nothing, until it is told again."""
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    assert play(world, told, 3, tells=False) == 1.0
+    while len(told.tokens) - 1 - told.num_told <= MOST_UNTOLD:
+        world.play(told, tells=False)
+    pushed = len(world.pushed)
+    world.play(told, tells=False)
+    world.play(told, tells=False)
+    assert len(world.pushed) == pushed
+    world.tell(told)
+    world.settle()
+    assert len(world.pushed) > pushed
+    assert play(world, told, 4) > 0.9
+
+
+@pytest.mark.parametrize("lost", [3, MOST_UNTOLD + 40])
+def test_a_gap_in_what_is_told(clockwork: Pair, lost: int) -> None:
+    """A few rows are the head's own; after more of them its text begins anew."""
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    while len(told.tokens) - 1 - told.num_told < lost:
+        world.play(told, tells=False)
+    told.num_told = len(told.tokens) - 1
+    base = state_of(world).base
+    play(world, told, 2)
+    assert (state_of(world).base > base) is (lost > MOST_UNTOLD)
+    assert play(world, told, 4) == 1.0
+
+
+def test_rows_that_come_out_of_order(random_pair: Pair) -> None:
+    """All that was told is read in the end, in its place."""
+    straight, mixed = HeadWorld(random_pair), HeadWorld(random_pair)
+    expected, told = begin(straight), mixed.open()
+    mixed.settle()
+    for first in (0, 16, 8, 24):  # of positions that are told together
+        mixed.tell(told, first, min(first + 8, len(told.tokens) - 1))
+        mixed.settle()
+    assert mixed.pushed == straight.pushed
+    assert expected.tokens == told.tokens
+
+
+def test_rows_that_are_told_again_change_nothing(random_pair: Pair) -> None:
+    once, twice = HeadWorld(random_pair), HeadWorld(random_pair)
+    told, again = begin(once), begin(twice)
+    for _ in range(3):
+        once.play(told)
+        twice.play(again)
+        before = twice.core.counters.rows
+        twice.tell(again, 0)
+        twice.settle()
+        assert twice.core.counters.rows == before
+    assert once.pushed == twice.pushed
+
+
+# Prefixes
+
+
+def test_a_prefix_that_was_told_is_found_again(random_pair: Pair) -> None:
+    """Of the second sequence only the rest has to be told."""
+    world = HeadWorld(random_pair)
+    prompt = [(7 * i + 3) % 512 for i in range(5 * BLOCK + 6)]
+    begin(world, 1, prompt=prompt)
+    world.close(1)
+    told = world.open(2, prompt=prompt)
+    world.settle()
+    known = world.speculator.features_from(world.sequence(2))
+    assert known == 5 * BLOCK
+    world.tell(told, known)
+    world.settle()
+    alone = HeadWorld(random_pair)
+    begin(alone, 2, prompt=prompt)
+    assert {key: tokens for key, tokens in world.pushed.items() if key[0] == 2} == alone.pushed
+
+
+def test_the_last_row_of_a_block_depends_on_the_token_after_it(random_pair: Pair) -> None:
+    """And the first one on the token before it: where these differ, a block is not shared."""
+    world = HeadWorld(random_pair)
+    prompt = [(7 * i + 3) % 512 for i in range(3 * BLOCK + 6)]
+    begin(world, 1, prompt=prompt)
+    world.close(1)
+    after = [*prompt[: 2 * BLOCK], 500, *prompt[2 * BLOCK + 1 :]]
+    before = [501, *prompt[1:]]
+    for key, (changed, known) in enumerate([(after, BLOCK), (before, 0)], 2):
+        told = world.open(key, prompt=changed)
+        world.settle()
+        assert world.speculator.features_from(world.sequence(key)) == known
+        world.tell(told, known)
+        world.settle()
+        alone = HeadWorld(random_pair)
+        begin(alone, key, prompt=changed)
+        own = {at: tokens for at, tokens in world.pushed.items() if at[0] == key}
+        assert own == alone.pushed
+
+
+def test_rows_of_its_own_never_enter_the_prefix_cache(clockwork: Pair) -> None:
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    cached = world.core.stats().cached_blocks
+    while len(told.tokens) - 1 - told.num_told < 20:
+        world.play(told, tells=False)
+    assert world.core.stats().cached_blocks == cached
+    world.tell(told)
+    world.play(told)
+    assert world.core.stats().cached_blocks > cached
+
+
+# Room
+
+
+def test_a_text_that_outgrows_the_head_begins_again(clockwork: Pair) -> None:
+    world = HeadWorld(clockwork, clockwork.make_speculator(max_context=64))
+    told = begin(world)
+    assert play(world, told, 20) == 1.0
+    assert len(told.tokens) > 100
+    assert state_of(world).base > 0
+
+
+def test_a_prompt_that_is_longer_than_the_heads_context(clockwork: Pair) -> None:
+    """It is told of the end alone, as far as the head can read."""
+    world = HeadWorld(clockwork, clockwork.make_speculator(max_context=64))
+    told = world.open(prompt=chain(3, 150))
+    world.settle()
+    known = world.speculator.features_from(world.sequence())
+    assert known == 149 - 32
+    world.tell(told, known)
+    world.settle()
+    assert play(world, told, 4) == 1.0
+
+
+def test_sequences_that_find_no_room_leave_others_alone(clockwork: Pair) -> None:
+    world = HeadWorld(clockwork, clockwork.make_speculator(num_blocks=20, max_context=128))
+    rng = random.Random(7)
+    for key in range(1, 7):
+        told = world.open(key)
+        world.step(2)
+        if world.core._links[1].sequences.get(key) is None:
+            del world.told[key]
+    assert 1 <= len(world.told) < 6
+    for _ in range(30):
+        told = rng.choice([*world.told.values()])
+        outcome = world.end_round(told)
+        world.launch(told, outcome)
+        world.step()
+        if told.key not in world.core._links[1].sequences:
+            del world.told[told.key]
+            continue
+        world.tell(told)
+        world.settle()
+    assert world.told
+    assert all(told.accepted == told.drafted for told in world.told.values())
+    for key in list(world.told):
+        world.close(key)
+    world.step()
+    assert world.core.stats().used_blocks == 0
+
+
+def test_a_sequence_that_is_opened_again_recovers(clockwork: Pair) -> None:
+    """Told of no more than the last positions, in the middle of a round."""
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    play(world, told, 10)
+    world.open_again(told)
+    world.settle()
+    told.num_told = max(0, len(told.tokens) - 24)
+    world.tell(told)
+    world.settle()
+    assert play(world, told, 6) == 1.0
+
+
+def test_more_than_was_agreed_on_is_refused(clockwork: Pair) -> None:
+    world = HeadWorld(clockwork)
+    told = begin(world, max_tokens=32)
+    sequence = world.sequence()
+    sequence.output += [1] * 8
+    with pytest.raises(CannotSpeculate, match="more tokens"):
+        world.speculator.on_round_changed(sequence)
+    assert told.round == 0
+
+
+# Rejection
+
+
+def test_rejection_draws_from_what_is_shipped(few_tokens: Pair) -> None:
+    world = HeadWorld(few_tokens)
+    told = begin(world, verification=Verification.REJECTION, temperature=1.0, top_p=0.9)
+    known = known_tokens(few_tokens)
+    outside = [token for token in range(VOCAB) if token not in known]
+    for _ in range(5):
+        accepted, token = max(world.sequence().branches, key=lambda branch: (branch[0], branch[1]))
+        world.decide(told, accepted, token)
+        world.core._follower.follow_some(world.core._links[1])
+        make = world.speculator.draft_distributions(world.sequence(), DEPTH)
+        assert make is not None
+        sigma = make().float()
+        assert sigma.shape == (DEPTH, VOCAB)
+        assert torch.allclose(sigma.sum(dim=1), torch.ones(DEPTH), atol=0.02)
+        assert not sigma[:, outside].any()
+        drawn = world.pushed[told.key, told.round, accepted, token]
+        assert all(sigma[i, each] > 0 for i, each in enumerate(drawn))
+        world.launch(told, (accepted, token))
+        assert told.speculation == drawn
+        world.tell(told)
+        world.settle()
+
+
+# Strange rows
+
+
+def shuffled(rows: torch.Tensor) -> torch.Tensor:
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))]
+
+
+STRANGE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "not a number": lambda rows: torch.full_like(rows, float("nan")),
+    "infinite": lambda rows: torch.full_like(rows, float("-inf")),
+    "huge": lambda rows: torch.full_like(rows, 3e38),
+    "as large as is read": lambda rows: torch.full_like(rows, -1e8),
+    "zero": torch.zeros_like,
+    "one is not a number": lambda rows: torch.cat((rows[:-1], rows[-1:] * float("nan"))),
+    "of other positions": shuffled,
+    "noise": lambda rows: torch.randn_like(rows) * 100,
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_strange_rows_harm_nobody_else(random_pair: Pair, kind: str) -> None:
+    """Neither those who share forwards, nor who takes over their blocks."""
+    strange, alone = HeadWorld(random_pair), HeadWorld(random_pair)
+    victim, told = begin(strange, 1), begin(alone, 1)
+    other = strange.open(2, prompt=[(3 * i) % 512 for i in range(40)])
+    strange.step()
+    for _ in range(3):
+        rows = STRANGE[kind](other.features(0, len(other.tokens) - 1))
+        strange.speculator.take_features(strange.sequence(2), 0, rows)
+        if strange.sequence(2).branches:
+            outcome = sorted(strange.sequence(2).branches)[0]
+            strange.decide(other, *outcome)
+            strange.launch(other, outcome)
+        strange.play(victim)
+        alone.play(told)
+    strange.close(2)
+    strange.step()
+    late = begin(strange, 3)
+    begin(alone, 3)
+    assert late.tokens
+    own = {at: tokens for at, tokens in strange.pushed.items() if at[0] != 2}
+    assert own == alone.pushed
+
+
+@pytest.mark.parametrize("start", [-1, 10**9, 2**63, 45])
+def test_rows_of_positions_that_there_are_not(clockwork: Pair, start: int) -> None:
+    world = HeadWorld(clockwork)
+    told = begin(world)
+    width = world.needs.width
+    world.speculator.take_features(world.sequence(), start, torch.ones(5, width))
+    world.speculator.take_features(world.sequence(), 3, torch.ones(0, width))
+    assert play(world, told, 6) == 1.0

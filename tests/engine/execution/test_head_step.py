@@ -1,0 +1,264 @@
+"""A head's steps of few rows compute what its plain forward does: interpreted kernels."""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ssd_engine.checkpoints.heads.head_checkpoint import open_head
+from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.execution import graphs, head_step, step
+from ssd_engine.execution.graphs import GraphRunner, step_runs
+from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner, joined
+from ssd_engine.execution.head_step import HeadStepLayers, ToldStates
+from ssd_engine.execution.runner import ModelRunner
+from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.execution.step import Step
+from ssd_engine.forward.batch import Chunk, KVCopy, Part, TreeRows, logit_rows
+from ssd_engine.forward.step_inputs import StepShape
+from ssd_engine.kernels.sampling.adjusting import Histories
+from ssd_engine.sampling.params import SamplingParams
+from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.head_drafter import HeadDrafter
+from tests import clockwork
+from tests.engine.execution.test_step_features import Event, Stream
+from tests.harness import BLOCK, Request, make_core, make_runner, run
+from tests.random_heads import KINDS, SHAPE, make_head
+from tests.random_models import make_model
+from tests.scale import full_only
+
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
+
+FEW = StepShape(rows=8, runs=3, rows_per_run=4, max_positions=160, block_size=BLOCK)
+TREE = StepShape(
+    rows=8,
+    runs=2,
+    rows_per_run=4,
+    max_positions=160,
+    block_size=BLOCK,
+    scratch=8,
+    moves=4,
+    path=3,
+)
+NUM_BLOCKS = 32
+DUMMY = (NUM_BLOCKS - 1) * BLOCK
+BLOCKS = [[3, 1, 4], [9, 7, 5]]
+LENGTHS = (20, 17)  # rows that are computed before
+SCRATCH = 12 * BLOCK  # slots from here on are branches'
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3-all-norms", full_only("llama-two-layers")])
+def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HeadRunner:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    make_model("llama3-untied", folder / "target")
+    make_head(KINDS[request.param], folder / "head")
+    options = RunnerOptions(
+        directory=folder / "head",
+        dtype="float32",
+        device="cpu",
+        block_size=BLOCK,
+        max_model_len=160,
+        max_num_seqs=4,
+        max_forward_tokens=64,
+        num_kv_blocks=NUM_BLOCKS,
+        kernels="torch",
+    )
+    config = load_head_config(folder / "head")
+    checkpoint = open_head(folder / "head", config, folder / "target")
+    runner = HeadRunner(config, checkpoint, options, SHAPE["vocab_size"])
+    chunks = [Chunk(tokens(length, i), 0, BLOCKS[i], 1) for i, length in enumerate(LENGTHS)]
+    runner.step_with_features(chunks, [], features(LENGTHS, 1)).result()
+    return runner
+
+
+@pytest.fixture(autouse=True)
+def a_layer_in_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "LEADING_LAYERS", 1)
+    monkeypatch.setattr(head_step, "PIECE", 64)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(SHAPE["vocab_size"]) for _ in range(count)]
+
+
+def features(counts: tuple[int, ...], seed: int) -> GivenFeatures:
+    torch.manual_seed(seed)
+    return GivenFeatures(counts, torch.randn(sum(counts), 3 * SHAPE["hidden_size"]))
+
+
+def branches(level: int, limits: tuple[int, ...], seed: int = 5) -> TreeRows:
+    """One depth of as many branches of the first sequence."""
+    count = len(limits)
+    scratch = list(range(SCRATCH, SCRATCH + count * (level + 1)))
+    positions = [limit + 1 + level for limit in limits]
+    context = min(limits) + 1
+    about = (positions, limits, scratch[-count:], context, BLOCKS[0], scratch)
+    return TreeRows(tokens(count, seed + level), *about)
+
+
+def compare(
+    runner: HeadRunner, shape: StepShape, parts: list[Part], given: GivenFeatures | None = None
+) -> None:
+    """Logits and states of both, from the same cache; what the plain forward leaves stays."""
+    pool, states = runner.kv.pool, runner._states.rows
+    before = pool.clone(), states.clone()
+    got, left = by_step(runner, shape, parts, given)
+    pool.copy_(before[0])
+    states.copy_(before[1])
+    none = GivenFeatures([0] * sum(not isinstance(part, KVCopy) for part in parts), torch.empty(0))
+    expected = runner.step_with_features(parts, [], given or none).result().logits
+    drafted = expected.isfinite()
+    assert torch.equal(drafted, got.isfinite())
+    torch.testing.assert_close(got[drafted], expected[drafted], atol=5e-4, rtol=5e-4)
+    keep = torch.ones(len(states), dtype=torch.bool)
+    keep[DUMMY] = False  # what pads
+    torch.testing.assert_close(left[keep], states[keep], atol=5e-4, rtol=5e-4)
+
+
+def by_step(
+    runner: HeadRunner, shape: StepShape, parts: list[Part], given: GivenFeatures | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    told = ToldStates(runner.model, shape.padded_rows)
+    layers = partial(HeadStepLayers, runner._states, told)
+    one = Step(runner.model, runner.kv, shape, 3, make_layers=layers)
+    one.inputs.clear(DUMMY)
+    rows = logit_rows(parts)
+    runs, moves = step_runs(joined(parts), [None] * len(rows), BLOCK)
+    one.inputs.fill(runs, DUMMY, moves)
+    with torch.inference_mode():
+        if given is not None:
+            places = torch.tensor(runner._rows_told(parts, given.counts))
+            told.put(places, runner._combined(given))
+        one.run()
+        told.clear()
+    assert one.logits is not None
+    assert one.head_rows == SHAPE["vocab_size"]
+    assert one.guesses_on(0)[rows, 0].tolist() == one.logits[rows].argmax(-1).tolist()
+    return one.logits[rows].clone(), runner._states.rows.clone()
+
+
+def test_rows_go_on_from_told_and_from_own_states(heads: HeadRunner) -> None:
+    """Some are told, some go on by themselves, and one begins a text."""
+    parts: list[Part] = [
+        Chunk(tokens(3, 2), LENGTHS[0], BLOCKS[0], 1),
+        Chunk(tokens(1, 3), LENGTHS[1], BLOCKS[1], 1),
+        Chunk(tokens(1, 4), 0, [20], 1),
+    ]
+    compare(heads, FEW, parts, features((3, 0, 1), 2))
+
+
+def test_told_rows_and_those_after_them_are_one_run(heads: HeadRunner) -> None:
+    """As a draft asks for them: what a round has told, then the chain that is verified, which was
+    drafted before."""
+    chain = tokens(2, 8)
+    for i, token in enumerate(chain):
+        heads.step([Chunk([token], LENGTHS[0] + 2 + i, BLOCKS[0], 1)], []).result()
+    parts: list[Part] = [
+        Chunk(tokens(2, 7), LENGTHS[0], BLOCKS[0], 1),
+        Chunk(chain, LENGTHS[0] + 2, [*BLOCKS[0]], 2),
+        Chunk(tokens(1, 3), LENGTHS[1], BLOCKS[1], 1),
+    ]
+    runs = joined(parts)
+    assert [(len(each.tokens), each.num_logits) for each in runs] == [(4, 3), (1, 1)]
+    compare(heads, FEW, parts, features((2, 0, 0), 3))
+
+
+def test_chunks_of_which_nothing_follows_stay_apart() -> None:
+    first = Chunk([1, 2], 0, [3], 1)
+    gap, other = Chunk([4], 3, [3], 1), Chunk([4], 2, [5], 1)
+    silent = Chunk([4, 5], 2, [3], 1)  # its first row has no logits, that before it has
+    copy = KVCopy([9], 2, [3])
+    for second in (gap, other, silent, copy):
+        assert joined([first, second]) == [first, second]
+
+
+def test_what_was_told_is_forgotten_after_its_step(heads: HeadRunner) -> None:
+    parts: list[Part] = [Chunk(tokens(1, 6), LENGTHS[1] + 1, BLOCKS[1], 1)]
+    compare(heads, FEW, parts)
+
+
+def test_branches_go_on_from_what_they_leave(heads: HeadRunner) -> None:
+    """The first tokens go on from the text, those after them from their own branch, and the branch
+    that is taken is moved."""
+    limits = (18, 19, 19, 16)
+    for level in range(2):
+        compare(heads, TREE, [branches(level, limits)])
+    taken = [SCRATCH + 1, SCRATCH + len(limits) + 1]
+    moved = KVCopy(taken, 20, BLOCKS[0])
+    chunk = Chunk(tokens(1, 9), 22, BLOCKS[0], 1)
+    compare(heads, TREE, [moved, chunk])
+
+
+DEPTH = 2
+
+
+def drafting_by_steps(folder: Path, target: ModelRunner) -> tuple[HeadRunner, list[int]]:
+    """A head whose steps are launched one by one, and the rows of each of them."""
+    config = fit_to_target(load_head_config(folder / "head"), target.config, "target")
+    options = RunnerOptions(
+        directory=folder / "head",
+        dtype="float32",
+        device="cpu",
+        block_size=BLOCK,
+        max_model_len=160,
+        max_num_seqs=2,
+        max_forward_tokens=64,
+        num_kv_blocks=NUM_BLOCKS,
+        kernels="torch",
+    )
+    checkpoint = open_head(folder / "head", config, folder / "target")
+    heads = HeadRunner(config, checkpoint, options, clockwork.VOCAB)
+    heads.num_blocks, heads.dummy_slot = NUM_BLOCKS - 1, DUMMY
+    told = heads._told_states = ToldStates(heads.model, FEW.padded_rows)
+    last = torch.zeros(FEW.rows, dtype=torch.int32)
+    histories = Histories(2, FEW.rows, clockwork.VOCAB, torch.device("cpu"), False, DEPTH)
+    layers = partial(HeadStepLayers, heads._states, told)
+    about = (heads.model, heads.kv, FEW, 2)
+    one = Step(*about, last=last, num_sides=2, histories=histories, make_layers=layers)
+    one.inputs.clear(DUMMY)
+    heads.steps = GraphRunner([one], eager=True)
+    rows: list[int] = []
+    launch = heads.steps.launch
+
+    def counted(parts: Sequence[Part], *about: Any) -> Any:
+        rows.append(sum(len(part.tokens) for part in parts))
+        return launch(parts, *about)
+
+    heads.steps.launch = counted  # type: ignore[method-assign]
+    return heads, rows
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device has events of its own")
+def test_a_head_inside_a_target_drafts_by_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token is foreseen, as by plain forwards: told rows go before those that are drafted."""
+    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
+    clockwork.make_target(tmp_path / "target")
+    clockwork.make_head(tmp_path / "head")
+    target = make_runner(tmp_path / "target", num_blocks=64)
+    heads, rows = drafting_by_steps(tmp_path, target)
+    target.watch(heads._config.boundaries or ())
+    drafter = HeadDrafter(heads, BLOCK, 160, DEPTH, 32)
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
+    speculator = SpeculationCoordinator(options, clockwork.VOCAB, drafter=drafter)
+    core = make_core(target, max_num_seqs=2, prefill_chunk=32, speculator=speculator)
+    sync = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
+    sampling = SamplingParams(seed=1, temperature=0.0)
+    (found,) = run(core, [Request([5, 11, 7, 60, 2, 9, 3, 8, 1], sampling, 8, speculation=sync)])
+    expected = [clockwork.follower(1)]
+    while len(expected) < 8:
+        expected.append(clockwork.follower(expected[-1]))
+    assert found.tokens == expected
+    assert found.speculation is not None
+    assert found.speculation.accepted_tokens == found.speculation.drafted_tokens > 0
+    assert set(rows) == {1, DEPTH + 1}  # one that goes on by itself, and those of a round
