@@ -75,6 +75,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "max_rows",
         "aux_layers",
         "feature_window",
+        "keep_features",
         "discover_seconds",
         "allow_draft",
         "trust_draft",
