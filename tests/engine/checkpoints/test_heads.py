@@ -120,6 +120,30 @@ def test_published_configs_are_read() -> None:
     assert wide.feature_width == 3 * 96
 
 
+@pytest.mark.parametrize(
+    ("outside", "inside", "dtype"),
+    [
+        ({"dtype": "float16"}, {}, "float16"),
+        ({"torch_dtype": "float16"}, {}, "float16"),
+        ({"dtype": "float16"}, {"torch_dtype": "float32"}, "float32"),
+        ({}, {}, "bfloat16"),
+    ],
+)
+def test_the_dtype_of_a_head_is_said_inside_or_outside_of_its_layers(
+    outside: dict[str, Any], inside: dict[str, Any], dtype: str
+) -> None:
+    layers = {**SHAPE, "model_type": "llama", **inside}
+    layers = {key: value for key, value in layers.items() if key in inside or "dtype" not in key}
+    raw = {
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": 200,
+        "transformer_layer_config": layers,
+        "speculators_config": {"verifier": {}},
+        **outside,
+    }
+    assert parse_head_config(raw).layers.dtype == dtype
+
+
 def test_a_head_is_told_from_a_model(tmp_path: Path, target: Path) -> None:
     make_head(KINDS["llama"], tmp_path)
     assert is_head(tmp_path)

@@ -35,6 +35,7 @@ from ssd_engine.errors import ConfigError
 CONFIG = "config.json"
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN3)}  # layers that heads have
 NUM_FEATURES = 3  # where a config does not say
+DTYPE = "bfloat16"  # likewise: as most heads are published
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Fields by which a flat config of a head differs from that of a model.
 SIGNS = ("draft_vocab_size", "eagle_config")
@@ -162,7 +163,7 @@ def _layer_ids(fields: Fields, plus: int) -> tuple[int, ...] | None:
 def _head(
     fields: Fields, layers: Fields, boundaries: tuple[int, ...] | None, verifier: str
 ) -> HeadConfig:
-    model = _parse_layers(layers)
+    model = _parse_layers(layers, _dtype(layers) or _dtype(fields) or DTYPE)
     counted = fields.integer("num_aux_hidden_states", 1, MAX_LAYERS, NUM_FEATURES)
     if fields.flag("norm_before_fc") and fields.flag("fc_norm"):
         raise fields.problem("fc_norm", "one of fc_norm and norm_before_fc is possible, not both")
@@ -181,7 +182,11 @@ def _head(
     )
 
 
-def _parse_layers(fields: Fields) -> ModelConfig:
+def _dtype(fields: Fields) -> str:
+    return fields.text("dtype", fields.text("torch_dtype", ""))
+
+
+def _parse_layers(fields: Fields, dtype: str) -> ModelConfig:
     kind = fields.text("model_type", LLAMA.model_type)
     family = FAMILIES.get(kind)
     if family is None:
@@ -194,6 +199,7 @@ def _parse_layers(fields: Fields) -> ModelConfig:
         "model_type": kind,
         "tie_word_embeddings": False,
         "eos_token_id": None,
+        "dtype": dtype,
     }
     return parse_model_config({**fields.values, **own}, fields.source)
 
