@@ -1,9 +1,10 @@
 """What a grammar costs: to compile it, to find out what may follow, and the time of a round.
 
-    python -m tools.bench_grammars [--repeats 4]
+    python -m tools.bench_grammars [--repeats 4] [--expand-to SHAPE] [--draft-expand-to SHAPE]
 
-The shipped pair, target and draft on different cores. Modes and grammars take turns, for one stream
-and for eight. The time of a round is that of a whole answer, divided by its rounds.
+The shipped pair, as it is or grown, target and draft on different cores. Modes and grammars take
+turns, for one stream and for eight. The time of a round is that of a whole answer, divided by its
+rounds.
 """
 
 import argparse
@@ -60,12 +61,18 @@ SCHEMAS = {"a schema": _schema(), "a schema with bounded texts": _schema(minLeng
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--expand-to", help="of the target, as in ssd-target serve")
+    parser.add_argument("--draft-expand-to", help="likewise of the draft")
     args = parser.parse_args()
     print(setting())
+    grown = ("--expand-to", args.expand_to) if args.expand_to else ()
+    inside = ("--draft-expand-to", args.draft_expand_to) if args.draft_expand_to else ()
+    beside = ("--expand-to", args.draft_expand_to) if args.draft_expand_to else ()
     for row in time_masks(resolve_model("stories-target")):
         _print(row)
-    with service("ssd_draft", "stories-draft", "--threads", "1", core=1) as draft:
-        flags = ("--threads", "1", "--draft", draft, "--draft-model", "stories-draft")
+    with service("ssd_draft", "stories-draft", "--threads", "1", *beside, core=1) as draft:
+        linked = ("--draft", draft, "--draft-model", "stories-draft", *inside)
+        flags = ("--threads", "1", *grown, *linked)
         with service("ssd_target", "stories-target", *flags, core=0) as target:
             client = Client(target)
             client.wait_for_links(1)

@@ -1,7 +1,7 @@
 """What a target's forwards tell of their rows reaches its reader: once, in order, and late enough
 to be in nobody's way."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -178,6 +178,7 @@ def test_rows_are_told_when_the_next_round_is_launched(
 def test_a_draft_inside_is_told_before_it_drafts(runner: ModelRunner) -> None:
     class Inside(WrongDrafter):
         reads_features = True
+        lacks: Mapping[int, range] = {}
 
         def draft(self, rows: Sequence[Any]) -> None:
             for row in rows:

@@ -16,6 +16,7 @@ from ssd_target.engine.decode import DecodeForward
 from ssd_target.engine.grammar_admission import GrammarAdmission
 from ssd_target.engine.loops import ChainedLoop, OverlappedLoop, SynchronousLoop
 from ssd_target.engine.prefill import PrefillForward
+from ssd_target.engine.reread import RereadForward
 from ssd_target.engine.synthetic_verifier import SyntheticVerifier
 from ssd_target.engine.target_runner import TargetRunner
 from ssd_target.records.engine_records import (
@@ -88,7 +89,9 @@ class EngineCore:
         chains = runner.chains and not isinstance(verify, SyntheticVerifier)
         overlapped = ChainedLoop if chains else OverlappedLoop
         loop = overlapped if runner.asynchronous else SynchronousLoop
-        self._loop = loop(self._plan, PrefillForward(*parts), self._decode, speculator)
+        reread = RereadForward(runner, self.scheduler, speculator, prefill_chunk, self._trace)
+        prefill = PrefillForward(*parts)
+        self._loop = loop(self._plan, prefill, self._decode, speculator, reread)
 
     @property
     def has_work(self) -> bool:
@@ -231,6 +234,7 @@ class EngineCore:
             feature_rows=feed.counters.rows,
             feature_bytes=feed.counters.bytes,
             missed_features=feed.counters.missed,
+            reread_features=feed.counters.reread,
             kept_feature_bytes=feed.kept.num_bytes,
         )
 

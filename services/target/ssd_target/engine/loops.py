@@ -6,6 +6,7 @@ from functools import partial
 
 from ssd_target.engine.decode import DecodeForward, FinishedRound, PendingRound, nothing
 from ssd_target.engine.prefill import PrefillForward
+from ssd_target.engine.reread import RereadForward
 from ssd_target.records.engine_records import Delta
 from ssd_target.scheduling.work import StepPlan, Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
@@ -23,14 +24,16 @@ class SynchronousLoop:
         prefill: PrefillForward,
         decode: DecodeForward,
         speculator: SpeculationCoordinator,
+        reread: RereadForward,
     ) -> None:
         self._plan, self._prefill, self._decode = plan, prefill, decode
+        self._reread = reread
         self._speculator = speculator
         self.pending: PendingRound | None = None  # in flight between two steps
 
     def step(self) -> list[Delta]:
         plan = self._plan()
-        deltas = self._prefill.run(plan.prefill)
+        deltas = self._read(plan)
         if not plan.has_round:
             return deltas
         works, rows = self._decode.look_up(plan)
@@ -41,6 +44,11 @@ class SynchronousLoop:
         self._decode.account(finished)
         return deltas + finished.deltas
 
+    def _read(self, plan: StepPlan) -> list[Delta]:
+        deltas = self._prefill.run(plan.prefill)
+        self._reread.run(prompts_first=bool(plan.prefill))
+        return deltas
+
 
 class OverlappedLoop(SynchronousLoop):
     """A round is launched at the end of a step and ended at the beginning of the next: what it has
@@ -49,7 +57,7 @@ class OverlappedLoop(SynchronousLoop):
     def step(self) -> list[Delta]:
         finished = None if self.pending is None else self._decode.finish(self.pending)
         plan = self._plan()
-        deltas = self._prefill.run(plan.prefill)
+        deltas = self._read(plan)
         self.pending = self._launch(plan, finished)
         if finished is None:
             return deltas

@@ -128,6 +128,10 @@ class TargetMetrics(ServiceMetrics):
                 "Such rows that were gone before they could be sent.",
                 lambda s: s.missed_features,
             ),
+            "ssd_feature_rows_reread": (
+                "Rows that were computed once more, as the prefix cache had spared them.",
+                lambda s: s.reread_features,
+            ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
             "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
             "ssd_forward_seconds": ("Time of these forwards.", lambda s: s.forward_seconds),

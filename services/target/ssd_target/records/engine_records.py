@@ -139,6 +139,7 @@ class TargetEngineStats(Record, frozen=True):
     feature_rows: int = 0  # sent to heads, since start
     feature_bytes: int = 0
     missed_features: int = 0  # rows that were gone before they could be sent
+    reread_features: int = 0  # rows that were computed once more to be sent
     kept_feature_bytes: int = 0  # of what the prefix cache holds, now
 
 

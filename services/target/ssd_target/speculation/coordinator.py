@@ -235,6 +235,36 @@ class SpeculationCoordinator:
         if self.feed.watched:
             self.feed.note(works, features, self._sequences, self.endpoints.reads_features)
 
+    def next_lack(self) -> tuple[Sequence, range] | None:
+        """A sequence with rows that heads lack, as the prefix cache has spared them: where."""
+        for reader in self._readers():
+            for key, positions in reader.lacks.items():
+                if (state := self._sequences.get(key)) is not None:
+                    return state.sequence, positions
+        return None
+
+    def tell_again(self, sequence: Sequence, start: int, features: Tensor) -> None:
+        """What the last of these rows told, from position ``start`` on."""
+        end = start + len(features)
+        for reader in self._readers():
+            lack = reader.lacks.get(sequence.id)
+            if lack is None or lack.stop != end:
+                continue
+            inside = reader is not self.feed
+            reader.tell_again(
+                sequence.id, start, self.feed.read_inside(features) if inside else features
+            )
+
+    def give_up_lack(self, sequence: Sequence) -> None:
+        for reader in self._readers():
+            reader.give_up_lack(sequence.id)
+
+    def _readers(self) -> list[FeatureFeed | Drafter]:
+        """Of the target's hidden states."""
+        if self._sync is None or not self._sync.drafter.reads_features:
+            return [self.feed]
+        return [self._sync.drafter, self.feed]
+
     def _tell_inside(self, drafter: Drafter, works: Rows[Work], features: Tensor) -> None:
         begin = 0
         for work in works:

@@ -1,10 +1,10 @@
 """A head inside the target's engine: drafts from what the target's own forwards tell.
 
 A head has a text of its own for each sequence. It begins where the target's features do: at the
-first token that is not cached, or later where the text has grown beyond what the head can follow.
-What is before that, the head does not see. Rows that the target has told are computed with its
-features, in order; drafted tokens go on from the head's own states and are computed again when they
-are told.
+first token that is not cached, until the target has computed a window before it once more; or later
+where the text has grown beyond what the head can follow. What is before, the head does not see.
+Rows that the target has told are computed with its features, in order; drafted tokens go on from
+the head's own states and are computed again when they are told.
 """
 
 from collections import deque
@@ -65,6 +65,8 @@ class HeadDrafter:
         self._max_context, self._depth, self._prefill_chunk = max_context, depth, prefill_chunk
         self._window = min(WINDOW, max_context // 2)
         self._texts: dict[int, _HeadText] = {}
+        # Positions before a text that the target's prefix cache has spared.
+        self.lacks: dict[int, range] = {}
 
     # What it is told
 
@@ -75,6 +77,8 @@ class HeadDrafter:
             text = None
         if text is None:
             text = self._texts[sequence_id] = _HeadText(start, start, start)
+            if before := range(max(0, start + len(rows) - self._window), start):
+                self.lacks[sequence_id] = before
         new = rows[text.end - start :]
         if not len(new):
             return
@@ -83,11 +87,27 @@ class HeadDrafter:
         while text.end - text.kept_from - len(text.kept[0]) >= self._window:
             text.kept_from += len(text.kept.popleft())
 
+    def tell_again(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        text, lack = self._texts[sequence_id], self.lacks[sequence_id]
+        if text.kept_from != start + len(rows):  # it has outgrown the window meanwhile
+            self.give_up_lack(sequence_id)
+            return
+        text.kept.appendleft(rows.clone())
+        text.kept_from = start
+        self.lacks[sequence_id] = range(lack.start, start)
+        if start <= lack.start:
+            self.give_up_lack(sequence_id)
+            self._begin_again(text)
+
+    def give_up_lack(self, sequence_id: int) -> None:
+        self.lacks.pop(sequence_id, None)
+
     def is_behind(self, sequence: Sequence) -> bool:
         text = self._texts.get(sequence.id)
         return text is None or text.num_told - text.num_read > self._depth + 1
 
     def end(self, sequence_id: int) -> None:
+        self.give_up_lack(sequence_id)
         text = self._texts.pop(sequence_id, None)
         if text is not None and text.lease is not None:
             text.lease.release()

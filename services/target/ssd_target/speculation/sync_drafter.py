@@ -4,6 +4,7 @@ No hop and no prediction of outcomes: the strong baseline that asynchronous spec
 against.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -42,6 +43,10 @@ class DrafterRunner(Protocol):
 class Drafter(Protocol):
     reads_features: bool  # of the target's rows
 
+    @property
+    def lacks(self) -> Mapping[int, range]:
+        """By sequence, positions of rows that it would have to be told."""
+
     def draft(self, rows: "Rows[DraftRow]") -> None:
         """Fill every row; it stays as it is where there is no room for its sequence."""
 
@@ -51,6 +56,12 @@ class Drafter(Protocol):
     def take_features(self, sequence_id: int, start: int, rows: Tensor) -> None:
         """What the target's rows told from position ``start`` on, all of whose tokens and the one
         after them are committed."""
+
+    def tell_again(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        """What the last rows that it lacks told, from position ``start`` on."""
+
+    def give_up_lack(self, sequence_id: int) -> None:
+        """The rows that it lacks will not be told."""
 
     def end(self, sequence_id: int) -> None: ...
 
@@ -91,6 +102,7 @@ class _PendingGuesses:
 
 class SyncDrafter:
     reads_features = False
+    lacks: Mapping[int, range] = {}
 
     def __init__(
         self,
@@ -143,6 +155,12 @@ class SyncDrafter:
 
     def take_features(self, sequence_id: int, start: int, rows: Tensor) -> None:
         """A model of its own reads none."""
+
+    def tell_again(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        """Likewise."""
+
+    def give_up_lack(self, sequence_id: int) -> None:
+        """Likewise."""
 
     def end(self, sequence_id: int) -> None:
         path = self._paths.pop(sequence_id, None)

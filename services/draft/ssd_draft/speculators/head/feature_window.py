@@ -23,8 +23,8 @@ class FeatureWindow:
     def take(self, start: int, rows: Tensor) -> None:
         """Keeps rows [n, width] of positions from ``start`` on. The latest word counts; what no
         layer can have given is as if it had not been told."""
-        rows = rows[max(0, len(rows) - self._window) :]
-        start += max(0, len(rows) - self._window)
+        passed_over = max(0, len(rows) - self._window)
+        rows, start = rows[passed_over:], start + passed_over
         usable = ((rows.abs() <= LARGEST).all(dim=1)).tolist()
         for i, row in enumerate(rows.clone().unbind()):
             if usable[i] and start + i >= self._oldest:

@@ -4,7 +4,8 @@ Boundaries are watched only while somebody reads them. What a forward has told i
 ends, and copied, kept and sent after the next one was launched. An endpoint asks for the features
 of a sequence from a position on; it gets what is still there, then the rows of each outcome. Rows
 that an endpoint does not take in time stay in the window of their sequence until newer ones need
-their place: nothing else grows.
+their place: nothing else grows. Rows that the prefix cache has spared are a *lack*: the engine
+computes a window of them once more when it can (``reread.py``), and what follows waits for them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,6 +42,7 @@ class _Reader:
     next: int  # the position of the row that is sent next
     round: int = 0  # of the last requests
     requests: int = 0
+    has_lacked: bool = False  # rows that were to be computed once more: that happens once
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class FeedCounters:
     missed: int = 0  # that were gone before they could be sent
     requests: int = 0
     refused: int = 0  # requests
+    reread: int = 0  # rows that were computed once more
 
 
 @dataclass
@@ -83,6 +86,7 @@ class FeatureFeed:
         # Of each forward, what it has told, and when that is complete.
         self._noted: list[tuple[torch.cuda.Event | None, list[_Noted]]] = []
         self._grown: list[_Fed] = []  # by the last flush
+        self.lacks: dict[int, range] = {}  # by sequence, positions before what is here
 
     def follow_pool(self, pool: BlockPool) -> None:
         """Features of its cached blocks are kept, as long as they are cached."""
@@ -120,6 +124,7 @@ class FeatureFeed:
         self._noted.clear()
         self._grown.clear()
         self._ended.clear()
+        self.lacks.clear()
         for fed in self._fed.values():
             fed.text = FeatureText(self.kept, self._block_size)
 
@@ -170,13 +175,28 @@ class FeatureFeed:
             fed.text.names = work.sequence.lease.names
         return True
 
+    def tell_again(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        """The last rows that were lacking, from position ``start`` on."""
+        self.counters.reread += len(rows)
+        self._noted.append((self.copies.mark(), [_Noted(sequence_id, start, rows)]))
+        lack = self.lacks[sequence_id]
+        self.lacks[sequence_id] = range(lack.start, start)
+        if start <= lack.start:
+            self.give_up_lack(sequence_id)
+
+    def give_up_lack(self, sequence_id: int) -> None:
+        """Nothing waits for it any more."""
+        self.lacks.pop(sequence_id, None)
+
     def end(self, sequence_id: int) -> None:
+        self.give_up_lack(sequence_id)
         fed = self._fed.pop(sequence_id, None)
         if fed is not None and self.kept.keeps:
             self._ended[sequence_id] = fed
 
     def detach(self, sequence_id: int) -> None:
         """No endpoint reads the sequence any more; the next one asks for what it lacks."""
+        self.give_up_lack(sequence_id)
         fed = self._fed.get(sequence_id)
         if fed is not None:
             fed.reader = None
@@ -268,6 +288,8 @@ class FeatureFeed:
         sender: FeatureSender,
     ) -> None:
         most = sender.stream.max_rows
+        if key in self.lacks or self._begins_to_lack(key, reader, endpoint):
+            return
         while reader.next < text.end:
             if reader.next < text.start and reader.next < (first := text.first):
                 self.counters.missed += first - reader.next
@@ -281,6 +303,21 @@ class FeatureFeed:
             reader.next += count
             self.counters.rows += count
             self.counters.bytes += count * sender.stream.row_bytes
+
+    def _begins_to_lack(self, key: int, reader: _Reader, endpoint: DraftEndpoint) -> bool:
+        """Whether the reader asks for what is before all that is here, and in its window."""
+        fed = self._fed[key]
+        text, window = fed.text, self._window(fed)
+        if reader.has_lacked or text.start == text.end or reader.next >= text.first:
+            return False
+        if endpoint.terms is not None and endpoint.terms.window:
+            window = min(window, endpoint.terms.window)
+        lack = range(max(reader.next, text.end - window), text.start)
+        reader.has_lacked = True
+        if not lack or lack.start >= text.first:
+            return False
+        self.lacks[key] = lack
+        return True
 
     def _places(self, endpoint: DraftEndpoint) -> list[int] | None:
         """Where the boundaries that it reads are among all that are watched; None: they are all."""

@@ -28,6 +28,9 @@ class FeatureText:
 
     def add(self, start: int, rows: HostRows) -> None:
         """What is known already is passed over; a gap begins anew."""
+        if self._pieces and start + len(rows) == self.start:
+            self._add_before(start, rows)
+            return
         if start > self.end or not self._pieces:
             self._begin(start)
         known = self.end - start
@@ -38,6 +41,11 @@ class FeatureText:
         self._pieces.append(rows.part(known, len(rows)))
         self.end += len(rows) - known
         self.num_bytes += self._pieces[-1].num_bytes
+
+    def _add_before(self, start: int, rows: HostRows) -> None:
+        self._pieces.appendleft(rows)
+        self.start, self._num_kept = start, min(self._num_kept, start // self._block_size)
+        self.num_bytes += rows.num_bytes
 
     def _begin(self, start: int) -> None:
         self._pieces.clear()
