@@ -33,6 +33,14 @@ def draft_fields(info: speculation_pb2.GetDraftInfoResponse) -> dict[str, Any]:
     return {"kind": draft_kind(info), **fields}
 
 
+def inside_text(inside: Mapping[str, Any] | None) -> str:
+    """The draft inside a target; empty where it has none, or does not say."""
+    if not inside:
+        return ""
+    kind = kind_text(inside["kind"])
+    return f"{inside['name']} inside" if kind == "model" else f"{inside['name']} ({kind}) inside"
+
+
 def planes_text(planes: Sequence[Mapping[str, Any]]) -> str:
     """How rows travel: "features by nccl"; a plane that is not up says so."""
     return ", ".join(

@@ -17,6 +17,7 @@ from rich.table import Table
 from ssd_client.connection.drafts import (
     draft_fields,
     draft_kind,
+    inside_text,
     kind_text,
     message_fields,
     planes_text,
@@ -225,6 +226,7 @@ def _status_json(seen: ServiceSnapshot) -> dict[str, Any]:
         "acceptance": stats.acceptance,
         "forward_ms": load.forward_micros / 1e3 / max(1, load.forwards),
         "synthetic_acceptance": seen.info.synthetic_acceptance,
+        "draft_inside": printable_json(message_fields(seen.info)["draft_inside"]),
         "links": [printable_json(message_fields(link)) for link in seen.info.speculation_endpoints],
     }
 
@@ -232,7 +234,7 @@ def _status_json(seen: ServiceSnapshot) -> dict[str, Any]:
 def _status_tables(seen: Sequence[ServiceSnapshot]) -> Group:
     rows = [_status_json(each) for each in seen]
     services = _table(
-        "role", "address", "health", "model", "kind", "running", "waiting", "KV", "forward",
+        "role", "address", "health", "model", "draft", "running", "waiting", "KV", "forward",
         "hit rate", "acceptance",
     )  # fmt: skip
     links = _table(
@@ -245,7 +247,7 @@ def _status_tables(seen: Sequence[ServiceSnapshot]) -> Group:
             row["address"],
             printable(row["health"]),
             _name(row),
-            kind_text(row.get("kind", "")),
+            inside_text(row["draft_inside"]) if is_target else kind_text(row.get("kind", "")),
             str(row["running"]) if is_target else _sequences(row),
             str(row["waiting"]) if is_target else "",
             f"{row['kv_usage']:.0%}" if is_target else "",

@@ -254,6 +254,7 @@ def model_info_json(info: target_pb2.GetModelInfoResponse) -> dict[str, Any]:
         "eos_token_ids": list(info.eos_token_ids),
         "speculation_modes": [mode_name(each) for each in info.speculation_modes],
         "chat_format": _fields(info.chat_format),
+        "draft_inside": message_fields(info)["draft_inside"],
         "speculation_endpoints": [message_fields(each) for each in info.speculation_endpoints],
     }
 
@@ -284,6 +285,8 @@ def show_model_info(rows: dict[str, Any]) -> None:
 
 def _cell(value: Any) -> str:
     match value:
+        case None:
+            return "none"
         case bool():
             return "yes" if value else "no"
         case int():

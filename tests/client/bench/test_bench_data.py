@@ -227,6 +227,7 @@ def test_the_setting_names_the_kinds_of_drafts(
     found = results(tmp_path)
     found.about["target"] |= {"num_parameters": 9_000_000, "dtype": "float32", "device": "cpu"}
     found.about["target"]["synthetic_acceptance"] = 0.0
+    found.about["target"]["draft_inside"] = {"kind": "head", "name": "own"}
     plane = {"stream": "features", "kind": "nccl", "state": "up"}
     found.about["drafts"] = [
         {"name": "eagle", "kind": "head", "planes": [plane]},
@@ -236,7 +237,9 @@ def test_the_setting_names_the_kinds_of_drafts(
         found.add(key, {"output_throughput": 7.0}, [])
     show_results(found)
     said = capsys.readouterr().out
-    assert "draft eagle (EAGLE-3 head, features by nccl), ngram (n-gram);" in said
+    said = " ".join(said.split())
+    drafts = "eagle (EAGLE-3 head, features by nccl), ngram (n-gram), own (EAGLE-3 head) inside"
+    assert f"draft {drafts};" in said
 
 
 def test_modes_take_turns() -> None:

@@ -8,6 +8,7 @@ from ssd.v1 import speculation_pb2, target_pb2
 from ssd_client.connection.drafts import (
     draft_fields,
     draft_kind,
+    inside_text,
     kind_text,
     message_fields,
     planes_text,
@@ -51,3 +52,14 @@ def test_a_plane_that_is_not_up_says_so() -> None:
     said = planes_text([message_fields(each) for each in planes])
     assert said == "features by shared_memory, draft_distributions by tcp (broken)"
     assert planes_text([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("model", "own inside"), ("head", "own (EAGLE-3 head) inside")]
+)
+def test_the_draft_inside_a_target(kind: str, said: str) -> None:
+    inside = target_pb2.DraftInside(kind=kind, name="own")
+    fields = message_fields(target_pb2.GetModelInfoResponse(draft_inside=inside))
+    assert inside_text(fields["draft_inside"]) == said
+    none = message_fields(target_pb2.GetModelInfoResponse())
+    assert inside_text(none["draft_inside"]) == ""

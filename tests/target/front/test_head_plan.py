@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from transformers import LlamaConfig
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.cli import cli
 from ssd_target.cli import main
 from tests.processes import TargetProcess, target
 from tests.random_heads import HeadKind, make_head
@@ -98,3 +99,14 @@ def test_texts_are_those_of_plain_decoding(serving: TargetProcess, seed: int) ->
     assert drafted == plain
     assert len(plain) == 24
     assert rounds > 10
+
+
+def test_it_says_what_is_inside(serving: TargetProcess) -> None:
+    info = serving.stub().GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.draft_inside.kind, info.draft_inside.name) == ("head", "random-head")
+    for command, words in (
+        ("status", "random-head (EAGLE-3 head) inside"),
+        ("info", "random-head"),
+    ):
+        shown = CliRunner().invoke(cli, [command, "--target", serving.address])
+        assert words in shown.output

@@ -11,7 +11,7 @@ from typing import Any
 
 from ssd_client.bench.measure.settings import MODES
 from ssd_client.bench.report.results import write_whole
-from ssd_client.connection.drafts import kind_text, planes_text
+from ssd_client.connection.drafts import inside_text, kind_text, planes_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1340px; margin: 2em auto; padding: 0 1em;
@@ -116,6 +116,7 @@ def _model(info: Mapping[str, Any]) -> str:
         info.get("dtype", ""),
         info.get("device", ""),
         planes_text(info.get("planes", ())),
+        inside_text(info.get("draft_inside")),
     ]
     return f"<b>{escape(info['name'])}</b> ({', '.join(escape(f) for f in facts if f)})"
 

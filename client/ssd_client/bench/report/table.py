@@ -14,7 +14,7 @@ from rich.table import Table
 from ssd_client.bench.measure.requests import MeasuredRequest
 from ssd_client.bench.measure.settings import MODES
 from ssd_client.bench.report.results import Results
-from ssd_client.connection.drafts import kind_text, planes_text
+from ssd_client.connection.drafts import inside_text, kind_text, planes_text
 from ssd_client.printable import printable
 from ssd_client.terminal.render import note
 
@@ -83,7 +83,8 @@ def show_results(results: Results) -> None:
 def _setting(results: Results) -> str:
     about, settings = results.about, results.settings
     target = about["target"]
-    drafts = ", ".join(map(_draft, about["drafts"])) or "none"
+    inside = inside_text(target.get("draft_inside"))
+    drafts = ", ".join(filter(None, [*map(_draft, about["drafts"]), inside])) or "none"
     prompts = about["prompts"]
     return (
         f"target {target['name']} ({target['num_parameters']:,} parameters, {target['dtype']}, "

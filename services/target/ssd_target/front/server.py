@@ -72,6 +72,12 @@ class TargetPlan:
         return tokenizer
 
     @property
+    def inside(self) -> pb.DraftInside | None:
+        """What is told of the draft inside the target."""
+        draft = self.draft or self.head
+        return None if draft is None else pb.DraftInside(kind=self.kind_inside, name=draft.name)
+
+    @property
     def kind_inside(self) -> str | None:
         """The kind of the draft inside the target."""
         if self.head is not None:
@@ -140,7 +146,7 @@ class TargetServer(ServiceServer):
 
     def __init__(self, config: TargetConfig, plan: TargetPlan, tokenizer: Tokenizer) -> None:
         self._config = config
-        self._plan = plan.target
+        self._plan, self._inside = plan.target, plan.inside
         self._tokenizer = tokenizer
         farewell, bidden = Pipe(duplex=False)
         cluster = cluster_options(config, plan.target, farewell)
@@ -217,6 +223,9 @@ class TargetServer(ServiceServer):
                 self._feature_offer(),
             )
         )
+        info = _model_info(self._config, plan, self._tokenizer, ready, self._digest.result())
+        if self._inside is not None:
+            info.draft_inside.CopyFrom(self._inside)
         self._servicer.serving = TargetServing(
             engine=self._engine,
             tokenizer=self._tokenizer,
@@ -229,7 +238,7 @@ class TargetServer(ServiceServer):
                 sampling=plan.sampling,
                 grammars=self._grammars(),
             ),
-            info=_model_info(self._config, plan, self._tokenizer, ready, self._digest.result()),
+            info=info,
             terms=SpeculationTerms(
                 modes(self._config),
                 self._config.depth,
