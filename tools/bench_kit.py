@@ -168,15 +168,18 @@ class Client:
         top_logprobs: int | None = None,
         verification: str = "coupled",
         grammar: pb.Grammar | None = None,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> Generated:
         """``before``: earlier turns of the chat, as (role, text). ``top_logprobs``: None for no log
-        probabilities. ``sampling``: more fields of SamplingOptions."""
+        probabilities. ``cache_salt``: a prompt is found in the prefix cache by the same one alone.
+        ``sampling``: more fields of SamplingOptions."""
         request = pb.GenerateRequest(
             generated_token_ids=pack_tokens(list(generated)),
             sampling=pb.SamplingOptions(temperature=temperature, seed=seed, **sampling),
             stop=pb.StopOptions(max_tokens=tokens, ignore_eos=grammar is None),
             grammar=grammar,
+            cache_salt=cache_salt,
             speculation=pb.SpeculationOptions(
                 mode=MODES[mode],
                 depth=depth,
