@@ -126,6 +126,7 @@ class Generated:
     stats: pb.SpeculationStats
     text: str = ""
     cached: int = 0  # prompt tokens that were found in the prefix cache
+    prompt: int = 0  # its tokens
 
     @property
     def rate(self) -> float:
@@ -192,7 +193,7 @@ class Client:
         for role, content in (*before, ("user", prompt)):
             request.chat.messages.add(role=role, content=content)
         received: list[int] = []
-        text, cached = "", 0
+        text, cached, asked = "", 0, 0
         first = last = 0.0
         stats = pb.SpeculationStats()
         for response in self._stub.Generate(request):
@@ -205,7 +206,8 @@ class Client:
             if response.WhichOneof("event") == "finish":
                 stats = response.finish.speculation
                 cached = response.finish.usage.cached_prompt_tokens
-        return Generated(received, last - first, stats, text, cached)
+                asked = response.finish.usage.prompt_tokens
+        return Generated(received, last - first, stats, text, cached, asked)
 
     def tokens(self, request: pb.GenerateRequest) -> list[int]:
         """All that a request gets."""
@@ -213,6 +215,14 @@ class Client:
         for response in self._stub.Generate(request):
             received += response.tokens.token_ids
         return received
+
+    def first_token(self, request: pb.GenerateRequest) -> float:
+        """Seconds until it comes; what follows is read, too."""
+        begin, first = time.perf_counter(), 0.0
+        for response in self._stub.Generate(request):
+            if response.tokens.token_ids:
+                first = first or time.perf_counter() - begin
+        return first
 
     def together(
         self, prompts: Sequence[str], mode: str, tokens: int, temperature: float = 0.0
