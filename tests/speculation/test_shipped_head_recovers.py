@@ -103,7 +103,7 @@ def accepted(stories: Stories, before: Callable[[Simulation, int], object], keep
 
 
 def _in_a_round(rounds: int, tokens: int) -> float:
-    print(f"{tokens} tokens were right in {rounds} rounds: {tokens / rounds:.3f}")
+    print(f"{tokens} tokens were right in {rounds} rounds")
     assert rounds > 10 * TEXTS
     return tokens / rounds
 
