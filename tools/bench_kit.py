@@ -126,6 +126,7 @@ class Generated:
     stats: pb.SpeculationStats
     text: str = ""
     cached: int = 0  # prompt tokens that were found in the prefix cache
+    prompt: int = 0  # its tokens
 
     @property
     def rate(self) -> float:
@@ -168,15 +169,18 @@ class Client:
         top_logprobs: int | None = None,
         verification: str = "coupled",
         grammar: pb.Grammar | None = None,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> Generated:
         """``before``: earlier turns of the chat, as (role, text). ``top_logprobs``: None for no log
-        probabilities. ``sampling``: more fields of SamplingOptions."""
+        probabilities. ``cache_salt``: a prompt is found in the prefix cache by the same one alone.
+        ``sampling``: more fields of SamplingOptions."""
         request = pb.GenerateRequest(
             generated_token_ids=pack_tokens(list(generated)),
             sampling=pb.SamplingOptions(temperature=temperature, seed=seed, **sampling),
             stop=pb.StopOptions(max_tokens=tokens, ignore_eos=grammar is None),
             grammar=grammar,
+            cache_salt=cache_salt,
             speculation=pb.SpeculationOptions(
                 mode=MODES[mode],
                 depth=depth,
@@ -189,7 +193,7 @@ class Client:
         for role, content in (*before, ("user", prompt)):
             request.chat.messages.add(role=role, content=content)
         received: list[int] = []
-        text, cached = "", 0
+        text, cached, asked = "", 0, 0
         first = last = 0.0
         stats = pb.SpeculationStats()
         for response in self._stub.Generate(request):
@@ -202,7 +206,8 @@ class Client:
             if response.WhichOneof("event") == "finish":
                 stats = response.finish.speculation
                 cached = response.finish.usage.cached_prompt_tokens
-        return Generated(received, last - first, stats, text, cached)
+                asked = response.finish.usage.prompt_tokens
+        return Generated(received, last - first, stats, text, cached, asked)
 
     def tokens(self, request: pb.GenerateRequest) -> list[int]:
         """All that a request gets."""
@@ -210,6 +215,14 @@ class Client:
         for response in self._stub.Generate(request):
             received += response.tokens.token_ids
         return received
+
+    def first_token(self, request: pb.GenerateRequest) -> float:
+        """Seconds until it comes; what follows is read, too."""
+        begin, first = time.perf_counter(), 0.0
+        for response in self._stub.Generate(request):
+            if response.tokens.token_ids:
+                first = first or time.perf_counter() - begin
+        return first
 
     def together(
         self, prompts: Sequence[str], mode: str, tokens: int, temperature: float = 0.0

@@ -1,7 +1,10 @@
 """The section on NCCL: its parts run apart, and are rehearsed on a CPU."""
 
+import contextlib
+import multiprocessing
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from tests.waiting import HANG_SECONDS, wait_until
 from tools.gpu import nccl as section
 from tools.gpu import nccl_parts
 from tools.gpu.nccl import PARTS, Part, nccl, preloaded, run_part
-from tools.gpu.nccl_parts import Place
+from tools.gpu.nccl_parts import Place, answer_of, planes_up, ranks_started
 from tools.gpu.report import FAILED
 
 TINY: dict[str, Any] = dict(
@@ -90,14 +93,71 @@ def test_every_part_can_be_run() -> None:
     assert [part.name for part in PARTS] == list(nccl_parts.PARTS)
 
 
+def test_the_section_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part hangs until its limit: what there is no time for is named."""
+    now, limits = 0.0, {}
+
+    def hangs(part: Part, *about: object) -> list[dict[str, Any]]:
+        nonlocal now
+        limits[part.name] = part.seconds
+        now += part.seconds if part.name != "models" else 1.0
+        return [{"part": part.name}]
+
+    monkeypatch.setattr(section, "mps", contextlib.nullcontext)
+    monkeypatch.setattr(section, "run_part", hangs)
+    rows = nccl(None, clock=lambda: now)
+    assert [row["part"] for row in rows] == [part.name for part in PARTS]
+    assert now <= section.SECTION_SECONDS
+    assert min(limits.values()) >= section.LEAST_SECONDS
+    late = [row for row in rows if FAILED in row]
+    assert [row["part"] for row in late] == [part.name for part in PARTS[len(limits) :]]
+
+
+def test_a_rank_that_fails_is_named_by_its_last_words(tmp_path: Path) -> None:
+    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    with ranks_started(sys.exit, [("there is no GPU 7",)], tmp_path) as started:
+        found = answer_of(started, answers, tmp_path)
+    assert found == {FAILED: "rank 0 ended with code 1: there is no GPU 7"}
+
+
+def test_a_rank_that_hangs_at_its_exit_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its answer was told."""
+    monkeypatch.setattr(nccl_parts, "EXIT_SECONDS", 0.0)
+    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    answers.put({"found": 1})
+    with ranks_started(time.sleep, [(1000,)], tmp_path) as started:
+        assert answer_of(started, answers, tmp_path) == {"found": 1}
+        assert started[0].is_alive()
+    assert not started[0].is_alive()
+
+
+def test_planes_are_counted_by_the_log() -> None:
+    log = "nccl receiver of draft_distributions 1 is up\ntcp sender of features 2 is up\n"
+    assert planes_up(2 * log, "features") == ["tcp", "tcp"]
+    assert planes_up(log, "draft_distributions") == ["nccl"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    assert not any(FAILED in row for row in nccl_parts.models(folder, CPU))
+    return folder
+
+
 @pytest.mark.full  # services start, several times
-def test_the_parts_are_rehearsed_on_a_cpu(tmp_path: Path) -> None:
-    rows = {
-        name: list(nccl_parts.PARTS[name](tmp_path, CPU))  # type: ignore[call-arg]
-        for name in ("models", "float32", "2 ranks", "plane")
-    }
-    for name, found in rows.items():
-        assert found, name
-        assert not any(FAILED in row for row in found), found
-    assert rows["2 ranks"][-1]["says"] == "rank 1 died with exit code -9"
-    assert rows["plane"][-2]["planes up"] == "2 tcp"
+@pytest.mark.parametrize("name", [part.name for part in PARTS if part.name != "models"])
+def test_a_part_is_rehearsed_on_a_cpu(name: str, models: Path) -> None:
+    found = list(nccl_parts.PARTS[name](models, CPU))  # type: ignore[call-arg]
+    assert found
+    assert not any(FAILED in row for row in found), found
+    if name in ("2 ranks", "4 ranks"):
+        assert found[-1]["says"] == f"rank {int(name[0]) - 1} died with exit code -9"
+    if name == "plane":
+        assert found[-2]["planes up"] == "2 tcp"
+    if name == "features":
+        assert found[-1]["planes up"] == "2 tcp"
+        assert all(row["hits"] for row in found)
+    if name == "all-reduce":
+        assert [row["ranks"] for row in found] == [2, 4]

@@ -8,12 +8,14 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from transformers import (
     LlamaConfig,
@@ -23,6 +25,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from ssd_draft.planning.sequence import DraftSequence
+from ssd_draft.speculators.head.speculator import HeadSpeculator
 from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
@@ -48,7 +52,7 @@ from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from ssd_target.speculation.head_drafter import HeadDrafter
 from tests import clockwork
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
-from tests.random_models import LLAMA3_ROPE, SMALL
+from tests.random_models import LLAMA3_ROPE, SMALL, make_model
 from tests.simulation import DRAFT_DEPTH, Faults, FewBlocks, Simulation
 
 NEAR_TIE = 1e-5  # of the perturbed scores: a smaller gap excuses a difference
@@ -130,14 +134,34 @@ def clockwork_pair(drafted: int, directory: Path) -> Pair:
     """A target, and a head that foresees its tokens, as many of them as it can draft."""
     clockwork.make_target(directory / "target")
     clockwork.make_head(directory / "head", drafted)
-    target = make_runner(directory / "target", NUM_BLOCKS)
-    config = fit_to_target(load_head_config(directory / "head"), target.config, "target")
-    checkpoint = open_head(directory / "head", config, directory / "target")
-    options = replace(target.options, directory=directory / "head")
-    head = HeadRunner(config, checkpoint, options, clockwork.VOCAB)
-    spelling = [bytes([97 + i % 26, 97 + i // 26]) for i in range(clockwork.VOCAB)]
-    drafts = [head, *(_with_own_cache(head) for _ in range(MAX_DRAFTS))]
-    return Pair(f"clockwork, {drafted} tokens", target, drafts, spelling)
+    return _head_pair(f"clockwork, {drafted} tokens", directory / "target", directory / "head")
+
+
+def stories_with_head() -> Pair:
+    """What ships: a head whose guesses depend on all that it has read."""
+    target, head = resolve_model("stories-target"), resolve_model("stories-eagle")
+    spelling = Tokenizer(target, load_model_config(target)).token_bytes
+    return _head_pair("stories, head", target, head, spelling)
+
+
+def dense_pair_with_head(family: str, kind: str, directory: Path) -> Pair:
+    """Dense random weights on both sides. Kinds of heads are those of ``random_heads``."""
+    random_heads = pytest.importorskip("tests.random_heads", exc_type=ImportError)
+    make_model(family, directory / "target")
+    random_heads.make_head(random_heads.KINDS[kind], directory / "head")
+    return _head_pair(f"{family}, {kind}", directory / "target", directory / "head")
+
+
+def _head_pair(
+    name: str, target_at: Path, head_at: Path, spelling: list[bytes] | None = None
+) -> Pair:
+    target = make_runner(target_at, NUM_BLOCKS)
+    config = fit_to_target(load_head_config(head_at), target.config, "target")
+    checkpoint = open_head(head_at, config, target_at)
+    vocab = target.config.vocab_size
+    head = HeadRunner(config, checkpoint, replace(target.options, directory=head_at), vocab)
+    spelling = spelling or [bytes([97 + i % 26, 97 + i // 26]) for i in range(vocab)]
+    return Pair(name, target, [head, *(_with_own_cache(head) for _ in range(MAX_DRAFTS))], spelling)
 
 
 # Scenarios
@@ -346,10 +370,14 @@ def check(pair: Pair, scenario: Scenario, met: Met) -> None:
     waves = [todo]
     simulation = _simulation(pair, scenario)
     _count_truncated(simulation, met)
-    results = [_run(simulation, todo, scenario.stagger)]
+    with _cached_at_heads() as cached:
+        results = [_run(simulation, todo, scenario.stagger)]
+    _count_at_heads(todo, results[0], cached, scenario, met)
     if scenario.goes_on:
         waves.append(_second_wave(todo, results[0]))
-        results.append(_run(simulation, waves[1], scenario.stagger))
+        with _cached_at_heads() as cached:
+            results.append(_run(simulation, waves[1], scenario.stagger))
+        _count_at_heads(waves[1], results[1], cached, scenario, met)
     _check_nothing_is_left(simulation)
     for wave, outcome in zip(waves, results, strict=True):
         for request, result in zip(wave, outcome, strict=True):
@@ -359,12 +387,40 @@ def check(pair: Pair, scenario: Scenario, met: Met) -> None:
     met.swapped_out += simulation.core.stats().swapped_out
     met.befallen += simulation.befallen
     met.befallen.update(asdict(simulation.speculator.feed.counters))
-    asked = [request for wave in waves for request in wave]
-    met.befallen["resumed"] += sum(bool(each.generated) for each in asked)
-    chunk = scenario.prefill_chunk
-    met.befallen["in pieces"] += sum(len(each.prompt) > chunk for each in asked)
-    cached = [result.cached_tokens > 0 for outcome in results for result in outcome]
-    met.befallen["prefix hits"] += sum(cached)
+
+
+@contextmanager
+def _cached_at_heads() -> Iterator[dict[int, int]]:
+    """The most rows that heads had in their prefix caches of each sequence that they opened."""
+    opened: dict[int, int] = {}
+
+    def count(self: HeadSpeculator, sequence: DraftSequence, scope: int) -> None:
+        real(self, sequence, scope)
+        known = sequence.state.path.num_known
+        opened[sequence.id] = max(known, opened.get(sequence.id, 0))
+
+    real = HeadSpeculator.open
+    with patch.object(HeadSpeculator, "open", count):
+        yield opened
+
+
+def _count_at_heads(
+    asked: Sequence[Request],
+    results: Sequence[Result],
+    cached: dict[int, int],
+    scenario: Scenario,
+    met: Met,
+) -> None:
+    """Of the sequences that a head has opened: how they began."""
+    for key, rows in cached.items():
+        request, spared = asked[key], results[key].cached_tokens
+        to_read = len(request.prompt) + len(request.generated) - spared
+        met.befallen["at heads"] += 1
+        met.befallen["resumed"] += bool(request.generated)
+        met.befallen["in pieces"] += to_read > scenario.prefill_chunk
+        met.befallen["prefix hits"] += spared > 0
+        met.befallen["prefix hits at the head"] += rows > 0
+        met.befallen["prefix hits on both sides"] += rows > 0 and spared > 0
 
 
 class PlainTexts:

@@ -72,9 +72,14 @@ class Lengths:
         rounds = sum(each.cache_rounds + each.just_in_time_rounds for each in totals)
         return rounds, sum(each.accepted_tokens for each in totals)
 
+    def since(self) -> tuple[int, int]:
+        """Rounds that had a speculation, and their tokens that were right."""
+        rounds, tokens = (b - a for a, b in zip(self._before, self._now(), strict=True))
+        return rounds, tokens
+
     def accepted(self) -> float:
         """Tokens of a round that had a speculation."""
-        rounds, tokens = (b - a for a, b in zip(self._before, self._now(), strict=True))
+        rounds, tokens = self.since()
         assert rounds > 5
         return tokens / rounds
 

@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ def make_core(
     runner: ModelRunner,
     send: Any = None,
     depth: int = 7,
-    kind: type[SpeculationCoordinator] = SpeculationCoordinator,
+    kind: Callable[..., SpeculationCoordinator] = SpeculationCoordinator,
 ) -> EngineCore:
     options = SpeculationOptions(depth=depth, adapt_depth=False, auto_off=False)
     size = runner.config.vocab_size

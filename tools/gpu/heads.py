@@ -1,70 +1,147 @@
 """A head as an endpoint of its target, both grown to 8B: what it reads, when, and what it is worth.
 
-Target and head are the shipped ones, grown; on one GPU each has a part to itself. Requests are
-sampled as they usually are, and no flag changes the speed but those that keep modes apart.
+Target and head are the shipped ones, grown, with room for long prompts; on one GPU each has a part
+to itself. Beside them is the same target with a model as its draft, which reads no hidden states.
+Requests are sampled as they usually are, and no flag changes the speed but those that keep modes
+apart. No prompt is found in a prefix cache. On a CPU the section is only rehearsed.
 """
 
 import contextlib
+import itertools
+import json
 import re
+import shutil
 import statistics
+import tempfile
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 from typing import Any
 
+from ssd.v1 import target_pb2 as pb
 from ssd_client.local.mps import DRAFT_SHARE
+from ssd_engine.checkpoints.model_store import resolve_model
+from ssd_engine.text.token_ids import pack_tokens
+from tools.bench_kit import MODES as PB_MODES
 from tools.bench_kit import Client, Generated, service, story_prompts, wait_until_ready
 from tools.gpu.engines import SAMPLING
 from tools.gpu.report import FAILED, Rows
-from tools.gpu.serving import MODES, against, mps, share
+from tools.gpu.serving import METRICS, MODES, Clock, against, mps, share
 
-TARGET, HEAD, SHAPE = "stories-target", "stories-eagle", "llama-3.1-8b"
-ROW_BYTES = 3 * 4096 * 2  # of the hidden states of a position: three boundaries, in bfloat16
-DEPTHS = (4,)
-PROMPTS, TOKENS = 4, 128
+TARGET, HEAD, DRAFT, SHAPE = "stories-target", "stories-eagle", "stories-draft", "llama-3.1-8b"
+DEPTH = 4
 MOST_LATE = 0.01  # of rounds
-METRICS = "127.0.0.1:9472"  # of the head
+MOST_FIRST = 1.05  # of the time to first token that there is without a head
+CONTEXT = 8192  # of which most is beyond what the models were trained for: stories are short
+FEW_TOKENS = 8  # of a request whose first token is timed
+LARGEST_TOKEN = 4000  # of the shipped tokenizer's, control tokens left out
+HEAD_METRICS, OTHER_METRICS = "127.0.0.1:9472", "127.0.0.1:9473"
+_salts = map(str, itertools.count())  # each request has its own: nothing is cached
 
 
-def heads() -> Rows:
-    return [row for depth in DEPTHS for row in _at_depth(depth)]
+@dataclass(frozen=True)
+class Place:
+    """Where services run, and how much they are asked."""
+
+    device: str = "cuda"
+    shape: str = SHAPE  # empty: as shipped
+    row_bytes: int = 3 * 4096 * 2  # hidden states of a position: three boundaries, in bfloat16
+    prompts: int = 4
+    tokens: int = 128
+    long_prompt: int = 4096
+    repeats: int = 7
+    has_limits: bool = True  # what takes too long fails
+
+    @property
+    def flags(self) -> list[str]:
+        dtype = ["--dtype", "float32"] if self.device == "cpu" else []
+        room = ["--max-model-len", str(CONTEXT), "--max-num-seqs", "4", "--num-kv-blocks", "1536"]
+        return ["--device", self.device, *dtype, *room, "--depth", str(DEPTH)]
+
+    @property
+    def grown(self) -> list[str]:
+        return ["--expand-to", self.shape] if self.shape else []
+
+    def part(self, percent: int) -> contextlib.AbstractContextManager[None]:
+        return share(percent) if self.device == "cuda" else contextlib.nullcontext()
 
 
-def _at_depth(depth: int) -> Rows:
-    with mps(), _linked(depth) as client:
+GPU = Place()
+
+
+def heads(place: Place = GPU) -> Rows:
+    shared = mps() if place.device == "cuda" else contextlib.nullcontext()
+    with shared, tempfile.TemporaryDirectory() as folder, _served(Path(folder), place) as both:
+        client, other = both
         for mode in MODES:  # what is used first is warm then
-            _texts(client, mode, 0.0)
-        rows: Rows = []
-        for temperature in (0.0, float(SAMPLING["temperature"])):
-            plain = _texts(client, "off", temperature)
-            for mode in MODES:
-                done = plain if mode == "off" else _texts(client, mode, temperature)
-                rows.append({"depth": depth, "T": temperature, **_row(mode, done, plain)})
-        return [*rows, {"depth": depth, **_told(client)}]
+            _texts(client, mode, 0.0, place)
+        _texts(other, "ssd", 0.0, place)
+        rows = [
+            row for each in (0.0, SAMPLING["temperature"]) for row in _modes(client, each, place)
+        ]
+        rows += [_late(place), _told(client, place), *_rounds(client, other, place)]
+        return [{"depth": DEPTH, **row} for row in [*rows, _first_tokens(client, other, place)]]
+
+
+# Services
 
 
 @contextlib.contextmanager
-def _linked(depth: int) -> Iterator[Client]:
-    room = ["--device", "cuda", "--max-model-len", "1024", "--max-num-seqs", "4"]
-    grown = [*room, "--depth", str(depth), "--expand-to", SHAPE]
+def _served(folder: Path, place: Place) -> Iterator[tuple[Client, Client]]:
+    """A target with the head as its endpoint and inside, and one with a model as its endpoint."""
+    target, head, draft = (with_context(name, folder / name) for name in (TARGET, HEAD, DRAFT))
+    apart = ["--no-auto-off", "--no-adapt-depth"]
     with contextlib.ExitStack() as stack:
-        with share(DRAFT_SHARE):
-            flags = [HEAD, *grown, "--budget", "8", "--metrics-listen", METRICS]
-            head = stack.enter_context(service("ssd_draft", *flags, ready=False))
-        linked = ["--draft", head, "--draft-model", HEAD, "--no-auto-off", "--no-adapt-depth"]
-        with share(100 - DRAFT_SHARE):
-            client = Client(stack.enter_context(service("ssd_target", TARGET, *grown, *linked)))
-        wait_until_ready(head)
-        client.wait_for_links(1)
-        yield client
+
+        def start(module: str, *flags: str) -> str:
+            return stack.enter_context(service(module, *flags, *place.flags, ready=False))
+
+        with place.part(DRAFT_SHARE):
+            about = ["--target-model", target, "--budget", "8", "--metrics-listen", HEAD_METRICS]
+            reads = start("ssd_draft", head, *about, *place.grown)
+            drafts = start("ssd_draft", draft)
+        with place.part(100 - DRAFT_SHARE):
+            linked = ["--draft", reads, "--draft-model", head, "--metrics-listen", METRICS]
+            first = start("ssd_target", target, *linked, *apart, *place.grown)
+            linked = ["--draft", drafts, "--metrics-listen", OTHER_METRICS]
+            second = start("ssd_target", target, *linked, *apart, *place.grown)
+        clients = Client(first), Client(second)
+        for address, client in zip((first, second), clients, strict=True):
+            wait_until_ready(address)
+            client.wait_for_links(1)
+        yield clients
 
 
-def _texts(client: Client, mode: str, temperature: float) -> list[Generated]:
+def with_context(name: str, directory: Path) -> str:
+    """A shipped model that takes longer texts, with the same weights."""
+    shutil.copytree(resolve_model(name), directory)
+    config = directory / "config.json"
+    about = json.loads(config.read_text())
+    about.get("transformer_layer_config", about)["max_position_embeddings"] = CONTEXT
+    config.write_text(json.dumps(about))
+    return str(directory)
+
+
+def _texts(client: Client, mode: str, temperature: float, place: Place) -> list[Generated]:
     sampling = {key: SAMPLING[key] for key in ("top_p", "top_k")} if temperature else {}
-    prompts = enumerate(story_prompts(PROMPTS, seed=23))
+    prompts = enumerate(story_prompts(place.prompts, seed=23))
+    about = (mode, place.tokens, 0, temperature)
     return [
-        client.generate(prompt, mode, TOKENS, 0, temperature, seed, **sampling)
+        client.generate(prompt, *about, seed, cache_salt=next(_salts), **sampling)
         for seed, prompt in prompts
     ]
+
+
+# What is measured
+
+
+def _modes(client: Client, temperature: float, place: Place) -> Rows:
+    plain = _texts(client, "off", temperature, place)
+    done = {mode: _texts(client, mode, temperature, place) for mode in MODES if mode != "off"}
+    return [{"T": temperature, **_row(m, d, plain)} for m, d in {"off": plain, **done}.items()]
 
 
 def _row(mode: str, done: list[Generated], plain: list[Generated]) -> dict[str, Any]:
@@ -81,27 +158,105 @@ def _row(mode: str, done: list[Generated], plain: list[Generated]) -> dict[str, 
     }
 
 
-def _told(client: Client) -> dict[str, Any]:
-    """Whether hidden states came before the next outcome, and as many bytes as they must be."""
-    with urllib.request.urlopen(f"http://{METRICS}/metrics", timeout=10) as page:
+def _late(place: Place) -> dict[str, Any]:
+    """Whether hidden states came before the next outcome."""
+    with urllib.request.urlopen(f"http://{HEAD_METRICS}/metrics", timeout=10) as page:
         text = page.read().decode()
     rounds, late = (_value(text, f"ssd_draft_feature_rounds{each}_total") for each in ("", "_late"))
-    planes = [each for each in client.planes() if each.stream == "features"]
-    rows, sent = sum(each.rows for each in planes), sum(each.bytes for each in planes)
-    row: dict[str, Any] = {
-        "mode": "features by " + "/".join(each.kind for each in planes),
-        "rounds": int(rounds),
-        "late": int(late),
-        "rows": rows,
-        "bytes a row": sent / max(1, rows),
-    }
-    if late > MOST_LATE * rounds or not rounds:
+    row: dict[str, Any] = {"mode": "features late", "rounds": int(rounds), "late": int(late)}
+    if not rounds or (place.has_limits and late > MOST_LATE * rounds):
         row[FAILED] = f"features of {late:g} of {rounds:g} rounds were late"
-    elif sent != rows * ROW_BYTES:
-        row[FAILED] = f"{sent} bytes for {rows} rows of {ROW_BYTES}"
     return row
 
 
 def _value(text: str, name: str) -> float:
     found = re.search(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.M)
     return float(found.group(1)) if found else 0.0
+
+
+def _told(client: Client, place: Place) -> dict[str, Any]:
+    """Rows and bytes that were sent for some requests: those of committed tokens, and no others."""
+    rows, sent, _ = _sent(client)
+    done = _texts(client, "ssd", 0.0, place)
+    more_rows, more_sent, kinds = _sent(client)
+    rows, sent = more_rows - rows, more_sent - sent
+    row: dict[str, Any] = {"mode": f"features by {kinds}", "rows": rows, "bytes": sent}
+    least, most = rows_to_tell(done)
+    row["rows must be"] = f"{least} to {most}"
+    if not least <= rows <= most:
+        row[FAILED] = f"{rows} rows were sent, {least} to {most} are those of committed tokens"
+    elif sent != rows * place.row_bytes:
+        row[FAILED] = f"{sent} bytes for {rows} rows of {place.row_bytes}"
+    return row
+
+
+def rows_to_tell(done: Sequence[Generated]) -> tuple[int, int]:
+    """At least, and at most: a row for each committed token but the last one. What the last two
+    rounds of a text have told may have found that it was over."""
+    most = sum(one.prompt - one.cached + len(one.tokens) - 1 for one in done)
+    return most - 2 * (DEPTH + 1) * len(done), most
+
+
+def _sent(client: Client) -> tuple[int, int, str]:
+    """Rows and bytes by features' planes, once they do not change any more, and their kinds."""
+    before = -1
+    while True:
+        planes = [each for each in client.planes() if each.stream == "features"]
+        rows = sum(each.rows for each in planes)
+        if rows == before:
+            break
+        before = rows
+        time.sleep(1.0)
+    return rows, sum(each.bytes for each in planes), "/".join(each.kind for each in planes)
+
+
+def _rounds(client: Client, other: Client, place: Place) -> Rows:
+    """Forwards of rounds and the gaps before them, misses included, in turns. Both drafts use a
+    part of the device meanwhile; ``tools.gpu.features`` times forwards alone."""
+    sides = {"a head": (client, METRICS), "a model": (other, OTHER_METRICS)}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for _ in range(place.repeats):
+        for name, (asked, metrics) in sides.items():
+            before = Clock.read(metrics)
+            _texts(asked, "ssd", 0.0, place)
+            found[name].append(Clock.read(metrics).since(before))
+    return [
+        {"mode": f"ssd, {name}", **{key: _median(each, key) for key in each[0]}}
+        for name, each in found.items()
+    ]
+
+
+def _median(found: Sequence[dict[str, float]], key: str) -> float:
+    return statistics.median(each[key] for each in found)
+
+
+def _first_tokens(client: Client, other: Client, place: Place) -> dict[str, Any]:
+    """Of a long prompt whose features are sent while it is prefilled, and without a head."""
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    rows, _, _ = _sent(client)
+    for i in range(place.repeats + 1):  # the first ones are to warm up
+        times["with"].append(1e3 * client.first_token(_long(place, "ssd", 2 * i)))
+        told, _, _ = _sent(client)  # nothing of it is left when the next one begins
+        times["without"].append(1e3 * other.first_token(_long(place, "off", 2 * i + 1)))
+    told, least = told - rows, (place.long_prompt - 1) * len(times["with"])
+    medians = {name: statistics.median(each[1:]) for name, each in times.items()}
+    ratio = medians["with"] / medians["without"]
+    what = f"first token of {place.long_prompt} tokens, ms"
+    row: dict[str, Any] = {"mode": what, **medians, "ratio": ratio, "limit": MOST_FIRST}
+    if told < least:
+        row[FAILED] = f"{told} rows of prompts were sent, which have {least}"
+    elif place.has_limits and ratio > MOST_FIRST:
+        row[FAILED] = f"{ratio:.3f} times as long with a head, {MOST_FIRST} allowed"
+    return row
+
+
+def _long(place: Place, mode: str, number: int) -> pb.GenerateRequest:
+    """Random tokens, others each time."""
+    rng = Random(number)
+    tokens = [rng.randrange(300, LARGEST_TOKEN) for _ in range(place.long_prompt)]
+    return pb.GenerateRequest(
+        token_ids=pack_tokens(tokens),
+        sampling=pb.SamplingOptions(temperature=0.0),
+        stop=pb.StopOptions(max_tokens=FEW_TOKENS, ignore_eos=True),
+        speculation=pb.SpeculationOptions(mode=PB_MODES[mode]),
+    )

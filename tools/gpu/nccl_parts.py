@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ ROOM = ("--max-model-len", "512", "--max-num-seqs", "4", "--num-kv-blocks", "256
 SPECULATES = ("--depth", str(DEPTH), "--no-auto-off", "--no-adapt-depth")
 DEATH_SECONDS = 10.0  # until a service that lost a rank must have ended
 BACK_SECONDS = 30.0  # until rows must come again
+EXIT_SECONDS = 5.0  # that a rank has to end in, once it is done
+LAST_ERRORS = 400  # letters of what a rank said that failed
 HEAD, HEAD_TARGET = "stories-eagle", "stories-target"
 HEAD_SHAPE = "llama-3.1-8b"  # both are grown to it on a GPU: else the head is always late
 
@@ -100,23 +103,61 @@ def models(folder: Path, place: Place = GPU) -> Iterator[Row]:
 def all_reduce(folder: Path, place: Place = GPU) -> Iterator[Row]:
     """16 kB in bfloat16: what one token of the 70B shape adds up in a layer."""
     for ranks in (2, 4):
-        with loopback_store_port() as port:
-            context = multiprocessing.get_context("spawn")
-            answers = context.SimpleQueue()
-            arguments = [(rank, ranks, port, place.device, answers) for rank in range(ranks)]
-            started = [context.Process(target=_time_sums, args=each) for each in arguments]
-            for process in started:
-                process.start()
-            found = answers.get()
-            for process in started:
-                process.join()
-        yield {"what": "all-reduce of 16 kB", "ranks": ranks, **found}
+        store = loopback_store()  # as long as the ranks are
+        answers = multiprocessing.get_context("spawn").SimpleQueue()
+        arguments = [(rank, ranks, store.port, place.device, answers) for rank in range(ranks)]
+        with ranks_started(_time_sums, arguments, folder) as started:
+            found = answer_of(started, answers, folder)
+            yield {"what": "all-reduce of 16 kB", "ranks": ranks, **found}
 
 
 @contextlib.contextmanager
-def loopback_store_port() -> Iterator[int]:
-    store = loopback_store()
-    yield store.port
+def ranks_started(
+    run: Callable[..., None], arguments: Sequence[tuple[Any, ...]], folder: Path
+) -> Iterator[list[BaseProcess]]:
+    """A process for each rank, whose errors go to a file of ``folder``. They have a while to end:
+    one may hang at its exit, with a graph that NCCL was captured in."""
+    context = multiprocessing.get_context("spawn")
+    files = [errors_of(rank, folder) for rank in range(len(arguments))]
+    started: list[BaseProcess] = [
+        context.Process(target=_with_errors_in, args=(file, run, *each))
+        for file, each in zip(files, arguments, strict=True)
+    ]
+    for process in started:
+        process.start()
+    try:
+        yield started
+    finally:
+        until = time.monotonic() + EXIT_SECONDS
+        for process in started:
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
+            process.join()
+
+
+def errors_of(rank: int, folder: Path) -> Path:
+    return folder / f"rank {rank}.err"
+
+
+def _with_errors_in(file: Path, run: Callable[..., None], *arguments: Any) -> None:
+    """What NCCL says goes there too, as it writes to the descriptor."""
+    with file.open("wb") as errors:
+        os.dup2(errors.fileno(), 2)
+    run(*arguments)
+
+
+def answer_of(started: Sequence[BaseProcess], answers: Any, folder: Path) -> Row:
+    """What the first rank has found, or how one of them has ended without it."""
+    while answers.empty():
+        codes = [process.exitcode for process in started]
+        # Others may be done before the first one answers.
+        lost = next((i for i, code in enumerate(codes) if code or (i, code) == (0, 0)), None)
+        if lost is not None and answers.empty():
+            said = errors_of(lost, folder).read_text(errors="replace").strip()[-LAST_ERRORS:]
+            return {FAILED: f"rank {lost} ended with code {codes[lost]}: {said}"}
+        time.sleep(0.05)
+    found: Row = answers.get()
+    return found
 
 
 def _time_sums(rank: int, ranks: int, port: int, device: str, answers: Any) -> None:
@@ -188,7 +229,7 @@ def _ranks(ranks: int, folder: Path, place: Place) -> Iterator[Row]:
             for mode in MODES:
                 done = _texts(client, mode, temperature)
                 plain = plain or [one.tokens for one in done]
-                hits = sum(one.stats.hits for one in done)
+                hits = _hits(done)
                 row = {"what": mode, "ranks": ranks, "T": temperature, **against(done, plain)}
                 row |= {"hits": hits, "tokens/s": statistics.median(one.rate for one in done)}
                 missed = mode == "ssd" and not hits and FAILED not in row
@@ -259,25 +300,23 @@ def features(folder: Path, place: Place = GPU) -> Iterator[Row]:
             plain = [one.tokens for one in _texts(client, "off", temperature)]
             done = _texts(client, "ssd", temperature)
             row = {"what": "ssd with features", "T": temperature, **against(done, plain)}
-            row["hits"] = sum(one.stats.hits for one in done)
+            row["hits"] = _hits(done)
             row |= _plane_row(client, "features", place)
             missed = not row["hits"] and FAILED not in row
             yield {**row, **({FAILED: "no round hit"} if missed else {})}
         draft.kill()
         with draft.started_again():
             client.wait_for_links(1)
-            done = _texts(client, "ssd", 0.0)
-            again = against(done, [one.tokens for one in _texts(client, "off", 0.0)])
-            hits = sum(one.stats.hits for one in done)
-            about = {"what": "ssd with features, head is back", "hits": hits}
-            yield {**about, **again, **_plane_row(client, "features", place)}
+            plain = [one.tokens for one in _texts(client, "off", 0.0)]
+            row = {"what": "ssd with features, head is back"}
+            yield row | _until_features_come(client, plain, place)
 
 
 def _until_rows_come(client: Client, stream: str, place: Place) -> Row:
     """Requests by rejection until distributions have been there: a plane comes up after its link.
     All requests count."""
     begin, done = time.monotonic(), list[Generated]()
-    while not done or not _rejected(done) or not sum(one.stats.hits for one in done):
+    while not done or not _rejected(done) or not _hits(done):
         if time.monotonic() - begin > BACK_SECONDS:
             break
         done += _texts(client, "ssd", 0.7, "rejection")
@@ -285,7 +324,7 @@ def _until_rows_come(client: Client, stream: str, place: Place) -> Row:
     row = {
         "texts whole": f"{whole} of {len(done)}",
         "rejection rounds": f"{_rejected(done)} of {sum(one.stats.rounds for one in done)}",
-        "hits": sum(one.stats.hits for one in done),
+        "hits": _hits(done),
         **_plane_row(client, stream, place),
     }
     problems = [
@@ -297,13 +336,42 @@ def _until_rows_come(client: Client, stream: str, place: Place) -> Row:
     return {**row, **({FAILED: ", ".join(problems)} if problems else {})}
 
 
+def _until_features_come(client: Client, plain: list[list[int]], place: Place) -> Row:
+    """Requests until a plane is up once more and branches hit. All requests count."""
+    begin = time.monotonic()
+    same, hits = True, 0
+    while True:
+        done = _texts(client, "ssd", 0.0)
+        same, hits = same and [one.tokens for one in done] == plain, hits + _hits(done)
+        planes = planes_up(log_of(client.address), "features")
+        if (hits and len(planes) > 1) or time.monotonic() - begin > BACK_SECONDS:
+            break
+    row = {"hits": hits, **against(done, plain), **_plane_row(client, "features", place)}
+    problems = [
+        *([] if same else ["a text is not plain decoding's"]),
+        *([] if len(planes) > 1 else ["no second plane came up"]),
+        *([] if hits else ["no round hit"]),
+        *([row[FAILED]] if FAILED in row else []),
+    ]
+    return {**row, **({FAILED: ", ".join(problems)} if problems else {})}
+
+
+def _hits(done: Sequence[Generated]) -> int:
+    return sum(one.stats.hits for one in done)
+
+
 def _rejected(done: Sequence[Generated]) -> int:
     return sum(one.stats.rejection_rounds for one in done)
 
 
+def planes_up(log: str, stream: str) -> list[str]:
+    """The kinds of the planes that came up, by the target's log."""
+    return re.findall(rf"(\w+) \w+ of {stream} \d+ is up", log)
+
+
 def _plane_row(client: Client, stream: str, place: Place) -> Row:
     """How often a plane of this stream and kind came up, by the target's log; and its rows."""
-    up = re.findall(rf"(\w+) \w+ of {stream} \d+ is up", log_of(client.address))
+    up = planes_up(log_of(client.address), stream)
     planes = [each for each in client.planes() if each.stream == stream]
     row: Row = {"planes up": f"{len(up)} {'/'.join(sorted(set(up)))}"}
     if planes:

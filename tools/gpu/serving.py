@@ -144,8 +144,8 @@ class Clock:
     gap_seconds: float
 
     @classmethod
-    def read(cls) -> "Clock":
-        page = urllib.request.urlopen(f"http://{METRICS}/metrics").read().decode()
+    def read(cls, metrics: str = METRICS) -> "Clock":
+        page = urllib.request.urlopen(f"http://{metrics}/metrics").read().decode()
 
         def value(name: str) -> float:
             found = re.search(rf"^{name}_total ([\d.e+-]+)", page, re.MULTILINE)

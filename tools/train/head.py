@@ -80,10 +80,13 @@ def describe(head: Head, target: Llama, stream: Tensor, steps: int, batch: int =
 
 
 def first_head(target: Llama, boundaries: list[int] | None, begin_with: Path | None) -> Head:
-    chosen = tuple(boundaries or default_boundaries(target.config.num_hidden_layers))
+    """``boundaries``: None for those of the head to go on from, or else the usual ones."""
     if begin_with is not None:
-        return widened(load_trained_head(begin_with, target.config), chosen)
-    head = Head(target.config, chosen)
+        begun = load_trained_head(begin_with, target.config)
+        return widened(begun, tuple(boundaries or begun.boundaries))
+    head = Head(
+        target.config, tuple(boundaries or default_boundaries(target.config.num_hidden_layers))
+    )
     head.begin_as(target)
     return head
 
@@ -105,7 +108,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=TRAINED_STEPS, help="drafted in a row")
     parser.add_argument("--hard", type=float, default=0.1, help="share of the argmax term")
-    parser.add_argument("--boundaries", type=int, nargs="+", help="of the target, that it reads")
+    parser.add_argument(
+        "--boundaries",
+        type=int,
+        nargs="+",
+        help="of the target, that it reads (those of --begin-with, or the usual ones)",
+    )
     parser.add_argument("--begin-with", type=Path, help="a head of this target to go on from")
     parser.add_argument("--written", type=int, help="stories the target writes, 0 for none")
     parser.add_argument("--stories", type=int, help="of the corpus, for a trial")

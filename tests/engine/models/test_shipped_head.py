@@ -24,6 +24,8 @@ from ssd_target.records.speculation_options import Mode, SpeculationOptions, Spe
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.head_drafter import HeadDrafter
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
+from tests.scale import FULL
+from tools.bench_kit import story_prompts
 from tools.train.evaluate_head import (
     DEPTHS,
     acceptance_lengths,
@@ -36,16 +38,18 @@ from tools.train.model import load
 
 TARGET, HEAD, DRAFT = map(resolve_model, ("stories-target", "stories-eagle", "stories-draft"))
 DEPTH, TOKENS, VOCAB = 3, 48, 4096
+MANY = 60 if FULL else 12  # prompts
 GROWN = ModelShape(hidden=320, layers=9, heads=16, head_dim=64, ff=1100, vocab=5000)
 
 
-def prompts() -> list[list[int]]:
+def encoded(prompt: str) -> list[int]:
     tokenizer = Tokenizer(TARGET, load_model_config(TARGET))
+    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+
+def prompts() -> list[list[int]]:
     asked = ("a shy lamb who learns to sing", "an old bear", "two friends who bake bread")
-    return [
-        tokenizer.encode_chat([{"role": "user", "content": f"Tell me a story about {each}."}])
-        for each in asked
-    ]
+    return [encoded(f"Tell me a story about {each}.") for each in asked]
 
 
 def head_of(shape: ModelShape | None = None) -> tuple[HeadConfig, HeadRunner]:
@@ -110,15 +114,18 @@ def test_served_rounds_are_those_of_the_training_code(served: list[Result]) -> N
 
 
 def test_it_is_right_as_often_as_the_draft_model() -> None:
-    """Over the same texts, at every depth up to 3; the card has more of them."""
+    """Over the same texts, at every depth up to 3. With 120 prompts, 3.124 tokens a round of 3 are
+    beside 3.048."""
     target = load(TARGET).eval()
     ways = {
         "head": foresight_of_head(load_trained_head(HEAD, target.config), target),
         "draft": foresight_of_model(load(DRAFT).eval()),
     }
-    texts = list(write_texts(target, [np.array(p) for p in prompts()], 0.0, 2 * TOKENS))
+    asked = [encoded(each) for each in story_prompts(MANY, seed=0)]
+    texts = list(write_texts(target, [np.array(each) for each in asked], 0.0, 2 * TOKENS))
     lengths = acceptance_lengths(ways, texts, VOCAB)
-    assert lengths["head"][DEPTH - 1] >= 0.95 * lengths["draft"][DEPTH - 1]
+    for depth in range(DEPTH):
+        assert lengths["head"][depth] >= lengths["draft"][depth], f"at depth {depth + 1}"
 
 
 def test_grown_with_its_target_it_drafts_the_same(served: list[Result]) -> None:

@@ -6,14 +6,18 @@ from pathlib import Path
 import torch
 
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
-from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.checkpoints.heads.head_config import (
+    default_boundaries,
+    fit_to_target,
+    load_head_config,
+)
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.forward.batch import Chunk, TreeRows
 from tests.harness import make_runner
 from tools.train.distill import plain_divergence
-from tools.train.head import DECAY, head_loss, steps_of
+from tools.train.head import DECAY, first_head, head_loss, steps_of
 from tools.train.head_model import Head, export_head, load_trained_head, watched, widened
 from tools.train.model import load
 
@@ -113,3 +117,14 @@ def test_more_boundaries_count_for_nothing_at_first() -> None:
     with torch.no_grad():
         few, many = (steps_of(each, target, rows, 2)[0] for each in (head, wide))
     assert all(map(partial(torch.allclose, atol=1e-4), few, many))
+
+
+def test_training_goes_on_at_the_boundaries_of_the_head_it_begins_with(tmp_path: Path) -> None:
+    target = load(TARGET).eval()
+    begun = Head(target.config, (1, 4))
+    export_head(begun, tmp_path, TARGET.name)
+    same, wide = (first_head(target, each, tmp_path) for each in (None, [1, 4, 6]))
+    assert same.boundaries == (1, 4)
+    assert torch.allclose(same.fc.weight, begun.fc.weight, atol=1e-2)
+    assert wide.boundaries == (1, 4, 6)
+    assert first_head(target, None, None).boundaries == default_boundaries(8)

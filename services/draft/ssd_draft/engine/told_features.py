@@ -126,7 +126,8 @@ class ToldFeatures:
         self._told.pop(sequence_id, None)
 
     def round_ends(self, sequence: DraftSequence) -> None:
-        """The next outcome is there: have the rows of the one before come?"""
+        """The next outcome is followed: had the rows of the one before come by then? It is followed
+        between two forwards, so rows that come after it, but within the same one, are in time."""
         told = self._told.get(sequence.id)
         if told is not None and sequence.round > sequence.opened_in_round:
             self._counts.rounds += 1

@@ -7,9 +7,8 @@ from ssd_engine.tensor_plane.sender import Sender
 
 def report_of(end: Sender | ReceivingEnd) -> PlaneReport:
     if isinstance(end, Sender):
-        rows, dropped = end.sent_rows, end.dropped
+        rows, size, dropped = end.sent_rows, end.sent_bytes, end.dropped
     else:
         rows, dropped = end.received, end.discarded
-    stream = end.stream
-    size = rows * stream.row_bytes
-    return PlaneReport(stream.name, end.kind.value, end.state.value, rows, size, dropped)
+        size = rows * end.stream.row_bytes
+    return PlaneReport(end.stream.name, end.kind.value, end.state.value, rows, size, dropped)
