@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,6 +77,47 @@ def test_a_token_that_the_head_does_not_know_is_never_drafted_nor_guessed(
     assert len(drafted) > 100
     assert set(drafted) <= known
     assert len(known) == 40
+
+
+class Ending:
+    """A grammar that allows what the head does not know at every third token, and else all."""
+
+    def __init__(self, known: set[int]) -> None:
+        chosen = np.isin(np.arange(VOCAB), [*known], invert=True)
+        self._unknown = np.packbits(chosen, bitorder="little")
+        self._all = np.full_like(self._unknown, 255)
+
+    def allowed(self, output: list[int], tail: list[int]) -> Any:
+        return self._all if (len(output) + len(tail)) % 3 else self._unknown
+
+
+@pytest.mark.parametrize("verification", [Verification.COUPLED, Verification.REJECTION])
+def test_where_a_grammar_leaves_nothing_that_the_head_knows_it_drafts_no_further(
+    few_tokens: Pair, verification: Verification
+) -> None:
+    world = HeadWorld(few_tokens)
+    told = world.open(verification=verification, temperature=1.0)
+    world.step()
+    known = known_tokens(few_tokens)
+    world.sequence().grammar = Ending(known)  # type: ignore[assignment]
+    world.tell(told)
+    world.settle()
+    lengths = set()
+    for _ in range(6):
+        begin = len(told.tokens) - len(told.prompt)  # tokens of the output
+        for accepted, token in world.sequence().branches:
+            drafted = world.pushed.get((told.key, told.round, accepted, token), [])
+            first = begin + accepted
+            assert {token, *drafted} <= known
+            assert all((first + i) % 3 for i in range(1 + len(drafted)))
+            assert len(drafted) == min(DEPTH, (-first) % 3 - 1)
+            lengths.add(len(drafted))
+        world.decide(told, 0, 63)
+        world.tell(told)
+        world.settle()
+        world.launch(told, (0, 63))
+        world.settle()
+    assert lengths == {0, 1}
 
 
 def known_tokens(pair: Pair) -> set[int]:
