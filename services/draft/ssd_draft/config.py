@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_engine.checkpoints.heads.head_config import HeadConfig
+from ssd_engine.checkpoints.heads.head_config import HeadConfig, parse_aux_layers
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -98,7 +98,7 @@ def check_config(config: DraftConfig) -> None:
             "a forward holds a row for each branch"
         )
     fan_outs(config)
-    aux_layers(config)
+    parse_aux_layers(config.aux_layers)
     if plane_ports(config) is not None and config.plane_kind == PlaneKind.NCCL.value:
         raise ConfigError("--plane-ports: NCCL takes any port, so --plane-kind nccl needs none")
 
@@ -115,18 +115,6 @@ def plane_ports(config: DraftConfig) -> range | None:
             f"got {config.plane_ports!r}"
         )
     return range(numbers[0], numbers[1] + 1)
-
-
-def aux_layers(config: DraftConfig) -> tuple[int, ...] | None:
-    """The boundaries that an operator has named; None: those of the head's config."""
-    if config.aux_layers is None:
-        return None
-    parts = [part.strip() for part in config.aux_layers.split(",")]
-    if not all(map(_is_number, parts)):
-        raise ConfigError(
-            f"--aux-layers: a list such as 2,16,29 is needed, got {config.aux_layers!r}"
-        )
-    return tuple(map(int, parts))
 
 
 def _is_number(text: str) -> bool:

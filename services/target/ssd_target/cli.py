@@ -90,6 +90,13 @@ def main() -> None:
     multiple=True,
 )
 @option("--draft-model", "Draft model inside this process, for mode sync.", metavar="MODEL")
+@option(
+    "--aux-layers",
+    "Where --draft-model is an EAGLE-3 head: the hidden states that it reads, in place of those "
+    "that its config names. N is what layer N gets, counted from 0: 0 the embeddings, as many as "
+    "there are layers the last one's output.",
+    metavar="N,N,N",
+)
 @option("--draft-expand-to", "Grow the draft model, for timing.", metavar="SHAPE")
 @option("--depth", "Longest speculation, in tokens.", type=int)
 @option(

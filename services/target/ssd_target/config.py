@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssd_engine.checkpoints.heads.head_config import NUM_FEATURES, HeadConfig
+from ssd_engine.checkpoints.heads.head_config import NUM_FEATURES, HeadConfig, parse_aux_layers
 from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -72,6 +72,7 @@ class TargetConfig(ServiceConfig):
     discover_seconds: float = 5.0
     draft_model: str | None = None
     draft_expand_to: str | None = None
+    aux_layers: str | None = None
     depth: int = 5
     adapt_depth: bool = True
     wait: str = "auto"
@@ -153,6 +154,9 @@ def check_config(config: TargetConfig) -> None:
         parse_draft(address)
     if config.draft_expand_to is not None and config.draft_model is None:
         raise ConfigError("--draft-expand-to needs --draft-model")
+    if config.aux_layers is not None and config.draft_model is None:
+        raise ConfigError("--aux-layers needs --draft-model, an EAGLE-3 head")
+    parse_aux_layers(config.aux_layers)
     modes(config)
     speculation_options(config)
     _check_cluster(config)

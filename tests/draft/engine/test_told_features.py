@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.engine.told_features import WAITING_SECONDS, ToldFeatures
+from ssd_draft.engine.waiting_rows import MOST_SENDS
 from ssd_draft.planning.plan import Planner
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
@@ -101,10 +102,21 @@ class Reader(ToySpeculator):
         self.told.append((sequence.id, start, start + len(rows)))
 
 
+class SlowReader(Reader):
+    """Has read what a test says, and has a place for a window beyond it."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.read, self.window = 0, window
+
+    def features_until(self, sequence: DraftSequence, start: int) -> int:
+        return self.read + self.window
+
+
 @dataclass
 class Bench:
     inbox: Inbox | None = field(default_factory=Inbox)
-    reader: Reader = field(default_factory=Reader)
+    reader: Any = field(default_factory=Reader)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -187,9 +199,92 @@ def test_few_rows_wait() -> None:
     for sequence in range(10):
         inbox.come(0, 2, sequence)
         features.tell({})
-        assert features._waiting_bytes <= 6 * WIDTH * 4
-    assert [each.key.sequence for each in features._waiting] == [7, 8, 9]
+        assert features._waiting.num_bytes <= 6 * WIDTH * 4
+    assert [features._waiting.first(each) for each in (6, 7, 8, 9)] == [None, 0, 0, 0]
     assert features.take_counts().dropped == 14
+
+
+def test_rows_that_wait_hold_no_more_memory_than_is_counted() -> None:
+    """Of a large send the last row alone waits for its outcome: the rest is gone."""
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    bench.inbox.come(0, PROMPT)
+    bench.hear()
+    assert bench.reader.told == [(1, 0, PROMPT - 1)]
+    features = bench.core._links[1].features
+    assert features is not None
+    [send] = features._waiting._sends.values()
+    assert send.rows.untyped_storage().nbytes() == features._waiting.num_bytes == WIDTH * 4
+
+
+def test_rows_that_wait_in_vain_are_dropped_though_nothing_comes() -> None:
+    """An engine that has nothing else to do looks after them."""
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.inbox.come(0, 9, sequence=77)
+    bench.hear()
+    assert not bench.core.has_work
+    bench.now += WAITING_SECONDS + 0.1
+    assert bench.core.has_work
+    bench.hear()
+    assert bench.core.stats().dropped_features == 9
+    assert not bench.core.has_work
+
+
+def test_a_prompt_is_passed_on_as_far_as_there_is_a_place_for_it() -> None:
+    """What is told faster than it is read waits: nothing is lost, and nothing spins."""
+    bench = Bench(reader=SlowReader(window=3))
+    assert bench.inbox is not None
+    bench.hear(opening())
+    bench.inbox.come(0, 9)
+    for end in (3, 6, 9):
+        bench.hear()
+        assert bench.reader.told[-1] == (1, end - 3, end)
+        has_rest = end < 9
+        assert not bench.core._links[1].has_news
+        bench.reader.read = end
+        assert bench.core._links[1].has_news is has_rest
+    assert bench.core.stats().dropped_features == 0
+
+
+def test_what_open_sequences_cannot_read_yet_stays_in_the_inbox() -> None:
+    inbox, reader = Inbox(), SlowReader(window=1)
+    now = 0.0
+    features = ToldFeatures(inbox, reader, lambda: now, max_waiting_bytes=12 * WIDTH * 4)
+    sequence = DraftSequence(1, opening(), 0.0, 3)
+    features.opened(sequence)
+    for position in range(9):
+        inbox.come(position, position + 1)
+    features.tell({1: sequence}, 8 * WIDTH * 4)
+    features.tell({1: sequence}, 8 * WIDTH * 4)
+    assert len(inbox) == 1
+    assert not features.has_news({1: sequence})
+    for read in range(1, 9):
+        now, reader.read = now + WAITING_SECONDS - 0.1, read
+        assert features.has_news({1: sequence})
+        features.tell({1: sequence})
+    assert reader.told == [(1, read, read + 1) for read in range(9)]
+
+
+def test_sequences_whose_rows_cannot_go_on_yet_are_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of rows of the future cost a step nothing, and there are not more of them."""
+    bench = Bench()
+    assert bench.inbox is not None
+    bench.hear(opening())
+    for i in range(MOST_SENDS + 10):
+        bench.inbox.come(20 + i % 10, 21 + i % 10)
+    bench.hear()
+    features = bench.core._links[1].features
+    assert features is not None
+    assert len(features._waiting) == MOST_SENDS
+    assert bench.core.stats().dropped_features == 10
+    heard: list[object] = []
+    monkeypatch.setattr(ToldFeatures, "_tell", lambda *about: heard.append(about))
+    bench.hear(Outcome(1, 0, 0, 5))
+    assert heard == []
 
 
 def test_what_is_missing_is_asked_for_once() -> None:

@@ -190,6 +190,16 @@ def test_a_head_of_another_target_is_refused(
         fit_to_target(head, load_model_config(target), "it")
 
 
+def test_a_number_of_boundaries_that_nobody_names(target: Path) -> None:
+    """Others than three have no usual places."""
+    model = load_model_config(target)
+    config: dict[str, Any] = {**FLAT, "vocab_size": 512, "num_aux_hidden_states": 4}
+    with pytest.raises(ConfigError, match=r"num_aux_hidden_states: .* --aux-layers"):
+        fit_to_target(parse_head_config(config), model, "it")
+    named = replace(parse_head_config(config), boundaries=(0, 1, 2, 3))
+    assert fit_to_target(named, model, "it").num_features == 4
+
+
 def test_operators_may_name_boundaries(tmp_path: Path) -> None:
     make_head(KINDS["llama"], tmp_path)
     assert load_head_config(tmp_path, [0, 2, 3]).boundaries == (0, 2, 3)

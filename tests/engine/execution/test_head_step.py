@@ -269,3 +269,33 @@ def test_a_head_inside_a_target_drafts_by_steps(
     assert found.speculation.accepted_tokens == found.speculation.drafted_tokens > 0
     # Those that a round has told, two that go on by themselves, and one that goes as deep again.
     assert rows[-4:] == [DEPTH + 1, 1, 1, 0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device has events of its own")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_that_knows_no_token_that_may_come_drafts_none_by_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
+    clockwork.make_target(tmp_path / "target")
+    clockwork.make_head(tmp_path / "head", 40)
+    target = make_runner(tmp_path / "target", num_blocks=64)
+    heads, rows = drafting_by_steps(tmp_path, target)
+    known = heads.model.head_weights.target_tokens
+    assert known is not None
+    prompt, until = [5, 11, 7, 60, 2, 9, 3, 8, 1], 13
+    sampling = SamplingParams(
+        seed=1, temperature=temperature, banned=tuple(known.tolist()), banned_until=until
+    )
+    drafter = HeadDrafter(heads, BLOCK, 160, DEPTH, 32)
+    options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
+    speculator = SpeculationCoordinator(options, clockwork.VOCAB, drafter=drafter)
+    target.watch(heads._config.boundaries or ())
+    core = make_core(target, max_num_seqs=2, prefill_chunk=32, speculator=speculator)
+    sync = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
+    (found,) = run(core, [Request(prompt, sampling, until - len(prompt), speculation=sync)])
+    assert rows
+    assert not {*found.tokens} & {*known.tolist()}
+    assert found.speculation is not None
+    assert found.speculation.drafted_tokens == 0

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ssd_engine.kvcache.block_pool import BlockLease, BlockPool
+from ssd_engine.kvcache.block_pool import ROOT, BlockLease, BlockPool
 from tests.scale import FULL
 
 SIZE = 4
@@ -501,3 +501,12 @@ def test_corrupted_books_do_not_pass_the_check(
     corrupt(pool, lease)
     with pytest.raises(RuntimeError, match=f"block pool integrity: .*{problem}"):
         pool.check_integrity()
+
+
+def test_roots_after_a_token_are_those_of_no_other_text() -> None:
+    pool = BlockPool(8, 4)
+    roots = [pool.new_root() for _ in range(20)]
+    tokens = (0, 1, 2**31, 2**32 - 1)
+    after = {pool.root_after(root, token) for root in (ROOT, *roots) for token in tokens}
+    assert len(after) == 21 * len(tokens)
+    assert max(after) < ROOT

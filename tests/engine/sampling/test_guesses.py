@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_engine.sampling.guesses import drawn_guesses, ranked_guesses
+from ssd_engine.sampling.guesses import NO_GUESS, drawn_guesses, ranked_guesses
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow
 
@@ -34,18 +34,23 @@ def test_a_token_that_is_not_known_is_no_guess(temperature: float, coupled: bool
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    ("allowed", "expected"), [([7, 50, 51], [7]), ([50, 51], [50, 51])], ids=["some", "none"]
-)
-def test_what_a_grammar_allows_is_guessed_where_nothing_better_is_known(
-    allowed: list[int], expected: list[int], temperature: float
-) -> None:
-    """What is known of it comes alone; where none of it is, all of it is alike."""
+def test_of_what_a_grammar_allows_only_what_is_known_is_guessed(temperature: float) -> None:
+    some, none = row(temperature, [7, 50, 51]), row(temperature, [50, 51])
+    both = torch.cat((logits(), logits()))
     for count in (1, 17):
-        (ranking,) = ranked_guesses(logits(), [row(temperature, allowed)], count)
-        assert set(ranking) <= set(expected)
-        assert len(ranking) == min(count, len(expected))
-    tokens, wire = drawn_guesses(logits(), [row(temperature, allowed)], [2], [0.5])
-    assert tokens[0] in expected
-    assert wire.float().sum().item() == pytest.approx(1.0, abs=0.01)
-    assert not wire[0, [token for token in range(VOCAB) if token not in expected]].any()
+        assert ranked_guesses(both, [none, some], count) == [[], [7]]
+    tokens, wire = drawn_guesses(both, [none, some], [2, 2], [0.5, 0.5])
+    assert tokens == [NO_GUESS, 7]
+    assert wire.isfinite().all()
+    assert wire[1].nonzero().flatten().tolist() == [7]
+
+
+def test_where_all_that_is_known_is_banned_nothing_is_guessed() -> None:
+    params = SamplingParams(seed=3, banned=tuple(range(KNOWN)), banned_until=6)
+    ending, going_on = (SampleRow(params, (), range(count)) for count in (5, 6))
+    both = torch.cat((logits(), logits()))
+    first, second = ranked_guesses(both, [ending, going_on], 3)
+    assert (first, len(second)) == ([], 3)
+    tokens, _ = drawn_guesses(both, [ending, going_on], [2, 2], [0.5, 0.5])
+    assert tokens[0] == NO_GUESS
+    assert 0 <= tokens[1] < KNOWN

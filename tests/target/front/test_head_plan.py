@@ -37,6 +37,28 @@ def test_a_head_is_recognised_and_its_boundaries_are_told(head: Path) -> None:
     assert "that reads boundaries 1, 2, 3" in output
 
 
+def test_operators_may_name_the_boundaries_of_a_head_inside(head: Path) -> None:
+    own = ("stories-target", "--device", "cpu", "--draft-model", str(head), "--aux-layers")
+    code, output = check(*own, "0,4,8")
+    assert code == 0
+    assert "that reads boundaries 0, 4, 8" in output
+    for named, words in (
+        ("1,2,9", "at boundary 9, stories-target has 0 to 8"),
+        ("1,2", "this head reads 3 hidden states of its target, got 2"),
+        ("1,2,x", "--aux-layers: a list such as 2,16,29"),
+    ):
+        code, output = check(*own, named)
+        assert code == 2
+        assert words in output
+
+
+@pytest.mark.parametrize("draft", [(), ("--draft-model", "stories-draft")])
+def test_boundaries_of_no_head_are_refused(draft: tuple[str, ...]) -> None:
+    code, output = check("stories-target", "--device", "cpu", *draft, "--aux-layers", "1,2,3")
+    assert code == 2
+    assert "EAGLE-3 head" in output
+
+
 def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
     make_model("llama3-untied", tmp_path)
     code, output = check(str(tmp_path), "--draft-model", str(head), "--device", "cpu")

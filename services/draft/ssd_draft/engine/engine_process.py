@@ -15,6 +15,7 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.parallel.ranks.group import check_devices, configure_threads
 from ssd_engine.process.children import settle_memory
+from ssd_engine.self_check.heads import load_checked_head
 from ssd_engine.tensor_plane.transports.connection import Wake
 from ssd_engine.tracing.events import TraceEvent
 from ssd_serving.engine.loop import run_engine, serve_records, warm_up
@@ -84,6 +85,6 @@ def _load_head(head: DraftHead, how: RunnerOptions, num_tokens: int) -> HeadRunn
     check_devices(how, 1)
     configure_threads(how, 1)
     checkpoint = open_head(how.directory, head.config, head.target)
-    runner = HeadRunner(head.config, checkpoint, how, num_tokens)
+    runner = load_checked_head(head.config, checkpoint, how, num_tokens)
     runner.forward([Chunk([0, 0], 0, [0], 1)])  # first calls allocate and choose kernels
     return runner

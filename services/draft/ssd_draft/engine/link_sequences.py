@@ -36,7 +36,9 @@ class LinkSequences:
     @property
     def has_news(self) -> bool:
         """Whether something has come that was not looked at."""
-        return bool(self.inbox) or (self.features is not None and self.features.has_rows)
+        if self.inbox:
+            return True
+        return self.features is not None and self.features.has_news(self.sequences)
 
     def notify(self, sequence: int, round: int, kind: NoticeKind, reason: str) -> None:
         self.outbox.append(Notice(sequence, round, kind, reason))

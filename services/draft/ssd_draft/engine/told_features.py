@@ -1,17 +1,19 @@
 """What the target of a link tells of its hidden states, on its way to the speculator.
 
 Rows travel on a plane of their own, so they may come before the frames that they belong to: before
-the open of their sequence, or before the outcome that commits their tokens. Those wait here, a few
-of them. Where rows are missing the target is asked for them once; it says again what it has.
+the open of their sequence, or before the outcome that commits their tokens. And a prompt may be
+told faster than it is read: nothing is passed on that would take the place of rows which were not
+read yet. All those wait here, a few of them. Where rows are missing the target is asked for them
+once; it says again what it has.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from ssd_draft.engine.waiting_rows import WaitingRows, WaitingSend
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.speculators.base import Speculator
 from ssd_engine.speculation.frames import FeatureRequest
@@ -22,7 +24,9 @@ from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.report import report_of
 
 WAITING_SECONDS = 5.0  # that rows wait for the frames that they belong to
+SWEEP_SECONDS = 1.0  # after which those are looked for that have waited longer
 WAITING_BYTES = 64 << 20  # of a link
+HELD_SHARE = 0.5  # of these, that open sequences fill before the rest stays in the inbox
 TELL_BYTES = 8 << 20  # of a link, between two forwards: others wait for it
 ANSWER_ROUNDS = 4  # in which a target answers, or has nothing to say
 
@@ -57,17 +61,7 @@ class _Told:
     asked_from: int  # the last request's position
     gap_until: int | None = None  # rows beyond were sent before that request was heard
     asked_in: int = 0  # round
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    key: RowsKey
-    rows: Tensor
-    since: float
-
-    @property
-    def end(self) -> int:
-        return self.key.round + len(self.rows)
+    moved_at: float = 0.0  # when rows were last passed on
 
 
 class ToldFeatures:
@@ -82,16 +76,21 @@ class ToldFeatures:
     ) -> None:
         """``inbox``: None where no plane joins the two."""
         self._inbox, self._speculator, self._now = inbox, speculator, clock
-        self._max_waiting_bytes = max_waiting_bytes
         self._told: dict[int, _Told] = {}  # by open sequence
-        self._waiting: deque[_Waiting] = deque()
-        self._waiting_bytes = 0
+        self._waiting = WaitingRows(max_waiting_bytes)
+        self._max_held = int(max_waiting_bytes * HELD_SHARE)
+        self._sweep_at = 0.0
         self.requests: list[FeatureRequest] = []  # for the target
         self._counts = FeatureCounts()
 
-    @property
-    def has_rows(self) -> bool:
-        return self._inbox is not None and len(self._inbox) > 0
+    def has_news(self, sequences: Mapping[int, DraftSequence]) -> bool:
+        """Whether rows have come, or can go on, or have waited too long."""
+        if self._inbox is None or not (len(self._inbox) or len(self._waiting)):
+            return False
+        if len(self._inbox) and not self._is_full(sequences):
+            return True
+        can_go_on = any(map(self._can_go_on, sequences.values()))
+        return can_go_on or (len(self._waiting) > 0 and self._now() >= self._sweep_at)
 
     @property
     def problem(self) -> str:
@@ -141,33 +140,58 @@ class ToldFeatures:
     def tell(self, sequences: Mapping[int, DraftSequence], max_bytes: int = TELL_BYTES) -> int:
         """Tells the speculator what has come of these sequences, of new rows up to so many bytes.
         Returns how many bytes of them are left."""
-        if self._inbox is None or not (self.has_rows or self._waiting):
+        if self._inbox is None or not (len(self._inbox) or len(self._waiting)):
             return max_bytes
         now = self._now()
-        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+        self._sweep(sequences, now)
+        for sequence in sequences.values():
+            first = self._waiting.first(sequence.id)
+            if first is not None and first < (until := self._until(sequence, first)):
+                for send in self._waiting.take(sequence.id, until):
+                    self._tell(sequence, send, now)
+        if self._is_full(sequences):
+            return max_bytes
         for key, rows in self._inbox.take(max_bytes):
-            waiting.append(_Waiting(key, rows, now))
+            send = WaitingSend(key.sequence, key.round, rows, now)
+            self._hear(sequences.get(key.sequence), send, now)
             max_bytes -= rows.nbytes
-        for each in waiting:
-            sequence = sequences.get(each.key.sequence)
-            if sequence is None:
-                self._wait(each, now)
-            else:
-                self._tell(sequence, each, now)
         return max(0, max_bytes)
 
-    def _tell(self, sequence: DraftSequence, told: _Waiting, now: float) -> None:
-        """As far as its tokens are committed here; the last token's own row is never of use."""
-        start, known = told.key.round, sequence.num_committed - 1
-        if told.end > sequence.max_tokens:
-            self._counts.dropped += len(told.rows)
+    def _is_full(self, sequences: Mapping[int, DraftSequence]) -> bool:
+        """Whether open sequences have as much to read as may wait here: the inbox keeps the rest,
+        which drops nothing as long as it has room."""
+        return sum(map(self._waiting.bytes_of, sequences)) > self._max_held
+
+    def _can_go_on(self, sequence: DraftSequence) -> bool:
+        """Whether rows that have waited can be passed on."""
+        first = self._waiting.first(sequence.id)
+        return first is not None and first < self._until(sequence, first)
+
+    def _until(self, sequence: DraftSequence, start: int) -> int:
+        """How far rows from ``start`` on can be passed on: as far as tokens are committed here, and
+        there is a place for them. The last token's own row is never of use."""
+        known = sequence.num_committed - 1
+        return min(known, self._speculator.features_until(sequence, start))
+
+    def _hear(self, sequence: DraftSequence | None, send: WaitingSend, now: float) -> None:
+        if sequence is None:
+            self._counts.dropped += self._waiting.add(send)
+        else:
+            self._tell(sequence, send, now)
+
+    def _tell(self, sequence: DraftSequence, send: WaitingSend, now: float) -> None:
+        """As far as it can be told now."""
+        start, rows = send.start, send.rows
+        if start + len(rows) > sequence.max_tokens:
+            self._counts.dropped += len(rows)
             return
-        if start < known:
-            self._pass_on(sequence, start, told.rows[: known - start])
-        if told.end > known:
-            skipped = max(0, known - start)
-            key = RowsKey(sequence.id, start + skipped)
-            self._wait(_Waiting(key, told.rows[skipped:], told.since), now)
+        count = max(0, self._until(sequence, start) - start)
+        if count:
+            self._told[sequence.id].moved_at = now
+            self._pass_on(sequence, start, rows[:count])
+        if rest := rows[count:].shape[0]:
+            send = WaitingSend(sequence.id, start + count, rows[-rest:], send.since)
+            self._counts.dropped += self._waiting.add(send)
 
     def _pass_on(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         told = self._told[sequence.id]
@@ -187,13 +211,16 @@ class ToldFeatures:
         is_older = told.gap_until is not None and start > told.gap_until
         return is_older and sequence.round < told.asked_in + ANSWER_ROUNDS
 
-    def _wait(self, told: _Waiting, now: float) -> None:
-        if now - told.since > WAITING_SECONDS:
-            self._counts.dropped += len(told.rows)
+    def _sweep(self, sequences: Mapping[int, DraftSequence], now: float) -> None:
+        """Drops what has waited too long. What waits for a place does not, while others move on."""
+        if now < self._sweep_at:
             return
-        self._waiting.append(told)
-        self._waiting_bytes += told.rows.nbytes
-        while self._waiting_bytes > self._max_waiting_bytes:
-            oldest = self._waiting.popleft()
-            self._waiting_bytes -= oldest.rows.nbytes
-            self._counts.dropped += len(oldest.rows)
+
+        def is_over(send: WaitingSend) -> bool:
+            since, sequence = send.since, sequences.get(send.sequence)
+            if sequence is not None and send.start < sequence.num_committed - 1:
+                since = max(since, self._told[send.sequence].moved_at)
+            return now - since > WAITING_SECONDS
+
+        self._sweep_at = now + SWEEP_SECONDS
+        self._counts.dropped += self._waiting.drop(is_over)

@@ -3,10 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ssd_draft.config import CONTEXT_WITHOUT_MODEL, DraftConfig, DraftHead, aux_layers
+from ssd_draft.config import CONTEXT_WITHOUT_MODEL, DraftConfig, DraftHead
 from ssd_engine.checkpoints.files.model_files import is_there
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
-from ssd_engine.checkpoints.heads.head_config import HeadConfig, fit_to_target, load_head_config
+from ssd_engine.checkpoints.heads.head_config import (
+    HeadConfig,
+    fit_to_target,
+    load_head_config,
+    parse_aux_layers,
+)
 from ssd_engine.checkpoints.heads.head_expansion import (
     count_head_parameters,
     grow_head,
@@ -49,7 +54,7 @@ class DraftHeadPlan(ModelPlan):
 def plan_head(config: DraftConfig, directory: Path, sizes: StepSizes) -> DraftHeadPlan:
     """Raises SSDError for a head that cannot be served, and for options that are none of it."""
     _check_options(config, directory)
-    head = load_head_config(directory, aux_layers(config))
+    head = load_head_config(directory, parse_aux_layers(config.aux_layers))
     target = _target_of(config, head)
     model = None if target is None else load_model_config(target)
     if target is not None and model is not None:

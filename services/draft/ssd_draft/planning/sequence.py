@@ -53,14 +53,25 @@ class PreparedBranch:
     # Guesses of each token, best first, of a branch that was taken and whose guesses are ranked.
     rankings: list[list[int]] = field(default_factory=list)
     num_pushed: int = 0
+    ends_at: int | None = None  # the draft knows no token after so many: the rest fills rows alone
 
     @property
     def depth(self) -> int:
         return len(self.tokens)
 
+    @property
+    def num_useful(self) -> int:
+        return len(self.tokens) if self.ends_at is None else self.ends_at
+
+    def extend(self, token: int) -> None:
+        """By the next token; it is negative where there is no guess."""
+        if token < 0 and self.ends_at is None:
+            self.ends_at = len(self.tokens)
+        self.tokens.append(max(token, 0))
+
     def push(self, depth: int) -> Branch | None:
         """The tokens up to ``depth`` that were not pushed yet; None where there are none."""
-        start, end = self.num_pushed, min(len(self.tokens), depth)
+        start, end = self.num_pushed, min(self.num_useful, depth)
         if start >= end:
             return None
         self.num_pushed = end
@@ -183,7 +194,7 @@ class DraftSequence:
     @property
     def push_is_due(self) -> bool:
         depth = self.useful_depth
-        return any(min(len(b.tokens), depth) > b.num_pushed for b in self.branches.values())
+        return any(min(b.num_useful, depth) > b.num_pushed for b in self.branches.values())
 
     @property
     def useful_depth(self) -> int:

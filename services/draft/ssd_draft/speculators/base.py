@@ -68,6 +68,10 @@ class Speculator(Protocol):
         """The first position of the sequence whose features are of use: before it, what is cached
         is known."""
 
+    def features_until(self, sequence: DraftSequence, start: int) -> int:
+        """How far rows from ``start`` on can be taken, so that none is forgotten before it was
+        read."""
+
     def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         """What the target has told of positions from ``start`` on [n, width]. They may be late,
         repeated, of positions known already, or leave a gap."""
@@ -83,6 +87,9 @@ class ReadsNoFeatures:
     features: FeatureNeeds | None = None
 
     def features_from(self, sequence: DraftSequence) -> int:
+        return sequence.num_committed
+
+    def features_until(self, sequence: DraftSequence, start: int) -> int:
         return sequence.num_committed
 
     def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:

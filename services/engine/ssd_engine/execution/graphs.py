@@ -41,6 +41,7 @@ from ssd_engine.forward.step_inputs import StepRun, StepShape
 from ssd_engine.grammar.masks import HeldRow
 from ssd_engine.kernels.sampling.rejecting import Rejector
 from ssd_engine.process.progress import tracked
+from ssd_engine.sampling.guesses import NO_GUESS
 from ssd_engine.sampling.rejection import SampledSpeculation
 from ssd_engine.sampling.reported import ReportedLogprobs
 
@@ -495,7 +496,7 @@ class InFlight:
         return ForwardResult(
             lambda: self._logits(rows),
             best=lines[:, :ranks],
-            following=lines[:, ranks],
+            following=np.where(lines[:, 0] < 0, np.int32(NO_GUESS), lines[:, ranks]),
             sigma=self.step.sigma_of(lines),
             clock=self._seconds,
         )

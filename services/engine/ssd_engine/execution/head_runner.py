@@ -71,14 +71,25 @@ class HeadRunner(ModelRunner):
             if self.steps.step_for(runs) is not None:
                 return self._step_told(runs, draws, self._rows_told(parts, given.counts), given)
 
-        def forward() -> Tensor | None:
-            self._given = given
-            try:
-                return self.forward(parts)
-            finally:
-                self._given = None
+        return ImmediateForward(partial(self.forward_with_features, parts, given))
 
-        return ImmediateForward(forward)
+    def forward_with_features(self, parts: Sequence[Part], given: GivenFeatures) -> Tensor | None:
+        """As ``forward``."""
+        self._given = given
+        try:
+            return self.forward(parts)
+        finally:
+            self._given = None
+
+    @property
+    def states(self) -> Tensor:
+        """What rows have left, by the slots of the cache [slots, d]."""
+        return self._states.rows
+
+    @property
+    def feature_width(self) -> int:
+        """Values of what the target tells of a row."""
+        return self._config.feature_width
 
     def _step_told(
         self,

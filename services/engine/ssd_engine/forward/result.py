@@ -35,7 +35,9 @@ class ForwardResult:
 
     make_logits: Callable[[], Tensor | None]  # [rows, vocab] float32
     best: NDArray[np.int32] | None = None  # [rows, ranks]: ranked where the logits are, best first
-    following: NDArray[np.int32] | None = None  # [rows]: the best, or what rejection draws
+    following: NDArray[np.int32] | None = (
+        None  # [rows]: the best, or what rejection draws; -1: none
+    )
     sigma: FewWeights | None = None  # what it was drawn from
     drawn: list[int] | None = None  # [rows]: drawn where the logits are
     broken: Sequence[int] = ()  # [rows], if drawn: not 0 where logits have NaN or infinity

@@ -60,6 +60,12 @@ class BlockPool:
         self._next_name += 1
         return self._next_name - 1
 
+    @staticmethod
+    def root_after(root: int, token: int) -> int:
+        """Under a root a further one, for texts that are cached without their first token: what
+        lies under it depends on that, too. It is below all names that are given."""
+        return -(root << 32 | token) - 1
+
     @property
     def num_available(self) -> int:
         """Blocks that can be reserved."""

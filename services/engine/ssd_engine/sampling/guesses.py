@@ -27,6 +27,8 @@ from ssd_engine.sampling.sampler import (
     warp_logits,
 )
 
+NO_GUESS = -1  # in place of a token
+
 # What the score of a guess loses when the draft's filters leave it out, and what the best of those
 # that they leave is raised by, so that it comes first.
 FILTERED, FIRST = 1.0, 64.0
@@ -52,14 +54,16 @@ def sample_row(
 def ranked_guesses(
     logits: Tensor, rows: Sequence[SampleRow], count: int, coupled: bool = True
 ) -> list[list[int]]:
-    """For each row of logits [n, vocab] the ``count`` best guesses, best first.
+    """For each row of logits [n, vocab] the ``count`` best guesses, best first: fewer where a
+    grammar allows fewer of those that the draft knows, or none.
 
     Not coupled: the target's noise is its own, and the likeliest tokens are the best guesses.
     """
-    logits = adjust_logits(_with_known(logits, rows), rows)
+    logits = adjust_logits(logits, rows)
     if not coupled or all(row.params.greedy for row in rows):
         if count == 1:
-            return [[token] for token in argmax(logits)]
+            first = torch.tensor(argmax(logits), device=logits.device)[:, None]
+            return _possible(logits.gather(1, first), first)
         return _possible(*logits.topk(min(count, logits.shape[1])))
     tokens = logits.topk(min(max(count, LIKELIEST), logits.shape[1])).indices
     scores = _coupled_scores(logits, tokens, rows)
@@ -67,25 +71,26 @@ def ranked_guesses(
     return _possible(best, tokens.gather(1, order))
 
 
-def _with_known(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """A head may know none of the tokens that a grammar allows: then these are all alike."""
-    held = [i for i, row in enumerate(rows) if row.allowed is not None]
+def best_of(ranking: Sequence[int]) -> int:
+    return ranking[0] if ranking else NO_GUESS
+
+
+def _without_guess(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """The rows where a head knows no token that may come."""
+    held = [i for i, row in enumerate(rows) if row.allowed is not None or row.params.banned]
     if not held:
-        return logits
-    some = adjust_logits(logits[held], [rows[i] for i in held])
-    unknown = [i for i, best in zip(held, some.amax(dim=1).tolist(), strict=True) if best == NEVER]
-    if not unknown:
-        return logits
-    return logits.index_fill(0, torch.tensor(unknown, device=logits.device), 0.0)
+        return []
+    best = adjust_logits(logits[held], [rows[i] for i in held]).amax(dim=1).tolist()
+    return [row for row, highest in zip(held, best, strict=True) if highest == NEVER]
 
 
 def _possible(scores: Tensor, tokens: Tensor) -> list[list[int]]:
-    """The tokens [n, count], best first: fewer where a grammar allows, or a head knows, fewer."""
+    """The tokens [n, count], best first, that can be drawn at all."""
     rankings: list[list[int]] = tokens.tolist()
     if bool((scores[:, -1] > NEVER).all()):
         return rankings
     counts = (scores > NEVER).sum(dim=1).tolist()
-    return [ranking[: max(1, n)] for ranking, n in zip(rankings, counts, strict=True)]
+    return [ranking[:n] for ranking, n in zip(rankings, counts, strict=True)]
 
 
 def guess_scores(logits: Tensor, rows: Sequence[SampleRow], coupled: Sequence[bool]) -> Tensor:
@@ -124,11 +129,17 @@ def drawn_guesses(
     fan_out: Sequence[int],
     down_weight: Sequence[float],
 ) -> tuple[list[int], Tensor]:
-    """Rejection verification: tokens drawn from sigma, and sigma as it is shipped [n, vocab]."""
-    wire = draft_distribution(_with_known(logits, rows), rows, fan_out, down_weight)
+    """Rejection verification: tokens drawn from sigma, and sigma as it is shipped [n, vocab].
+    NO_GUESS where nothing can be drawn; sigma is of no meaning there."""
+    without = _without_guess(logits, rows)
+    if without:
+        logits = logits.index_fill(0, torch.tensor(without, device=logits.device), 0.0)
+    wire = draft_distribution(logits, rows, fan_out, down_weight)
     seeds = torch.tensor([signed64(row.params.seed) for row in rows], device=logits.device)
     positions = torch.tensor([row.position for row in rows], device=logits.device)
     tokens: list[int] = draw_from(sigma_of(wire), seeds, positions, STREAM_DRAFT).tolist()
+    for row in without:
+        tokens[row] = NO_GUESS
     return tokens, wire
 
 

@@ -121,7 +121,7 @@ def prefill_parts(room: CheckRoom, rows: int) -> list[Part]:
 
 def fill_context(kv: KVCache, parts: Sequence[Part]) -> None:
     """Keys and values of earlier tokens: any will do, as long as no two are equal."""
-    used = _used_blocks(kv, parts)
+    used = used_blocks(kv, parts)
     generator = torch.Generator(kv.pool.device).manual_seed(0)
     for cache in kv.layers:
         for tensor in (cache.key, cache.value):
@@ -131,12 +131,12 @@ def fill_context(kv: KVCache, parts: Sequence[Part]) -> None:
 
 
 def clear_context(kv: KVCache, parts: Sequence[Part]) -> None:
-    used = _used_blocks(kv, parts)
+    used = used_blocks(kv, parts)
     for cache in kv.layers:
         cache.clear(used)
 
 
-def _used_blocks(kv: KVCache, parts: Sequence[Part]) -> Tensor:
+def used_blocks(kv: KVCache, parts: Sequence[Part]) -> Tensor:
     used = {block for part in parts for block in part.blocks}
     for part in parts:
         slots = part.scratch if isinstance(part, TreeRows) else ()

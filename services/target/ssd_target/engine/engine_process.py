@@ -8,10 +8,10 @@ from multiprocessing.connection import Connection
 import torch
 
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
-from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
+from ssd_engine.self_check.heads import load_checked_head
 from ssd_engine.speculation.frames import TargetFrame
 from ssd_engine.tensor_plane.distributions import draft_distributions
 from ssd_engine.tensor_plane.host_rows import host_copies
@@ -138,7 +138,7 @@ def _load_drafter(options: EngineOptions) -> Drafter | None:
 def _load_head(options: EngineOptions, head: HeadOptions) -> HeadDrafter:
     how = head.runner
     checkpoint = open_head(how.directory, head.config, head.target)
-    runner = HeadRunner(head.config, checkpoint, how, options.model.vocab_size)
+    runner = load_checked_head(head.config, checkpoint, how, options.model.vocab_size)
     return HeadDrafter(
         runner, how.block_size, how.max_model_len, options.speculation.depth, options.prefill_chunk
     )

@@ -6,7 +6,11 @@ from pathlib import Path, PurePath
 
 from ssd_engine.checkpoints.files.model_files import is_there
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
-from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
+from ssd_engine.checkpoints.heads.head_config import (
+    fit_to_target,
+    load_head_config,
+    parse_aux_layers,
+)
 from ssd_engine.checkpoints.heads.head_expansion import (
     count_head_parameters,
     grow_head,
@@ -40,7 +44,8 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
             f"--draft-expand-to: {directory.name} is an EAGLE-3 head, which grows as its target "
             "does: leave it out"
         )
-    head = fit_to_target(load_head_config(directory), target.model, target.name)
+    head = load_head_config(directory, parse_aux_layers(config.aux_layers))
+    head = fit_to_target(head, target.model, target.name)
     if head.verifier and PurePath(head.verifier).name != target.runner.directory.name:
         log.warning("%s was trained for %s, not %s", directory.name, head.verifier, target.name)
     _check_tokenizer(directory, target)

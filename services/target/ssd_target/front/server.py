@@ -103,6 +103,8 @@ def plan_target(config: TargetConfig) -> TargetPlan:
     directory = resolve_model(config.draft_model)
     if is_head(directory):
         return TargetPlan(target, None, plan_head(config, directory, target, rows))
+    if config.aux_layers is not None:
+        raise ConfigError("--aux-layers is of an EAGLE-3 head, --draft-model is none: leave it out")
     own = replace(
         config,
         name=None,

@@ -16,7 +16,13 @@ from ssd_engine.forward.result import ForwardResult, ImmediateForward, PendingFo
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.cached_path import CachedPath, NoRoom
 from ssd_engine.kvcache.scopes import Scopes
-from ssd_engine.sampling.guesses import drawn_guesses, ranked_guesses, sample_row
+from ssd_engine.sampling.guesses import (
+    NO_GUESS,
+    best_of,
+    drawn_guesses,
+    ranked_guesses,
+    sample_row,
+)
 from ssd_engine.sampling.rejection import Wire
 from ssd_engine.sampling.sampler import SampleRow
 from ssd_target.config import DRAFT_STEP_ROWS
@@ -75,6 +81,15 @@ class DraftRow:
     down_weight: float | None  # for rejection verification; None: coupled
     tokens: list[int] = field(default_factory=list)  # it may begin with some that are certain
     wires: list[Wire] = field(default_factory=list)  # a row each: what tokens were drawn from
+
+    def add(self, token: int, wire: Wire | None) -> None:
+        """The next one; with NO_GUESS the speculation ends where it is, whatever comes later."""
+        if token == NO_GUESS:
+            self.depth = len(self.tokens)
+        elif len(self.tokens) < self.depth:
+            self.tokens.append(token)
+            if wire is not None:
+                self.wires.append(wire)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +297,8 @@ def add_guesses(rows: Rows[DraftRow], scored: ForwardResult) -> None:
     """The next token of each row."""
     if scored.following is not None:
         for i, (row, token) in enumerate(zip(rows, scored.following.tolist(), strict=True)):
-            row.tokens.append(token)
-            if row.down_weight is not None and scored.sigma is not None:
-                row.wires.append(scored.sigma[i : i + 1])
+            sigma = None if row.down_weight is None else scored.sigma
+            row.add(token, None if sigma is None else sigma[i : i + 1])
         return
     logits = scored.logits
     coupled = [i for i, row in enumerate(rows) if row.down_weight is None]
@@ -292,14 +306,13 @@ def add_guesses(rows: Rows[DraftRow], scored: ForwardResult) -> None:
     if coupled:
         guesses = ranked_guesses(logits[coupled], [_sample_row(rows[i]) for i in coupled], 1)
         for i, guess in zip(coupled, guesses, strict=True):
-            rows[i].tokens.append(guess[0])
+            rows[i].add(best_of(guess), None)
     if drawing:
         weights = [rows[i].down_weight or 0.0 for i in drawing]
         samples = [_sample_row(rows[i]) for i in drawing]
         tokens, wire = drawn_guesses(logits[drawing], samples, [FAN_OUT] * len(drawing), weights)
         for j, i in enumerate(drawing):
-            rows[i].tokens.append(tokens[j])
-            rows[i].wires.append(wire[j : j + 1])
+            rows[i].add(tokens[j], wire[j : j + 1])
 
 
 def _sample_row(row: DraftRow) -> SampleRow:

@@ -124,21 +124,39 @@ def chain(first: int, count: int, vocab_size: int = VOCAB) -> list[int]:
     return tokens
 
 
-class SilentInbox:
-    """A plane that is up: what is told here does not come on it."""
+class Inbox:
+    """A plane that is up: what comes on it is up to a test; most tell the speculator itself."""
 
     reason = ""
     came_up = True
     state = PlaneState.UP
 
-    def __len__(self) -> int:
-        return 0
+    def __init__(self) -> None:
+        self.rows: list[tuple[RowsKey, Tensor]] = []
 
-    def take(self) -> list[tuple[RowsKey, Tensor]]:
-        return []
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, max_bytes: int) -> list[tuple[RowsKey, Tensor]]:
+        taken: list[tuple[RowsKey, Tensor]] = []
+        while self.rows and max_bytes > 0:
+            taken.append(self.rows.pop(0))
+            max_bytes -= taken[-1][1].nbytes
+        return taken
 
     def close(self) -> None:
         pass
+
+
+def opening(
+    told: Told, verification: Verification = Verification.COUPLED, max_tokens: int = 400
+) -> Open:
+    """Of a sequence as it stands."""
+    output = pack_tokens(told.tokens[len(told.prompt) :])
+    return Open(
+        told.key, told.round, pack_tokens(told.prompt), output, told.speculation, max_tokens,
+        told.params, verification, 0.5, DEPTH, 0,
+    )  # fmt: skip
 
 
 class HeadWorld:
@@ -150,6 +168,7 @@ class HeadWorld:
         stream = told_features(self.needs)
         answer = PlaneAnswer(PlaneKind.TCP, "127.0.0.1:1", b"", stream)
         clock = itertools.count(0.0, 1e-6).__next__
+        self.inbox = Inbox()
         self.core = DraftCore(
             self.speculator,
             lambda depth: Planner(DEPTH, BUDGET),
@@ -158,7 +177,7 @@ class HeadWorld:
             256,
             64,
             clock=clock,
-            open_features=lambda up, needs: (SilentInbox(), Plane(0, 0, answer)),
+            open_features=lambda up, needs: (self.inbox, Plane(0, 0, answer)),
         )
         self.core.handle(TargetLinkUp(LINK, DEPTH))
         self.told: dict[int, Told] = {}
@@ -195,12 +214,7 @@ class HeadWorld:
     ) -> None:
         """As the sequence stands."""
         self.pushed = {at: tokens for at, tokens in self.pushed.items() if at[0] != told.key}
-        output = pack_tokens(told.tokens[len(told.prompt) :])
-        frame = Open(
-            told.key, told.round, pack_tokens(told.prompt), output, told.speculation, max_tokens,
-            told.params, verification, 0.5, DEPTH, 0,
-        )  # fmt: skip
-        self.core.handle(TargetFrames(LINK, [frame]))
+        self.core.handle(TargetFrames(LINK, [opening(told, verification, max_tokens)]))
 
     def close(self, key: int) -> None:
         told = self.told.pop(key)

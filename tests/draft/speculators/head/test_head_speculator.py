@@ -2,15 +2,29 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from ssd_draft.records import TargetFrames, TargetLinkUp
 from ssd_draft.speculators.base import CannotSpeculate
 from ssd_draft.speculators.head.sequence import MOST_UNTOLD, HeadSequence
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.frames import Close
 from ssd_engine.speculation.verification import Verification
+from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from tests.clockwork import VOCAB, follower
-from tests.draft.speculators.head.head_world import BUDGET, DEPTH, HeadWorld, Pair, Told, chain
+from tests.draft.speculators.head.head_world import (
+    BUDGET,
+    DEPTH,
+    HeadWorld,
+    Pair,
+    Told,
+    chain,
+    opening,
+)
 from tests.harness import BLOCK
 
 
@@ -63,6 +77,47 @@ def test_a_token_that_the_head_does_not_know_is_never_drafted_nor_guessed(
     assert len(drafted) > 100
     assert set(drafted) <= known
     assert len(known) == 40
+
+
+class Ending:
+    """A grammar that allows what the head does not know at every third token, and else all."""
+
+    def __init__(self, known: set[int]) -> None:
+        chosen = np.isin(np.arange(VOCAB), [*known], invert=True)
+        self._unknown = np.packbits(chosen, bitorder="little")
+        self._all = np.full_like(self._unknown, 255)
+
+    def allowed(self, output: list[int], tail: list[int]) -> Any:
+        return self._all if (len(output) + len(tail)) % 3 else self._unknown
+
+
+@pytest.mark.parametrize("verification", [Verification.COUPLED, Verification.REJECTION])
+def test_where_a_grammar_leaves_nothing_that_the_head_knows_it_drafts_no_further(
+    few_tokens: Pair, verification: Verification
+) -> None:
+    world = HeadWorld(few_tokens)
+    told = world.open(verification=verification, temperature=1.0)
+    world.step()
+    known = known_tokens(few_tokens)
+    world.sequence().grammar = Ending(known)  # type: ignore[assignment]
+    world.tell(told)
+    world.settle()
+    lengths = set()
+    for _ in range(6):
+        begin = len(told.tokens) - len(told.prompt)  # tokens of the output
+        for accepted, token in world.sequence().branches:
+            drafted = world.pushed.get((told.key, told.round, accepted, token), [])
+            first = begin + accepted
+            assert {token, *drafted} <= known
+            assert all((first + i) % 3 for i in range(1 + len(drafted)))
+            assert len(drafted) == min(DEPTH, (-first) % 3 - 1)
+            lengths.add(len(drafted))
+        world.decide(told, 0, 63)
+        world.tell(told)
+        world.settle()
+        world.launch(told, (0, 63))
+        world.settle()
+    assert lengths == {0, 1}
 
 
 def known_tokens(pair: Pair) -> set[int]:
@@ -156,6 +211,24 @@ def test_a_gap_in_what_is_told(clockwork: Pair, lost: int) -> None:
     assert play(world, told, 4) == 1.0
 
 
+def test_a_prompt_that_is_told_faster_than_it_is_read(clockwork: Pair) -> None:
+    """Several windows of it are there before the first row is read: none is forgotten unread."""
+    prompt, window = chain(3, 6 * 32 + 5), 32
+    world = HeadWorld(clockwork, clockwork.make_speculator(window=window))
+    told = world.open(prompt=prompt)
+    world.step()
+    rows = told.features(0, len(prompt) - 1)
+    for start in range(0, len(rows), 50):
+        world.inbox.rows.append((RowsKey(told.key, start), rows[start : start + 50]))
+    world.settle()
+    told.num_told = len(rows)
+    assert state_of(world).base == 0
+    assert state_of(world).path.num_final == len(rows)
+    assert world.core.stats().cached_blocks == len(rows) // BLOCK
+    assert world.core.stats().dropped_features == 0
+    assert play(world, told, 3) == 1.0
+
+
 def test_rows_that_come_out_of_order(random_pair: Pair) -> None:
     """All that was told is read in the end, in its place."""
     straight, mixed = HeadWorld(random_pair), HeadWorld(random_pair)
@@ -219,6 +292,25 @@ def test_the_last_row_of_a_block_depends_on_the_token_after_it(random_pair: Pair
         begin(alone, key, prompt=changed)
         own = {at: tokens for at, tokens in world.pushed.items() if at[0] == key}
         assert own == alone.pushed
+
+
+def test_what_is_cached_for_a_link_outlives_any_number_of_texts_of_another(
+    random_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are opened under every first token: they take no place where roots are remembered."""
+    monkeypatch.setattr("ssd_engine.kvcache.scopes.MOST_SCOPES", 4)
+    world = HeadWorld(random_pair)
+    world.core.handle(TargetLinkUp(2, DEPTH))
+    prompt = [(7 * i + 3) % 512 for i in range(5 * BLOCK + 6)]
+    begin(world, 1, prompt=prompt)
+    world.close(1)
+    for first in range(10):
+        told = Told(random_pair, 9, [first, 5, 6], SamplingParams(seed=1))
+        world.core.handle(TargetFrames(2, [opening(told), Close(told.key, 0)]))
+        world.step()
+    world.open(2, prompt=prompt)
+    world.step()
+    assert world.speculator.features_from(world.sequence(2)) == 5 * BLOCK
 
 
 def test_rows_of_its_own_never_enter_the_prefix_cache(clockwork: Pair) -> None:

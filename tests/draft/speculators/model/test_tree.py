@@ -78,3 +78,29 @@ def test_a_decided_branch_goes_on_after_the_committed_tokens() -> None:
     decided.extend([41], [[41, 42, -1]])
     assert branch.tokens == [40, 41]
     assert branch.rankings == [[41, 42]]
+
+
+def test_a_branch_ends_where_there_is_no_guess_and_others_go_on() -> None:
+    tree = make_tree()
+    tree.extend([20, -1, 22])
+    tree.extend([23, 24, 25])
+    assert [branch.num_useful for branch in tree.branches] == [2, 0, 2]
+    assert tree.rows().tokens == [23, 24, 25]
+    pushed = [branch.push(8) for branch in tree.branches]
+    assert [each.tokens if each else None for each in pushed] == [[20, 23], None, [22, 25]]
+    assert tree.has_room()
+    tree.extend([-1, 26, -1])
+    assert not tree.has_room()
+    assert [branch.push(8) for branch in tree.branches] == [None] * 3
+
+
+def test_a_decided_branch_ends_where_there_is_no_guess() -> None:
+    pool = BlockPool(8, BLOCK)
+    path = CachedPath(pool, [1] * 5, 6, 64)
+    branch = PreparedBranch(1, 7)
+    decided = DecidedBranch(branch, path, BLOCK)
+    decided.extend([30])
+    assert decided.has_room()
+    decided.extend([-1])
+    assert not decided.has_room()
+    assert branch.num_useful == 1

@@ -49,7 +49,8 @@ class HeadSequence(ModelSequence):
     ) -> None:
         """``path`` of the text from ``base`` on; ``window``: positions whose features are kept."""
         super().__init__(sequence, path, scratch, pool.block_size, max_context, look_ahead=0)
-        self._pool, self.base, self._features = pool, base, FeatureWindow(window)
+        self._pool, self.base = pool, base
+        self._features = FeatureWindow(min(window, max(1, sequence.max_tokens)))
         self._window = min(window, max_context // 2)  # what is left of a text that grew too long
         self._waits = False  # for features
 
@@ -61,6 +62,13 @@ class HeadSequence(ModelSequence):
         while position in self._features:
             position += 1
         return position
+
+    def features_until(self, start: int) -> int:
+        """How far rows from ``start`` on can be kept beside those that were not read yet."""
+        read = max(self.path.num_final, self.path.num_known - MOST_MENDED)
+        told = range(self.base + read, self._features.end)
+        unread = next((at for at in told if self._tells_more(at - self.base)), start)
+        return min(start, unread) + self._features.window
 
     def take_features(self, start: int, rows: Tensor) -> None:
         """Positions may be those of the round that is verified, whose outcome is not known yet."""

@@ -12,7 +12,6 @@ from ssd_draft.speculators.head.sequence import HeadSequence
 from ssd_draft.speculators.head.told_path import ToldPath
 from ssd_draft.speculators.model.speculator import ModelSpeculator
 from ssd_engine.execution.head_runner import HeadRunner
-from ssd_engine.kvcache.scopes import Scopes
 from ssd_engine.speculation.features import FeatureNeeds
 
 
@@ -35,14 +34,13 @@ class HeadSpeculator(ModelSpeculator):
         super().__init__(HeadSteps(runner), block_size, max_context, depth, budget, vocab_size)
         self.features = needs
         self._window = window
-        # What is cached of a text depends on the token before it, too.
-        self._roots: Scopes[tuple[int, ...]] = Scopes(self.pool.new_root)
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
         room, window = self._room, min(self._window, self._room.max_context // 2)
         room.check(sequence)
         tokens, base = sequence.prompt + sequence.output, 0
-        root: int | None = self._roots.root_of((scope, *tokens[:1]))
+        # What is cached of a text depends on the token before it, too.
+        root = self.pool.root_after(scope, tokens[0]) if tokens else None
         if len(tokens) + room.most_ahead > room.max_context:
             base, root = len(tokens) - 1 - window, None
         most = room.max_tokens(sequence)
@@ -68,6 +66,10 @@ class HeadSpeculator(ModelSpeculator):
     def features_from(self, sequence: DraftSequence) -> int:
         state: HeadSequence = sequence.state
         return state.features_from()
+
+    def features_until(self, sequence: DraftSequence, start: int) -> int:
+        state: HeadSequence = sequence.state
+        return state.features_until(start)
 
     def take_features(self, sequence: DraftSequence, start: int, rows: Tensor) -> None:
         sequence.state.take_features(start, rows)

@@ -22,8 +22,9 @@ class DecidedBranch:
         return len(self._tokens)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """Whether the next row fits, when the branch has so many tokens more."""
-        return self._start + self.depth + ahead < self._path.max_tokens
+        """Whether the next row fits, when the branch has so many tokens more, and is of use."""
+        goes_on = self.branches[0].ends_at is None
+        return goes_on and self._start + self.depth + ahead < self._path.max_tokens
 
     def rows_ahead(self, tokens: list[int]) -> Chunk:
         """The forward after the next one; ``tokens`` stand for what that will give."""
@@ -36,7 +37,7 @@ class DecidedBranch:
         return [self._path.slot(self._start + self.depth, self._block_size)]
 
     def extend(self, tokens: Sequence[int], ranked: Ranked | None = None) -> None:
-        self._tokens.append(tokens[0])
+        self.branches[0].extend(tokens[0])
         if ranked is not None:
             self._rankings.append(ranking_of(ranked, 0))
 

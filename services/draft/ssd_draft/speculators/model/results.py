@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd_draft.speculators.model.row_group import RowGroup
 from ssd_engine.forward.result import ForwardResult
-from ssd_engine.sampling.guesses import drawn_guesses, ranked_guesses
+from ssd_engine.sampling.guesses import best_of, drawn_guesses, ranked_guesses
 from ssd_engine.sampling.sampler import SampleRow
 
 
@@ -38,7 +38,7 @@ def _extend_coupled(result: ForwardResult, groups: list[RowGroup]) -> None:
     guesses = iter(_rankings(result, groups))
     for group in groups:
         rankings = list(islice(guesses, group.num_logits))
-        group.state.extend(group.plan, [ranking[0] for ranking in rankings], rankings)
+        group.state.extend(group.plan, [best_of(ranking) for ranking in rankings], rankings)
 
 
 def _extend_drawn(result: ForwardResult, groups: list[RowGroup]) -> None:

@@ -73,8 +73,9 @@ class ModelSequence:
         self.keep_branch(branch)
         self.rankings, self._decided = [], branch
         self.drafting = DecidedBranch(branch, self.path, self._block_size)
-        if len(self.path.committed) + branch.depth > self.path.max_tokens:
-            self.sequence.ready = self.sequence.complete = True  # no room to go on
+        no_room = len(self.path.committed) + branch.depth > self.path.max_tokens
+        if no_room or branch.ends_at is not None:
+            self.sequence.ready = self.sequence.complete = True
 
     def keep_branch(self, branch: PreparedBranch) -> None:
         """Keeps what was drafted for the decided branch, and drops the rest."""

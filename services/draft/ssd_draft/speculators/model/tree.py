@@ -40,8 +40,10 @@ class Tree:
         return len(self.branches[0].tokens)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """Whether a row more for each branch fits, when each has so many tokens more."""
-        return self.depth + ahead < self._max_depth
+        """Whether a row more for each branch fits, when each has so many tokens more, and is of use
+        to any."""
+        goes_on = any(branch.ends_at is None for branch in self.branches)
+        return goes_on and self.depth + ahead < self._max_depth
 
     def rows(self) -> TreeRows:
         """The forward that gives every branch its next token."""
@@ -87,7 +89,7 @@ class Tree:
 
     def extend(self, tokens: Sequence[int], ranked: Ranked | None = None) -> None:
         for branch, token in zip(self.branches, tokens, strict=True):
-            branch.tokens.append(token)
+            branch.extend(token)
         if ranked is not None:
             self._ranked.append(ranked)
 

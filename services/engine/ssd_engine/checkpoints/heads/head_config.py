@@ -82,6 +82,16 @@ def default_boundaries(num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
+def parse_aux_layers(text: str | None) -> tuple[int, ...] | None:
+    """The boundaries that an operator names; None: those of the head's config."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+        raise ConfigError(f"--aux-layers: a list such as 2,16,29 is needed, got {text!r}")
+    return tuple(map(int, parts))
+
+
 def load_head_config(directory: Path, aux_layers: Sequence[int] | None = None) -> HeadConfig:
     """``aux_layers``: boundaries that an operator knows better."""
     file = directory / CONFIG
@@ -118,6 +128,11 @@ def fit_to_target(head: HeadConfig, target: ModelConfig, name: str) -> HeadConfi
                 f"this head was made for a target with a {what} of {ours}, {name} has {theirs}: "
                 "name the target that it was trained for"
             )
+    if head.boundaries is None and head.num_features != NUM_FEATURES:
+        raise ConfigError(
+            f"num_aux_hidden_states: this head reads {head.num_features} hidden states of its "
+            "target, and its config does not say which: name them by --aux-layers"
+        )
     boundaries = head.boundaries or default_boundaries(target.num_layers)
     wrong = [each for each in boundaries if not 0 <= each <= target.num_layers]
     if wrong:
