@@ -25,7 +25,7 @@ from ssd_target.scheduling.work import Work
 from ssd_target.speculation.endpoints.endpoint import DraftEndpoint, FeatureSender
 from ssd_target.speculation.endpoints.feature_text import FeatureText
 from ssd_target.speculation.endpoints.kept_features import KeptFeatures
-from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
+from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation, request_of
 
 TOLD_MODES = (Mode.AUTO, Mode.SSD)
 MOST_BOUNDARIES = 16  # that are watched at a time
@@ -165,8 +165,8 @@ class FeatureFeed:
         key = work.sequence.id
         if work.is_over:  # the last rows of one that has finished may be kept
             return work.sequence.finished and key in self._ended
-        state = sequences.get(key)
-        if state is None or state.request.mode not in TOLD_MODES:
+        request = request_of(work.sequence, sequences)
+        if request is None or request.mode not in TOLD_MODES:
             return False
         fed = self._fed.get(key)
         if fed is None:
