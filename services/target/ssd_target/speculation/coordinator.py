@@ -226,6 +226,10 @@ class SpeculationCoordinator:
         """Forwards that are launched from now on tell these."""
         self.feed.watch(boundaries, self._now())
 
+    def cannot_watch(self, boundaries: tuple[int, ...]) -> None:
+        """There is no memory for it: everything goes on as before."""
+        self.feed.boundaries.give_up(boundaries, self.endpoints, self._now())
+
     @property
     def reads_features(self) -> bool:
         """Whether there is somebody who wants to be told them."""
