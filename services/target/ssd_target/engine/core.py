@@ -229,6 +229,8 @@ class EngineCore:
             feature_bytes=feed.counters.bytes,
             missed_features=feed.counters.missed,
             reread_features=feed.counters.reread,
+            feature_requests=feed.counters.requests,
+            refused_feature_requests=feed.counters.refused,
             kept_feature_bytes=feed.kept.num_bytes,
         )
 

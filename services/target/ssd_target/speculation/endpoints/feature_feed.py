@@ -71,8 +71,8 @@ class FeedCounters:
     rows: int = 0  # handed to senders
     bytes: int = 0
     missed: int = 0  # that were gone before they could be sent
-    requests: int = 0
-    refused: int = 0  # requests
+    requests: int = 0  # that were honoured
+    refused: int = 0  # and were not
     reread: int = 0  # rows that were computed once more
 
 
