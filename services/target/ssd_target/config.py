@@ -149,6 +149,7 @@ class EngineOptions:
     head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
     plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
+    links_have_tls: bool = False
 
 
 def check_config(config: TargetConfig) -> None:

@@ -331,6 +331,7 @@ def _engine_options(
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
         plane_kinds=kinds_named(config.plane_kind),
+        links_have_tls=config.draft_tls_ca is not None,
     )
 
 
