@@ -361,7 +361,7 @@ def test_rows_that_wait_count_as_what_they_hold() -> None:
         assert make().tolist() == [[200.0 + position] * HIDDEN]
 
 
-def test_no_memory_to_copy_rows_costs_these_rows_alone() -> None:
+def test_no_memory_to_copy_rows_costs_these_rows_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Full(CopiesOnHost):
         full = False
 
@@ -382,6 +382,7 @@ def test_no_memory_to_copy_rows_costs_these_rows_alone() -> None:
         target.feed.flush([endpoint])
     assert endpoint.features.positions() == [*range(4), *range(7, 12)]
     assert target.feed.counters.missed == 3
+    assert caplog.text.count("no memory to copy") == 1
 
 
 def test_blocks_are_kept_a_few_at_a_time_and_none_is_lost() -> None:

@@ -92,6 +92,7 @@ class FeatureFeed:
         self._ended: dict[int, _Fed] = {}  # whose last rows may still come
         # Of each forward, what it has told, and when that is complete.
         self._noted: list[tuple[torch.cuda.Event | None, list[_Noted]]] = []
+        self._said_full = False  # that there was no memory to copy the last ones
         self._grown: list[_Fed] = []  # by the last flush
         self._outgoing: list[OutgoingFeatures] = []  # few rows each, handed over by the last flush
         self.lacks: dict[int, range] = {}  # by sequence, positions before what is here
@@ -237,8 +238,11 @@ class FeatureFeed:
         try:
             copies = self.copies.copy([each.rows for each in noted], mark)
         except torch.OutOfMemoryError:  # whoever reads them misses them
-            log.warning("no memory to copy features: %d sequences miss some", len(noted))
+            if not self._said_full:
+                log.warning("no memory to copy features: heads miss some")
+            self._said_full = True
             return
+        self._said_full = False
         for each, rows in zip(noted, copies, strict=True):
             self._add(each, rows)
 
