@@ -226,6 +226,7 @@ class Simulation:
         feature_window: int = 1024,
         keep_features: int = 0,
         prefill_chunk: int = 128,
+        replay_rows: int = 0,
     ) -> None:
         """``draft``: of all links, or of each; None looks up. Those that share one spoil each
         other's cache. ``sync``: the target has a draft model as well, the first one or its own.
@@ -277,6 +278,7 @@ class Simulation:
             max_num_seqs,
             prefill_chunk,
             self.speculator,
+            replay_rows,
             kept=kept,
         )
 

@@ -29,7 +29,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield clockwork_pair(VOCAB, tmp_path_factory.mktemp("clockwork"))
 
 
-def simulation_of(pair: Pair, keep: int = 0, window: int = 1024) -> Simulation:
+def simulation_of(
+    pair: Pair, keep: int = 0, window: int = 1024, replay_rows: int = 0
+) -> Simulation:
     options = SpeculationOptions(
         depth=DEPTH,
         adapt_depth=False,
@@ -44,6 +46,7 @@ def simulation_of(pair: Pair, keep: int = 0, window: int = 1024) -> Simulation:
         draft_steps=(12, 12),
         feature_window=window,
         keep_features=keep,
+        replay_rows=replay_rows,
     )
 
 
@@ -143,6 +146,22 @@ def test_after_a_prefix_hit(pair: Pair, keep: int, new_draft: bool) -> None:
     assert feed.counters.missed == 0
     if new_draft:  # rows of the cached prefix were computed once more, unless they were kept
         assert (feed.counters.reread == 0) == bool(keep)
+
+
+@pytest.mark.parametrize("replay_rows", [0, 4], ids=["prefilled", "replayed in steps"])
+def test_after_a_move(pair: Pair, replay_rows: int) -> None:
+    """A text that another target has begun: all of it is told, however it is computed again."""
+    request = asked(5, 42)
+    usual, whole = undisturbed(pair, request), plain(pair, request)
+    simulation = simulation_of(pair, replay_rows=replay_rows)
+    lengths = Lengths(simulation)
+    moved = Request(request.prompt, max_tokens=TOKENS, generated=whole[:17], speculation=SSD)
+    [rest] = run(simulation.core, [moved])
+    assert rest.tokens == whole[17:]
+    assert lengths.accepted() >= NEARLY * usual
+    assert simulation.speculator.feed.counters.missed == 0
+    assert simulation.speculator.feed.counters.reread == 0
+    assert not simulation.speculator.feed._fed
 
 
 @pytest.mark.parametrize("come", [False, True], ids=["they never come", "they come late"])

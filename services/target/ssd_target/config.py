@@ -14,6 +14,7 @@ from ssd_engine.tensor_plane.protocol.streams import VALUE_BYTES
 from ssd_serving.config import ServiceConfig, check_service_config, parse_address
 from ssd_target.links.endpoint_addresses import parse_draft
 from ssd_target.records.speculation_options import (
+    HEAD_WINDOW,
     Backup,
     FeatureOptions,
     Mode,
@@ -47,6 +48,8 @@ BOUNDS = {
     "join_timeout": (1, 86_400),
     "cluster_timeout": (1, 3600),
 }
+
+MOST_HEAD_BYTES = 2 << 30  # of features that a head inside the target keeps
 
 # Rows of a sequence in a step of the draft model inside the target: a drafted token that was right
 # is not in its cache yet when the next one is drafted.
@@ -123,6 +126,7 @@ class HeadOptions:
     config: HeadConfig
     target: Path  # the directory of the target's model
     runner: RunnerOptions
+    kept_bytes: int  # for the features that it keeps, beside the target's KV
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class EngineOptions:
     head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
     plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
+    links_have_tls: bool = False
 
 
 def check_config(config: TargetConfig) -> None:
@@ -157,6 +162,10 @@ def check_config(config: TargetConfig) -> None:
     if config.aux_layers is not None and config.draft_model is None:
         raise ConfigError("--aux-layers needs --draft-model, an EAGLE-3 head")
     parse_aux_layers(config.aux_layers)
+    if config.keep_features and not (config.draft or config.allow_draft):
+        raise ConfigError(
+            "--keep-features needs --draft or --allow-draft: only drafts that are linked are told"
+        )
     modes(config)
     speculation_options(config)
     _check_cluster(config)
@@ -230,11 +239,26 @@ def feature_options(config: TargetConfig, model: ModelConfig, dtype: str) -> Fea
     )
 
 
+def head_bytes(config: TargetConfig, head: HeadConfig, hidden_size: int, dtype: str) -> int:
+    """The device's memory for what a head inside the target keeps of its features."""
+    row_bytes = len(head.boundaries or ()) * hidden_size * VALUE_BYTES[dtype]
+    return min(config.max_num_seqs * HEAD_WINDOW * row_bytes, MOST_HEAD_BYTES)
+
+
 def feature_bytes(config: TargetConfig, options: FeatureOptions) -> int:
     """The host's memory that features may take, where links can ask for them."""
     if not speculation_options(config).endpoints:
         return 0
     return config.max_num_seqs * options.window_bytes + options.keep_bytes
+
+
+def check_feature_memory(needed: int, available: int) -> None:
+    if needed > available:
+        raise ConfigError(
+            f"--keep-features, --feature-window: hidden states may take {needed / 2**30:.1f} GiB "
+            f"of the host's memory, of which {available / 2**30:.1f} GiB are free: keep less, or "
+            "fewer sequences (--max-num-seqs)"
+        )
 
 
 def _wait_seconds(wait: str) -> float | None:

@@ -1,9 +1,11 @@
 """Rows on their way to the host are complete when they are asked for."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from ssd_engine.tensor_plane.host_rows import HostRows, host_copies
+from ssd_engine.tensor_plane.host_rows import HostRows, host_copies, pinned_if_it_can_be
 
 WIDTH = 96
 
@@ -42,6 +44,20 @@ def test_a_part_shares_memory_until_it_is_settled() -> None:
     part = whole.part(2, 4)
     assert part.get().data_ptr() == whole.get()[2:].data_ptr()
     assert part.settled().get().data_ptr() != part.get().data_ptr()
+
+
+def test_where_no_memory_can_be_pinned_rows_are_copied_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = torch.empty
+
+    def full(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", full)
+    assert pinned_if_it_can_be((3, WIDTH), torch.float32).shape == (3, WIDTH)
 
 
 @pytest.mark.gpu

@@ -13,12 +13,20 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk, Draw, Part
 from ssd_engine.forward.result import ForwardResult
+from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_target.engine.core import EngineCore
-from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
+from ssd_target.records.engine_records import Cancel, DraftLinkUp
+from ssd_target.records.speculation_options import (
+    FeatureOptions,
+    Mode,
+    SpeculationOptions,
+    SpeculationRequest,
+)
 from ssd_target.scheduling.work import Work
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from ssd_target.speculation.sync_drafter import SyncDrafter
-from tests.harness import BLOCK, Request, make_core, make_runner, run
+from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
+from ssd_target.speculation.sync_drafter import Drafter, SyncDrafter
+from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
 from tests.target.engine.test_loops import (
     CHUNK,
     ROWS,
@@ -55,6 +63,9 @@ class TellingDevice(Deferred):
     @property
     def features(self) -> Tensor | None:
         return self._runner.features
+
+    def watch(self, boundaries: Sequence[int]) -> None:
+        self._runner.watch(boundaries)
 
     @contextmanager
     def beside_forwards(self) -> Iterator[None]:
@@ -131,6 +142,24 @@ class Reader(SpeculationCoordinator):
         assert begin == len(features)
 
 
+class Heard(WrongDrafter):
+    """A head inside that keeps where the rows were that it was told."""
+
+    reads_features = True
+    lacks: Mapping[int, range] = {}
+
+    def __init__(self) -> None:
+        self.told: dict[int, list[tuple[int, int]]] = {}
+        self.held: set[int] = set()
+
+    def take_features(self, sequence_id: int, start: int, rows: Tensor) -> None:
+        self.told.setdefault(sequence_id, []).append((start, len(rows)))
+        self.held.add(sequence_id)
+
+    def end(self, sequence_id: int) -> None:
+        self.held.discard(sequence_id)
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[ModelRunner]:
     runner = make_runner(resolve_model("stories-target"))
@@ -197,6 +226,51 @@ def test_a_draft_inside_is_told_before_it_drafts(runner: ModelRunner) -> None:
     asked = [Request(r.prompt, r.sampling, 12, speculation=sync) for r in requests]
     assert [each.tokens for each in run(core, asked)] == texts
     assert device.beside == 0
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["an endpoint reads", "a head inside"])
+def test_what_a_resumed_request_computes_again_is_told(runner: ModelRunner, inside: bool) -> None:
+    """Before it begins to speculate, too; and nothing is left of one that ends before."""
+    (request,) = make_requests(1, seed=8)
+    (whole,) = run(make_core(runner), [request])
+    size, heard = runner.config.vocab_size, Heard()
+    drafter = cast(Drafter, heard) if inside else None
+    kinds = FeatureOptions(runner.config.hidden_size)
+    feed = FeatureFeed(kinds, BOUNDARIES if inside else ())
+    options = SpeculationOptions(depth=2, adapt_depth=False, auto_off=False)
+    speculator = SpeculationCoordinator(options, size, drafter=drafter, feed=feed)
+    if not inside:
+        needs = FeatureNeeds(BOUNDARIES, runner.config.hidden_size, "float32")
+        up = DraftLinkUp(1, 1, False, 8, 2048, 5, features=FeatureTerms(needs))
+        speculator.endpoints.connected(up)
+    device = TellingAhead(runner)
+    core = EngineCore(device, [b""] * size, BLOCK, 8, CHUNK, speculator, replay_rows=ROWS)
+    mode = SpeculationRequest(Mode.SYNC if inside else Mode.SSD, depth=2)
+    prompt, generated = request.prompt, whole.tokens[:7]
+    resumed = Request(prompt, request.sampling, 12, generated=generated, speculation=mode)
+    for number in range(2):
+        core.handle(submit(number, resumed))
+    while not speculator._sequences:
+        assert core.scheduler.has_work
+        core.step()
+    core.step()
+    if inside:
+        told = [start for start, _ in heard.told[0]]
+        ends = [start + count for start, count in heard.told[0]]
+        assert told == [0, *ends[:-1]]
+        assert ends[-1] >= len(prompt) + 7 - 1
+    else:
+        text = feed._fed[0].text
+        assert text.start == 0
+        assert text.end >= len(prompt) + 7 - 1
+    core.handle(submit(2, resumed))
+    core.step()
+    for number in range(3):
+        core.handle(Cancel(number))
+    while core.has_work:
+        core.step()
+    assert not feed._fed
+    assert not heard.held
 
 
 def test_generated_tokens_that_are_read_again_are_told(runner: ModelRunner) -> None:

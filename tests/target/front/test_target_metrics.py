@@ -60,6 +60,8 @@ def test_features_and_planes_are_those_of_the_engine() -> None:
         feature_bytes=7 * 96,
         missed_features=2,
         reread_features=3,
+        feature_requests=5,
+        refused_feature_requests=4,
         kept_feature_bytes=1024,
     )
     links = Links((), [], [], lambda record: None, lambda: 0)
@@ -71,10 +73,12 @@ def test_features_and_planes_are_those_of_the_engine() -> None:
             "ssd_feature_bytes_total",
             "ssd_feature_rows_missed_total",
             "ssd_feature_rows_reread_total",
+            "ssd_feature_requests_total",
+            "ssd_feature_requests_refused_total",
             "ssd_kept_features_bytes",
         )
     }
-    assert list(found.values()) == [7, 7 * 96, 2, 3, 1024]
+    assert list(found.values()) == [7, 7 * 96, 2, 3, 5, 4, 1024]
     kinds = {kind: {"stream": "features", "kind": kind} for kind in ("nccl", "tcp")}
     up = {kind: registry.get_sample_value("ssd_planes", labels) for kind, labels in kinds.items()}
     assert up == {"nccl": 1, "tcp": 0}

@@ -60,6 +60,7 @@ def test_a_target_that_tells_nothing_offers_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"boundaries": [*range(9)]}, "features.boundaries: 1 to 8 are possible, got 9"),
         ({"hidden_size": 64}, "features.hidden_size: the target has 128, the head reads 64"),
         ({"boundaries": [1, 5]}, "features.boundaries: the target has 0 to 4, the head reads 5"),
         ({"dtype": "int4"}, "features.dtype: 'int4'"),

@@ -134,3 +134,23 @@ def test_without_room_there_is_no_draft(clockwork: Clockwork) -> None:
     fallbacks = [each.speculation.fallbacks for each in found if each.speculation is not None]
     assert any("no room" in each for each in fallbacks)
     assert acceptance(found) > 0.1
+
+
+def test_features_that_are_kept_have_a_bound(clockwork: Clockwork) -> None:
+    """In bytes, for all texts together: the longest begin again, and no text is another."""
+    row_bytes = 4 * clockwork.runner.config.hidden_size * len(clockwork.runner._watched)
+    asked, drafter = requests(3, 100, 60, 0.0), clockwork.make_drafter()
+    drafter._max_bytes = 150 * row_bytes
+    most, make_room = 0, drafter._make_room
+
+    def watched() -> None:
+        nonlocal most
+        make_room()
+        most = max(most, drafter._num_bytes)
+        drafter.check_integrity()
+
+    drafter._make_room = watched  # type: ignore[method-assign]
+    found = compare(clockwork, asked, drafter)
+    assert acceptance(found) > 0
+    assert 100 * row_bytes < most <= 150 * row_bytes
+    assert drafter._num_bytes == 0

@@ -454,7 +454,11 @@ class ModelRunner:
         self._watched, self.features = watched, None
         self._boundaries = () if self.tp.rank else watched
         if self.steps is not None:
-            self.steps.watch(self._step_features(watched) if watched else None)
+            try:
+                self.steps.watch(self._step_features(watched) if watched else None)
+            except torch.OutOfMemoryError:
+                self._told = None  # whoever asked may go on with others
+                raise
 
     def _step_features(self, boundaries: tuple[int, ...]) -> "StepFeatures":
         """The last ones, where the same are asked for again."""

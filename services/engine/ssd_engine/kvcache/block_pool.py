@@ -29,6 +29,7 @@ class BlockPool:
         self._index: dict[_Key, int] = {}
         self._keys: dict[int, _Key] = {}  # block -> its key in the index
         self._names: dict[int, int] = {}  # block -> its name, as long as it is cached
+        self._cached_names: set[int] = set()
         self._next_name = ROOT + 1
         self.num_reserved = 0
         self._leases: set[BlockLease] = set()
@@ -127,7 +128,9 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         del self._index[self._keys.pop(block)]
-        self.on_forgotten(self._names.pop(block))
+        name = self._names.pop(block)
+        self._cached_names.discard(name)
+        self.on_forgotten(name)
 
     def _enter(self, block: int, name: int, tokens: tuple[int, ...]) -> int:
         """Cache a full block; returns the name of this content, which may be cached already."""
@@ -138,8 +141,13 @@ class BlockPool:
         self._index[key] = block
         self._keys[block] = key
         self._names[block] = self._next_name
+        self._cached_names.add(self._next_name)
         self._next_name += 1
         return self._names[block]
+
+    def is_cached(self, name: int) -> bool:
+        """Whether the prefix cache has a block of this name still."""
+        return name in self._cached_names
 
     def _drop(self, block: int) -> None:
         self._holders[block] -= 1
@@ -167,7 +175,8 @@ class BlockPool:
             "an empty block is cached": bool(empty & self._keys.keys()),
             "index": {b: k for k, b in self._index.items()} != self._keys,
             "names": self._names.keys() != self._keys.keys()
-            or len(set(self._names.values())) != len(self._names),
+            or len(set(self._names.values())) != len(self._names)
+            or set(self._names.values()) != self._cached_names,
             "reservations": self.num_reserved != sum(lease.reserved for lease in self._leases),
             "over-reserved": not 0 <= self.num_reserved <= self.num_free,
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_engine.tensor_plane.protocol.streams import VALUE_BYTES
 
-MAX_BOUNDARIES = 64
+MAX_BOUNDARIES = 8  # of a head: nearly all have 3, and a target watches them for all of its links
 MAX_HIDDEN_SIZE = 2**20
 
 

@@ -70,7 +70,7 @@ class CopiesFromDevice:
             self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
             rows = torch.cat([*pieces]) if len(pieces) > 1 else pieces[0]
-            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            host = pinned_if_it_can_be(rows.shape, rows.dtype)
             host.copy_(rows, non_blocking=True)
             landed.record(self._stream)
         for piece in pieces:
@@ -78,6 +78,15 @@ class CopiesFromDevice:
         whole = HostRows(host, landed, borrowed=True)
         ends = [*accumulate(map(len, pieces))]
         return [whole.part(end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)]
+
+
+def pinned_if_it_can_be(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory to which a device copies by itself. Where there is none left, the copy is waited
+    for."""
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(shape, dtype=dtype)
 
 
 def host_copies(device: torch.device) -> RowCopies:

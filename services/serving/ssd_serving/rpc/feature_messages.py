@@ -3,13 +3,14 @@
 from ssd.v1 import speculation_pb2 as pb
 from ssd_engine.errors import InputError
 from ssd_engine.speculation.features import (
-    MAX_BOUNDARIES,
     MAX_HIDDEN_SIZE,
     FeatureNeeds,
     FeatureOffer,
     FeatureTerms,
 )
 from ssd_serving.rpc.plane_messages import MAX_NAME, decode_offer, encode_offer
+
+MOST_NAMED = 64  # boundaries in a message; how many a head may read is another question
 
 
 def encode_feature_offer(offer: FeatureOffer) -> pb.FeatureOffer:
@@ -44,8 +45,8 @@ def encode_feature_terms(terms: FeatureTerms) -> pb.FeatureTerms:
 
 def decode_feature_terms(message: pb.FeatureTerms) -> FeatureTerms:
     """Raises InputError for what is no head's; whether it fits a target is another question."""
-    if len(message.boundaries) > MAX_BOUNDARIES:
-        problem = f"at most {MAX_BOUNDARIES}, got {len(message.boundaries)}"
+    if len(message.boundaries) > MOST_NAMED:
+        problem = f"at most {MOST_NAMED}, got {len(message.boundaries)}"
         raise InputError("features.boundaries", problem)
     if not 1 <= message.hidden_size <= MAX_HIDDEN_SIZE:
         problem = f"must be in [1, {MAX_HIDDEN_SIZE}], got {message.hidden_size}"

@@ -13,6 +13,7 @@ from ssd_engine.tracing.events import NoTrace, Trace
 from ssd_serving.engine.records import LinkGone
 from ssd_target.engine.committer import RoundCommitter
 from ssd_target.engine.decode import DecodeForward
+from ssd_target.engine.feature_watch import FeatureWatch
 from ssd_target.engine.grammar_admission import GrammarAdmission
 from ssd_target.engine.loops import ChainedLoop, OverlappedLoop, SynchronousLoop
 from ssd_target.engine.prefill import PrefillForward
@@ -81,7 +82,8 @@ class EngineCore:
             None if kept is None else KeptKV(kept, block_size, replay_rows),
         )
         speculator.feed.follow_pool(self.scheduler.pool)
-        self._watch()
+        self._watch = FeatureWatch(runner, speculator)
+        self._watch.follow()
         committer = RoundCommitter(self.scheduler, speculator, verify)
         parts = (runner, self.scheduler, speculator, committer, self._trace)
         self._decode = DecodeForward(*parts)
@@ -164,21 +166,13 @@ class EngineCore:
     def step(self) -> StepOutput:
         if self._compiling:
             self._admit_compiled()
-        self._watch()
+        self._watch.follow()
         deltas, self._returned = self._returned, []
         deltas += self._loop.step()
         self.speculator.endpoints.flush()
         self._steps += 1
         cancelled, self._cancelled = self._cancelled, []
         return StepOutput(deltas, self.stats(), self._trace.take(), cancelled)
-
-    def _watch(self) -> None:
-        """Forwards tell of the boundaries that somebody reads now."""
-        boundaries = self.speculator.boundaries
-        if boundaries != self.speculator.feed.watched:
-            log.info("boundaries that are watched: %s", boundaries or "none")
-            self._runner.watch(boundaries)
-            self.speculator.watch(boundaries)
 
     def _plan(self) -> StepPlan:
         """What the next forwards compute; who has to give up its blocks for it does so first."""
@@ -235,6 +229,8 @@ class EngineCore:
             feature_bytes=feed.counters.bytes,
             missed_features=feed.counters.missed,
             reread_features=feed.counters.reread,
+            feature_requests=feed.counters.requests,
+            refused_feature_requests=feed.counters.refused,
             kept_feature_bytes=feed.kept.num_bytes,
         )
 

@@ -140,7 +140,12 @@ def _load_head(options: EngineOptions, head: HeadOptions) -> HeadDrafter:
     checkpoint = open_head(how.directory, head.config, head.target)
     runner = load_checked_head(head.config, checkpoint, how, options.model.vocab_size)
     return HeadDrafter(
-        runner, how.block_size, how.max_model_len, options.speculation.depth, options.prefill_chunk
+        runner,
+        how.block_size,
+        how.max_model_len,
+        options.speculation.depth,
+        options.prefill_chunk,
+        head.kept_bytes,
     )
 
 

@@ -60,7 +60,9 @@ class RereadForward:
         size = pool.block_size
         if sequence.lease is None or sequence.num_written < end:
             return None
-        start = max(missing.start, end - self._piece) // size * size
+        start = missing.start // size * size
+        if end - start > self._piece:
+            start = -(-(end - self._piece) // size) * size
         spare = self._scheduler.num_running  # others want to grow
         lease = pool.open((), end - start, spare=spare)
         if lease is None:

@@ -20,7 +20,7 @@ from ssd_engine.errors import ConfigError
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, runner_options
 from ssd_serving.plan import ModelPlan
-from ssd_target.config import HeadOptions, TargetConfig
+from ssd_target.config import HeadOptions, TargetConfig, head_bytes
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,8 @@ def plan_head(config: TargetConfig, directory: Path, target: ModelPlan, max_rows
     sizes = StepSizes(max_rows, exact=False, step_rows=depth + 1, ranks=2, max_path=depth)
     runner = runner_options(replace(own, max_model_len=longest), head.layers, directory, sizes)
     runner = replace(runner, expand_to=shape_of_head(target.runner.expand_to))
-    options = HeadOptions(head, target.runner.directory, runner)
+    kept = head_bytes(config, head, target.grown.hidden_size, target.runner.dtype)
+    options = HeadOptions(head, target.runner.directory, runner, kept)
     parameters = count_head_parameters(grow_head(head, runner.expand_to), checkpoint.weights)
     return HeadPlan(directory.name, parameters, options)
 

@@ -132,6 +132,14 @@ class TargetMetrics(ServiceMetrics):
                 "Rows that were computed once more, as the prefix cache had spared them.",
                 lambda s: s.reread_features,
             ),
+            "ssd_feature_requests": (
+                "Requests of heads to be told a sequence from a position on.",
+                lambda s: s.feature_requests,
+            ),
+            "ssd_feature_requests_refused": (
+                "Further ones, which came too often.",
+                lambda s: s.refused_feature_requests,
+            ),
             "ssd_engine_steps": ("Steps of the engine.", lambda s: s.steps),
             "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
             "ssd_forward_seconds": ("Time of these forwards.", lambda s: s.forward_seconds),

@@ -12,6 +12,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
+from ssd_engine.process.host_memory import available_memory
 from ssd_engine.speculation.features import FeatureOffer
 from ssd_engine.tensor_plane.protocol.handshake import kinds_named
 from ssd_engine.text.tokenizer import Tokenizer, read_chat_template
@@ -29,6 +30,7 @@ from ssd_target.config import (
     EngineOptions,
     TargetConfig,
     check_config,
+    check_feature_memory,
     default_mode,
     feature_bytes,
     feature_options,
@@ -102,7 +104,8 @@ def plan_target(config: TargetConfig) -> TargetPlan:
         return TargetPlan(target, None)
     directory = resolve_model(config.draft_model)
     if is_head(directory):
-        return TargetPlan(target, None, plan_head(config, directory, target, rows))
+        head = plan_head(config, directory, target, rows)
+        return TargetPlan(_with_head(target, head.options.kept_bytes), None, head)
     if config.aux_layers is not None:
         raise ConfigError("--aux-layers is of an EAGLE-3 head, --draft-model is none: leave it out")
     own = replace(
@@ -138,7 +141,18 @@ def _with_defaults(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
 def _with_features(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
     """Its KV leaves room for what links may be told of."""
     needed = feature_bytes(config, feature_options(config, plan.grown, plan.runner.dtype))
+    sized = plan.runner.device == "cpu" and plan.runner.num_kv_blocks is None  # with the KV
+    if not sized:
+        check_feature_memory(needed, available_memory())
     return replace(plan, runner=replace(plan.runner, host_bytes=needed))
+
+
+def _with_head(plan: ModelPlan, kept_bytes: int) -> ModelPlan:
+    """And for what a head inside keeps of them, on the device that it is on."""
+    runner = plan.runner
+    if runner.device == "cpu":
+        return replace(plan, runner=replace(runner, host_bytes=runner.host_bytes + kept_bytes))
+    return replace(plan, runner=replace(runner, device_bytes=kept_bytes))
 
 
 class TargetServer(ServiceServer):
@@ -328,6 +342,7 @@ def _engine_options(
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
         plane_kinds=kinds_named(config.plane_kind),
+        links_have_tls=config.draft_tls_ca is not None,
     )
 
 

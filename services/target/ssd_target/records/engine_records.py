@@ -140,6 +140,8 @@ class TargetEngineStats(Record, frozen=True):
     feature_bytes: int = 0
     missed_features: int = 0  # rows that were gone before they could be sent
     reread_features: int = 0  # rows that were computed once more to be sent
+    feature_requests: int = 0  # of heads, to be told a sequence from a position on
+    refused_feature_requests: int = 0  # those that came too often
     kept_feature_bytes: int = 0  # of what the prefix cache holds, now
 
 

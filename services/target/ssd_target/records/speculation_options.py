@@ -5,6 +5,8 @@ from enum import IntEnum
 
 from ssd_engine.speculation.verification import Verification
 
+HEAD_WINDOW = 1024  # positions of a sequence whose features a head inside the target keeps
+
 
 class Mode(IntEnum):
     """The numbers are those of the wire."""

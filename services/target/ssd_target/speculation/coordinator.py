@@ -33,6 +33,7 @@ from ssd_target.speculation.endpoints.sequence_speculation import (
     RowSpeculation,
     SequenceSpeculation,
     Strategy,
+    request_of,
 )
 from ssd_target.speculation.endpoints.session import EndpointSession
 from ssd_target.speculation.missed_rows import MissedRows, Receive
@@ -126,12 +127,18 @@ class SpeculationCoordinator:
         """The sequence is finished or cancelled; returns what speculation did for it."""
         state = self._sequences.pop(sequence_id, None)
         if state is None:
+            self._forget_features(sequence_id)  # its rows are told before it begins
             return None
         state.strategy.release(state, "closed")
-        self.feed.end(sequence_id)
+        self._forget_features(sequence_id)
         state.row = None  # it knows its state: no circle is left behind
         self.totals.add(state.stats)
         return state.stats
+
+    def _forget_features(self, sequence_id: int) -> None:
+        self.feed.end(sequence_id)
+        if self._sync is not None and self._sync.drafter.reads_features:
+            self._sync.drafter.end(sequence_id)
 
     def is_plain(self, sequence: Sequence) -> bool:
         """Whether nothing will be speculated for its next round, whatever the one before gives."""
@@ -219,6 +226,10 @@ class SpeculationCoordinator:
         """Forwards that are launched from now on tell these."""
         self.feed.watch(boundaries, self._now())
 
+    def cannot_watch(self, boundaries: tuple[int, ...]) -> None:
+        """There is no memory for it: everything goes on as before."""
+        self.feed.boundaries.give_up(boundaries, self.endpoints, self._now())
+
     @property
     def reads_features(self) -> bool:
         """Whether there is somebody who wants to be told them."""
@@ -271,8 +282,8 @@ class SpeculationCoordinator:
             rows = features[begin : begin + len(work.chunk.tokens)]
             begin += len(work.chunk.tokens)
             start, sequence = work.chunk.start, work.sequence
-            state = self._sequences.get(sequence.id)
-            if state is not None and not work.is_over and state.request.mode in self._inside_for:
+            request = request_of(sequence, self._sequences)
+            if request is not None and not work.is_over and request.mode in self._inside_for:
                 right = rows[: sequence.num_committed - 1 - start]
                 drafter.take_features(sequence.id, start, right)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.block_pool import BlockLease, BlockPool
+from ssd_target.records.speculation_options import HEAD_WINDOW
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.speculation.sync_drafter import (
     ChainedRow,
@@ -26,8 +27,6 @@ from ssd_target.speculation.sync_drafter import (
     draw_of,
 )
 
-WINDOW = 1024  # positions whose features are kept until the head has read them
-
 
 @dataclass(slots=True, eq=False)
 class _HeadText:
@@ -36,12 +35,20 @@ class _HeadText:
     end: int  # after the last one that was told
     kept: deque[Tensor] = field(default_factory=deque)
     lease: BlockLease | None = None
+    num_bytes: int = 0  # that are kept
     num_read: int = 0  # rows, the first ones, that were computed as the target has told them
 
     @property
     def num_told(self) -> int:
         """Rows, read or not."""
         return self.end - self.base
+
+    def forget_oldest(self) -> int:
+        """Returns how many bytes are free."""
+        piece = self.kept.popleft()
+        self.kept_from += len(piece)
+        self.num_bytes -= piece.nbytes
+        return piece.nbytes
 
     def features(self, begin: int, end: int) -> Tensor:
         """Those of some rows [end - begin, width], all of which are kept."""
@@ -58,13 +65,21 @@ class HeadDrafter:
     reads_features = True
 
     def __init__(
-        self, runner: HeadRunner, block_size: int, max_context: int, depth: int, prefill_chunk: int
+        self,
+        runner: HeadRunner,
+        block_size: int,
+        max_context: int,
+        depth: int,
+        prefill_chunk: int,
+        max_bytes: int = 1 << 40,
     ) -> None:
+        """``max_bytes``: of features that are kept."""
         self._runner, self._pool = runner, BlockPool(runner.num_blocks, block_size)
         self._block_size = block_size
         self._max_context, self._depth, self._prefill_chunk = max_context, depth, prefill_chunk
-        self._window = min(WINDOW, max_context // 2)
+        self._window = min(HEAD_WINDOW, max_context // 2)
         self._texts: dict[int, _HeadText] = {}
+        self._max_bytes, self._num_bytes = max_bytes, 0
         # Positions before a text that the target's prefix cache has spared.
         self.lacks: dict[int, range] = {}
 
@@ -84,8 +99,22 @@ class HeadDrafter:
             return
         text.kept.append(new.clone())
         text.end += len(new)
+        self._count(text, new.nbytes)
         while text.end - text.kept_from - len(text.kept[0]) >= self._window:
-            text.kept_from += len(text.kept.popleft())
+            self._num_bytes -= text.forget_oldest()
+        self._make_room()
+
+    def _count(self, text: _HeadText, num_bytes: int) -> None:
+        text.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def _make_room(self) -> None:
+        """The longest texts lose their beginnings, and begin again later."""
+        while self._num_bytes > self._max_bytes:
+            shrinking = [text for text in self._texts.values() if len(text.kept) > 1]
+            if not shrinking:
+                return
+            self._num_bytes -= max(shrinking, key=lambda text: text.num_bytes).forget_oldest()
 
     def tell_again(self, sequence_id: int, start: int, rows: Tensor) -> None:
         text, lack = self._texts[sequence_id], self.lacks[sequence_id]
@@ -94,10 +123,12 @@ class HeadDrafter:
             return
         text.kept.appendleft(rows.clone())
         text.kept_from = start
+        self._count(text, rows.nbytes)
         self.lacks[sequence_id] = range(lack.start, start)
         if start <= lack.start:
             self.give_up_lack(sequence_id)
             self._begin_again(text)
+        self._make_room()
 
     def give_up_lack(self, sequence_id: int) -> None:
         self.lacks.pop(sequence_id, None)
@@ -109,7 +140,10 @@ class HeadDrafter:
     def end(self, sequence_id: int) -> None:
         self.give_up_lack(sequence_id)
         text = self._texts.pop(sequence_id, None)
-        if text is not None and text.lease is not None:
+        if text is None:
+            return
+        self._num_bytes -= text.num_bytes
+        if text.lease is not None:
             text.lease.release()
 
     def check_integrity(self) -> None:
@@ -117,6 +151,12 @@ class HeadDrafter:
         held = sum(text.lease is not None for text in self._texts.values())
         if self._pool.num_leases != held:
             raise RuntimeError("head drafter integrity: a lease without a sequence")
+        kept = [sum(piece.nbytes for piece in text.kept) for text in self._texts.values()]
+        if (
+            kept != [text.num_bytes for text in self._texts.values()]
+            or sum(kept) != self._num_bytes
+        ):
+            raise RuntimeError("head drafter integrity: features are not counted right")
 
     # Drafting
 

@@ -77,12 +77,12 @@ def test_no_more_than_the_window_is_held_however_it_comes() -> None:
 def test_blocks_that_are_kept_lie_before_the_window() -> None:
     kept = KeptFeatures(1 << 20)
     told = FeatureText(kept, BLOCK)
-    told.names = [11, 12, 13]
+    told.follow([11, 12, 13])
     told.add(0, rows(0, 14))
-    told.keep()
+    told.keep(99)
     assert len(kept) == 3
     found = FeatureText(kept, BLOCK)  # another sequence, whose first 12 tokens were cached
-    found.names = [11, 12, 13]
+    found.follow([11, 12, 13])
     found.add(12, rows(12, 20))
     assert found.first == 0
     assert positions(found, 5, 12) == [*range(5, 12)]
@@ -96,10 +96,10 @@ def test_blocks_that_are_kept_lie_before_the_window() -> None:
 
 def test_blocks_are_kept_before_a_window_that_begins_within_one() -> None:
     text = FeatureText(KeptFeatures(1 << 20), BLOCK)
-    text.names = [21, 22, 23, 24]
+    text.follow([21, 22, 23, 24])
     for position in range(17):
         text.add(position, rows(position, position + 1))
-    text.keep()
+    text.keep(99)
     text.prune(6)
     assert text.start == 11
     assert text.first == 0
@@ -110,12 +110,12 @@ def test_blocks_are_kept_before_a_window_that_begins_within_one() -> None:
 def test_only_blocks_all_of_whose_rows_are_here_are_kept() -> None:
     kept = KeptFeatures(1 << 20)
     text = FeatureText(kept, BLOCK)
-    text.names = [1, 2]
+    text.follow([1, 2])
     text.add(2, rows(2, 7))
-    text.keep()
+    text.keep(99)
     assert len(kept) == 0
     text.add(7, rows(7, 8))
-    text.keep()
+    text.keep(99)
     assert kept.get(1) is None
     found = kept.get(2)
     assert found is not None

@@ -1,15 +1,20 @@
 """The target's end of a tensor plane goes where rows fit, and says by name where they do not."""
 
+import logging
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_engine.speculation.frames import Plane
 from ssd_engine.tensor_plane.distributions import draft_distributions
+from ssd_engine.tensor_plane.features import told_features
 from ssd_engine.tensor_plane.plane import await_target
-from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection
 from ssd_engine.tensor_plane.receiver import Receiver
@@ -17,7 +22,8 @@ from ssd_engine.tensor_plane.sender import Sender
 from ssd_target.config import TargetConfig
 from ssd_target.front.server import _engine_options, plan_target
 from ssd_target.records.engine_records import DraftLinkUp
-from ssd_target.speculation.endpoints.planes import open_plane
+from ssd_target.speculation.endpoints import planes
+from ssd_target.speculation.endpoints.planes import open_features, open_plane
 from tests.engine.tensor_plane.peer import CPU, NO_LIMIT
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -92,3 +98,39 @@ def test_an_answer_of_a_kind_that_was_not_offered_is_refused(
         assert receiver is None
         assert f"no tensor plane with 127.0.0.1: {reason}" in caplog.text
     assert sender.join(HANG_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "host", "tls", "warns"),
+    [
+        (PlaneKind.TCP, "192.0.2.7", True, True),
+        (PlaneKind.NCCL, "192.0.2.7", True, True),
+        (PlaneKind.SHARED_MEMORY, "192.0.2.7", True, False),
+        (PlaneKind.TCP, "127.0.0.1", True, False),
+        (PlaneKind.TCP, "192.0.2.7", False, False),  # nobody thinks that it is encrypted
+    ],
+)
+def test_features_in_clear_text_beside_a_link_with_tls_are_warned_of(
+    kind: PlaneKind,
+    host: str,
+    tls: bool,
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs = FeatureNeeds((1, 2), PLAN.target.model.hidden_size, "float32")
+    answer = PlaneAnswer(kind, "x", b"", told_features(needs))
+    joined = SimpleNamespace(terms=answer)
+    monkeypatch.setattr(planes, "go_to_draft", lambda *about, **options: joined)
+    monkeypatch.setattr(planes, "Sender", lambda plane: plane)
+    up = DraftLinkUp(1, 1, False, 64, 2048, 4, host, True, FeatureTerms(needs))
+    options = replace(_engine_options(CONFIG, PLAN, None), links_have_tls=tls)
+    with caplog.at_level(logging.WARNING):
+        assert open_features(options, up, Plane(0, 0, answer)) is joined  # type: ignore[comparison-overlap]
+    assert (f"link to {host}: features go by {kind.value} in clear text" in caplog.text) == warns
+
+
+def test_the_engine_knows_whether_links_have_tls() -> None:
+    guarded = replace(CONFIG, draft_tls_ca=Path("ca.pem"))
+    assert _engine_options(guarded, PLAN, None).links_have_tls
+    assert not _engine_options(CONFIG, PLAN, None).links_have_tls

@@ -94,7 +94,7 @@ class DraftEndpoints:
             endpoint = self._by_link[up.link] = DraftEndpoint(up.link, payoff, up.named)
         if endpoint.epoch is not None:
             self.disconnected(up.link, endpoint.epoch)
-        endpoint.connect(up)
+        endpoint.connect(up, self._now())
 
     def disconnected(self, link: int, epoch: int, reason: str = DISCONNECTED) -> None:
         endpoint = self._by_link.get(link)

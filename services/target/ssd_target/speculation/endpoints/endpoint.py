@@ -71,15 +71,22 @@ class DraftEndpoint:
     receiver: Receiver | None = None  # of draft distributions
     terms: FeatureTerms | None = None  # what it reads of the target's hidden states
     features: FeatureSender | None = None  # by which it is told
-    back_until: float = 0.0  # what it reads is watched for so long after its link went down
+    back_until: float = 0.0  # what it reads is watched for so long, whatever its plane does
+    read: frozenset[int] = frozenset()  # boundaries, by its last terms
 
     @property
     def up(self) -> bool:
         return self.epoch is not None
 
     def reads(self, now: float) -> bool:
-        """Whether it reads features, or will soon if it comes back."""
-        return self.terms is not None and (self.up or now < self.back_until)
+        """Whether it reads features and can be told, or will soon if it comes back."""
+        return bool(self.boundaries(now))
+
+    def boundaries(self, now: float) -> frozenset[int]:
+        """Where it reads the target's hidden states."""
+        sender = self.features
+        is_told = sender is not None and sender.state in (PlaneState.CONNECTING, PlaneState.UP)
+        return self.read if is_told or now < self.back_until else frozenset()
 
     def has_room(self, now: float) -> bool:
         return (
@@ -95,7 +102,7 @@ class DraftEndpoint:
         others = self.elsewhere if now < self.elsewhere_until else 0
         return (len(self.sequences) + others) / max(1, self.max_sequences)
 
-    def connect(self, up: DraftLinkUp) -> None:
+    def connect(self, up: DraftLinkUp, now: float = 0.0) -> None:
         self.up_record = up
         self.epoch, self.leaving, self.unanswered_since = up.epoch, False, None
         self.silent_since, self.silent_visits = None, 0
@@ -103,6 +110,9 @@ class DraftEndpoint:
         self.max_depth = up.max_depth
         self.elsewhere, self.busy_until = 0, 0.0
         self.terms = up.features
+        if up.features is not None:
+            self.read = frozenset(up.features.needs.boundaries)
+            self.back_until = now + BACK_SECONDS  # by then it has a plane, or will have none
         self.outbox = []
 
     def disconnect(self, now: float) -> None:
@@ -113,7 +123,8 @@ class DraftEndpoint:
         if self.features is not None:
             self.features.close()
             self.features = None
-        self.back_until = now + BACK_SECONDS
+        if self.terms is not None:
+            self.back_until = now + BACK_SECONDS
         self.outbox = []
 
     def reports(self) -> tuple[PlaneReport, ...]:

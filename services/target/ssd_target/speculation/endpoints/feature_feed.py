@@ -8,7 +8,8 @@ their place: nothing else grows. Rows that the prefix cache has spared are a *la
 computes a window of them once more when it can (``reread.py``), and what follows waits for them.
 """
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,12 +26,18 @@ from ssd_target.scheduling.work import Work
 from ssd_target.speculation.endpoints.endpoint import DraftEndpoint, FeatureSender
 from ssd_target.speculation.endpoints.feature_text import FeatureText
 from ssd_target.speculation.endpoints.kept_features import KeptFeatures
-from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation
+from ssd_target.speculation.endpoints.outgoing_features import OutgoingFeatures
+from ssd_target.speculation.endpoints.sequence_speculation import SequenceSpeculation, request_of
+from ssd_target.speculation.endpoints.watched_boundaries import WatchedBoundaries
+
+log = logging.getLogger(__name__)
 
 TOLD_MODES = (Mode.AUTO, Mode.SSD)
-MOST_BOUNDARIES = 16  # that are watched at a time
-WATCH_SECONDS = 60.0  # after which others may be
 REQUESTS_A_ROUND = 2  # of a sequence, that are honoured
+TELL_BYTES = 32 << 20  # to an endpoint in a flush, about: what is left follows in the next one
+# What is copied in a flush to be kept, as a step waits for it: so many blocks, and a share of all
+# that have come, lest they come faster.
+KEEP_BLOCKS, KEEP_FLUSHES = 8, 16
 LAST_FLUSHES = 4  # after the end of a sequence: by then its last rows were told and kept
 
 
@@ -64,8 +71,8 @@ class FeedCounters:
     rows: int = 0  # handed to senders
     bytes: int = 0
     missed: int = 0  # that were gone before they could be sent
-    requests: int = 0
-    refused: int = 0  # requests
+    requests: int = 0  # that were honoured
+    refused: int = 0  # and were not
     reread: int = 0  # rows that were computed once more
 
 
@@ -76,57 +83,49 @@ class FeatureFeed:
     copies: RowCopies = field(default_factory=CopiesOnHost)
 
     def __post_init__(self) -> None:
-        self.watched: tuple[int, ...] = ()  # boundaries that forwards tell now
-        self._watched_at = 0.0  # since when
+        self.boundaries = WatchedBoundaries(self.inside)
         self.counters = FeedCounters()
         self.kept = KeptFeatures(self.options.keep_bytes)
         self._block_size = 1
+        self._is_cached: Callable[[int], bool] = lambda name: True
         self._fed: dict[int, _Fed] = {}
         self._ended: dict[int, _Fed] = {}  # whose last rows may still come
         # Of each forward, what it has told, and when that is complete.
         self._noted: list[tuple[torch.cuda.Event | None, list[_Noted]]] = []
+        self._said_full = False  # that there was no memory to copy the last ones
         self._grown: list[_Fed] = []  # by the last flush
+        self._outgoing: list[OutgoingFeatures] = []  # few rows each, handed over by the last flush
         self.lacks: dict[int, range] = {}  # by sequence, positions before what is here
 
     def follow_pool(self, pool: BlockPool) -> None:
         """Features of its cached blocks are kept, as long as they are cached."""
         self._block_size = pool.block_size
-        pool.on_forgotten = self.kept.forget
+        self._is_cached, pool.on_forgotten = pool.is_cached, self.kept.forget
+
+    def _new_text(self) -> FeatureText:
+        return FeatureText(self.kept, self._block_size, self._is_cached)
 
     # Who reads
 
-    def wanted(self, endpoints: Iterable[DraftEndpoint], now: float) -> tuple[int, ...]:
-        """The boundaries that somebody reads. What is watched is not narrowed while any is, and not
-        changed often: a device captures its steps anew for it."""
-        asked = self._asked(endpoints, now)
-        if not asked:
-            return self.inside
-        if asked <= set(self.watched):
-            return self.watched
-        is_new = self.watched in ((), self.inside)
-        if not is_new and now < self._watched_at + WATCH_SECONDS:
-            return self.watched
-        return tuple(sorted(asked))
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Boundaries that forwards tell now."""
+        return self.boundaries.now
 
-    def _asked(self, endpoints: Iterable[DraftEndpoint], now: float) -> set[int]:
-        """Those of as many readers as there is room for; empty without any."""
-        asked: set[int] = set()
-        for each in endpoints:
-            if each.terms is not None and each.reads(now):
-                more = {*asked, *self.inside, *each.terms.needs.boundaries}
-                asked = more if len(more) <= MOST_BOUNDARIES else asked
-        return asked
+    def wanted(self, endpoints: Iterable[DraftEndpoint], now: float) -> tuple[int, ...]:
+        return self.boundaries.wanted(endpoints, now)
 
     def watch(self, boundaries: tuple[int, ...], now: float) -> None:
         """Forwards that are launched from now on tell these; what was kept of others is over."""
-        self.watched, self._watched_at = boundaries, now
+        self.boundaries.watch(boundaries, now)
         self.kept.clear()
         self._noted.clear()
         self._grown.clear()
         self._ended.clear()
+        self._outgoing.clear()
         self.lacks.clear()
         for fed in self._fed.values():
-            fed.text = FeatureText(self.kept, self._block_size)
+            fed.text = self._new_text()
 
     def read_inside(self, features: Tensor) -> Tensor:
         """What the head inside the target reads of them."""
@@ -165,14 +164,14 @@ class FeatureFeed:
         key = work.sequence.id
         if work.is_over:  # the last rows of one that has finished may be kept
             return work.sequence.finished and key in self._ended
-        state = sequences.get(key)
-        if state is None or state.request.mode not in TOLD_MODES:
+        request = request_of(work.sequence, sequences)
+        if request is None or request.mode not in TOLD_MODES:
             return False
         fed = self._fed.get(key)
         if fed is None:
-            fed = self._fed[key] = _Fed(FeatureText(self.kept, self._block_size))
+            fed = self._fed[key] = _Fed(self._new_text())
         if work.sequence.lease is not None:
-            fed.text.names = work.sequence.lease.names
+            fed.text.follow(work.sequence.lease.names)
         return True
 
     def tell_again(self, sequence_id: int, start: int, rows: Tensor) -> None:
@@ -208,7 +207,7 @@ class FeatureFeed:
         key, number = state.sequence.id, state.session.round
         fed = self._fed.get(key)
         if fed is None:
-            fed = self._fed[key] = _Fed(FeatureText(self.kept, self._block_size))
+            fed = self._fed[key] = _Fed(self._new_text())
         reader, asking = fed.reader, (endpoint.link, endpoint.epoch or 0)
         if reader is None or reader.endpoint != asking:
             reader = fed.reader = _Reader(asking, begin, number)
@@ -230,12 +229,22 @@ class FeatureFeed:
         self._settle()
         forwards, self._noted = self._noted, []
         for mark, noted in forwards:
-            copies = self.copies.copy([each.rows for each in noted], mark)
-            for each, rows in zip(noted, copies, strict=True):
-                self._add(each, rows)
+            self._take(mark, noted)
         for endpoint in endpoints:
             if endpoint.features is not None and self._can_tell(endpoint):
                 self._send(endpoint, endpoint.features)
+
+    def _take(self, mark: torch.cuda.Event | None, noted: list[_Noted]) -> None:
+        try:
+            copies = self.copies.copy([each.rows for each in noted], mark)
+        except torch.OutOfMemoryError:  # whoever reads them misses them
+            if not self._said_full:
+                log.warning("no memory to copy features: heads miss some")
+            self._said_full = True
+            return
+        self._said_full = False
+        for each, rows in zip(noted, copies, strict=True):
+            self._add(each, rows)
 
     def _can_tell(self, endpoint: DraftEndpoint) -> bool:
         """Whether its plane is up, and what it reads is watched."""
@@ -252,6 +261,9 @@ class FeatureFeed:
 
     def _settle(self) -> None:
         """What the last flush has copied is there: keep it with its blocks, and leave the rest."""
+        for outgoing in self._outgoing:
+            outgoing.settle()
+        self._outgoing.clear()
         if self.kept.keeps:
             self._keep()
         for fed in self._grown:
@@ -259,12 +271,18 @@ class FeatureFeed:
         self._grown.clear()
 
     def _keep(self) -> None:
-        """The blocks of what was told are cached by now."""
-        for fed in (*self._fed.values(), *self._ended.values()):
-            fed.text.keep()
+        """The blocks of what was told are cached by now. Few are copied at a time: a step waits."""
         for fed in self._ended.values():
             fed.flushes += 1
-        self._ended = {k: fed for k, fed in self._ended.items() if fed.flushes < LAST_FLUSHES}
+        feds = [*self._ended.values(), *self._fed.values()]
+        left = KEEP_BLOCKS + sum(fed.text.left_to_keep for fed in feds) // KEEP_FLUSHES
+        for fed in feds:
+            left -= fed.text.keep(left)
+        self._ended = {
+            key: fed
+            for key, fed in self._ended.items()
+            if fed.flushes < LAST_FLUSHES or fed.text.left_to_keep
+        }
 
     def _window(self, fed: _Fed) -> int:
         """Positions of a sequence that are kept: fewer where rows are longer than heads' are."""
@@ -272,37 +290,55 @@ class FeatureFeed:
         return max(1, min(self.options.window, self.options.window_bytes // row_bytes))
 
     def _send(self, endpoint: DraftEndpoint, sender: FeatureSender) -> None:
+        """Who lacks few rows comes first: what is told again holds up no round."""
+        waiting: list[tuple[int, int, _Fed, _Reader]] = []
         for key in endpoint.sequences:
             fed = self._fed.get(key)
-            if fed is None or (reader := fed.reader) is None:
+            if fed is None or (reader := fed.reader) is None or reader.next >= fed.text.end:
                 continue
             if reader.endpoint == (endpoint.link, endpoint.epoch):
-                self._send_text(key, fed.text, reader, endpoint, sender)
+                waiting.append((fed.text.end - reader.next, key, fed, reader))
+        left = TELL_BYTES
+        for _, key, fed, reader in sorted(waiting, key=lambda each: each[:2]):
+            if left <= 0 or not sender.has_room(1):
+                return
+            if key not in self.lacks and not self._begins_to_lack(key, reader, endpoint):
+                left -= self._send_text(key, fed.text, reader, endpoint, left)
 
     def _send_text(
-        self,
-        key: int,
-        text: FeatureText,
-        reader: _Reader,
-        endpoint: DraftEndpoint,
-        sender: FeatureSender,
-    ) -> None:
-        most = sender.stream.max_rows
-        if key in self.lacks or self._begins_to_lack(key, reader, endpoint):
-            return
-        while reader.next < text.end:
+        self, key: int, text: FeatureText, reader: _Reader, endpoint: DraftEndpoint, most: int
+    ) -> int:
+        """Up to so many bytes, or a bit more. Returns how many."""
+        sent, sender = 0, endpoint.features
+        while sender is not None and reader.next < text.end and sent < most:
             if reader.next < text.start and reader.next < (first := text.first):
                 self.counters.missed += first - reader.next
                 reader.next = first
-            pieces = text.pieces(reader.next, min(text.end, reader.next + most))
-            count = sum(map(len, pieces))
-            if not count or not sender.has_room(count):
-                return
-            make = partial(self._make, pieces, self._places(endpoint), dtype_of(sender.stream))
-            sender.send_made(RowsKey(key, reader.next), make, count, complete=True)
-            reader.next += count
-            self.counters.rows += count
-            self.counters.bytes += count * sender.stream.row_bytes
+            last = min(text.end, reader.next + sender.stream.max_rows)
+            outgoing = OutgoingFeatures(text.pieces(reader.next, last), self._cut(endpoint, sender))
+            # What waits holds all that is watched.
+            weight = -(-outgoing.num_bytes // sender.stream.row_bytes)
+            if not outgoing.num_rows or not sender.has_room(weight):
+                break
+            sender.send_made(RowsKey(key, reader.next), outgoing.make, weight, complete=True)
+            if outgoing.holds_more:
+                self._outgoing.append(outgoing)
+            reader.next += outgoing.num_rows
+            sent += outgoing.num_rows * sender.stream.row_bytes
+            self.counters.rows += outgoing.num_rows
+        self.counters.bytes += sent
+        return sent
+
+    def _cut(self, endpoint: DraftEndpoint, sender: FeatureSender) -> Callable[[Tensor], Tensor]:
+        """What the endpoint reads of rows at all boundaries that are watched."""
+        asked = self.watched if endpoint.terms is None else endpoint.terms.needs.boundaries
+        places = None if asked == self.watched else [self.watched.index(each) for each in asked]
+        return partial(
+            _at_boundaries,
+            hidden_size=self.options.hidden_size,
+            places=places,
+            dtype=dtype_of(sender.stream),
+        )
 
     def _begins_to_lack(self, key: int, reader: _Reader, endpoint: DraftEndpoint) -> bool:
         """Whether the reader asks for what is before all that is here, and in its window."""
@@ -319,19 +355,11 @@ class FeatureFeed:
         self.lacks[key] = lack
         return True
 
-    def _places(self, endpoint: DraftEndpoint) -> list[int] | None:
-        """Where the boundaries that it reads are among all that are watched; None: they are all."""
-        asked = self.watched if endpoint.terms is None else endpoint.terms.needs.boundaries
-        return None if asked == self.watched else [self.watched.index(each) for each in asked]
 
-    def _make(self, pieces: list[HostRows], places: list[int] | None, dtype: torch.dtype) -> Tensor:
-        """In the plane's thread."""
-        rows = torch.cat([piece.get() for piece in pieces])
-        return _at_boundaries(rows, self.options.hidden_size, places).to(dtype)
-
-
-def _at_boundaries(rows: Tensor, hidden_size: int, places: list[int] | None) -> Tensor:
+def _at_boundaries(
+    rows: Tensor, hidden_size: int, places: list[int] | None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Of rows at all boundaries that are watched [n, all], those at some [n, some]."""
-    if places is None:
-        return rows
-    return rows.view(rows.shape[0], -1, hidden_size)[:, places].flatten(1)
+    if places is not None:
+        rows = rows.view(rows.shape[0], -1, hidden_size)[:, places].flatten(1)
+    return rows if dtype is None else rows.to(dtype)

@@ -19,6 +19,9 @@ class KeptFeatures:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def __contains__(self, name: int) -> bool:
+        return name in self._blocks
+
     @property
     def keeps(self) -> bool:
         return self._max_bytes > 0

@@ -12,6 +12,7 @@ from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.streams import RowsStream
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tensor_plane.sender import Sender
+from ssd_serving.config import is_loopback
 from ssd_target.config import EngineOptions
 from ssd_target.records.engine_records import DraftLinkUp
 
@@ -30,7 +31,23 @@ def open_features(options: EngineOptions, up: DraftLinkUp, plane: Plane) -> Send
     if up.features is None:
         return None
     joined = _join(options, up, plane, told_features(up.features.needs))
-    return None if joined is None else Sender(joined)
+    if joined is None:
+        return None
+    _warn_of_clear_text(options, up, joined.terms.kind)
+    return Sender(joined)
+
+
+def _warn_of_clear_text(options: EngineOptions, up: DraftLinkUp, kind: PlaneKind) -> None:
+    """Who has given a link TLS may think that all of it is encrypted."""
+    if options.links_have_tls and kind is not PlaneKind.SHARED_MEMORY and not is_loopback(up.host):
+        log.warning(
+            "link to %s: features go by %s in clear text, although the link has TLS, and tell as "
+            "much as the texts do: keep both on one host, give them a network of their own, or let "
+            "no head read over this link (--plane-kind shared_memory)",
+            up.host,
+            kind.value,
+            extra={"link": up.link},
+        )
 
 
 def _join(

@@ -1,5 +1,6 @@
 """A sequence that the target speculates for, and the speculation of one of its rounds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,6 +68,14 @@ class SequenceSpeculation:
         committed, begin = self.sequence.committed(), len(self.ngrams)
         self.ngrams.extend(committed[begin : begin + INDEXED_AT_ONCE])
         return self.ngrams.propose(depth) if len(self.ngrams) == len(committed) else []
+
+
+def request_of(
+    sequence: Sequence, begun: Mapping[int, SequenceSpeculation]
+) -> SpeculationRequest | None:
+    """What it asks for, whether it has begun or its tokens are still computed again."""
+    state = begun.get(sequence.id)
+    return sequence.speculation if state is None else state.request
 
 
 @dataclass(slots=True, eq=False)
