@@ -254,8 +254,7 @@ class TargetServer(ServiceServer):
         plan, offer = self._plan, self._engine.plane_offer
         if offer is None or not self._engine.tells_features:
             return None
-        model, fingerprint = plan.grown, plan.fingerprint(self._tokenizer)
-        about = (model.hidden_size, model.num_layers, plan.runner.dtype, fingerprint)
+        about = (plan.grown.hidden_size, plan.grown.num_layers, plan.runner.dtype)
         return FeatureOffer(*about, replace(offer, streams=()))
 
     def _about_speculation(self) -> str:
