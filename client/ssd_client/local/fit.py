@@ -51,14 +51,14 @@ def forward_bytes(model: str) -> int | None:
 
     A folder is looked into, and what the hub's cache has; nothing is downloaded.
     """
-    folder = _folder(model)
+    folder = folder_of(model)
     try:
         return None if folder is None else _count(json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return None  # the service will say what is wrong with it
 
 
-def _folder(model: str) -> Path | None:
+def folder_of(model: str) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
 from ssd_client.local.fit import DEPTHS, choose_fit, forward_bytes
+from ssd_client.local.heads import is_head
 from ssd_client.local.mps import DRAFT_SHARE, mps_daemon, share_variables
 from ssd_client.local.service import NEEDS_SERVE, LocalService, wait_until_ready
 
@@ -59,9 +60,10 @@ def plan_local(flags: LocalFlags) -> LocalPlan:
     if plan.draft is None:
         _check_no_draft(flags)
         return plan
-    plan = dataclasses.replace(
-        plan, draft_flags=_device_flags(flags.local_draft_device or flags.local_device)
-    )
+    draft_flags = _device_flags(flags.local_draft_device or flags.local_device)
+    if is_head(plan.draft):
+        draft_flags += ("--target-model", plan.model)
+    plan = dataclasses.replace(plan, draft_flags=draft_flags)
     return _share_gpu(flags, plan) if flags.local_mps else plan
 
 

@@ -106,18 +106,16 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., oldest_protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., target_name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_depth: _Optional[int] = ..., tensor_plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ..., features: _Optional[_Union[FeatureOffer, _Mapping]] = ...) -> None: ...
 
 class FeatureOffer(_message.Message):
-    __slots__ = ("hidden_size", "num_layers", "dtype", "model_fingerprint", "plane")
+    __slots__ = ("hidden_size", "num_layers", "dtype", "plane")
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
     hidden_size: int
     num_layers: int
     dtype: str
-    model_fingerprint: str
     plane: TensorPlaneOffer
-    def __init__(self, hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ...) -> None: ...
+    def __init__(self, hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., plane: _Optional[_Union[TensorPlaneOffer, _Mapping]] = ...) -> None: ...
 
 class FeatureTerms(_message.Message):
     __slots__ = ("boundaries", "hidden_size", "dtype", "window")

@@ -13,6 +13,9 @@ from ssd_serving.config import ServiceConfig, check_service_config
 
 AUTO = "auto"
 CONTEXT_WITHOUT_MODEL = 131_072  # tokens of a sequence
+# A link's features on their way to its sequences, at most.
+INBOX_BYTES = 64 << 20  # that have come
+WAITING_BYTES = 64 << 20  # that were looked at, and wait
 BOUNDS = {
     "max_links": (1, 4096),
     "max_links_per_identity": (1, 4096),

@@ -237,6 +237,16 @@ def test_no_draft_is_started_where_none_is_used(sandbox, flags):
     assert sandbox.arguments("ssd_draft") is None
 
 
+@pytest.mark.parametrize("sign", ["speculators_model_type", "draft_vocab_size", "eagle_config"])
+def test_a_head_is_told_its_target(tmp_path, sign):
+    """It lacks the target's embedding, and mostly its tokenizer."""
+    (tmp_path / "config.json").write_text(json.dumps({sign: "eagle3", "hidden_size": 64}))
+    flags = LocalFlags(local_model="models/target", local_draft=str(tmp_path))
+    assert plan_local(flags).draft_flags[-2:] == ("--target-model", "models/target")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64}))
+    assert "--target-model" not in plan_local(flags).draft_flags
+
+
 @pytest.mark.full
 def test_sync_speculation_has_the_draft_model_in_the_target(sandbox):
     code, _, stderr = sandbox.run("Once", "--local", "--mode", "sync", "--local-draft", "folder")

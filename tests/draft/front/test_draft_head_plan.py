@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ssd_draft.cli import main
 from ssd_draft.config import DraftConfig
 from ssd_draft.front.head_plan import DraftHeadPlan
 from ssd_draft.front.server import plan_draft
+from ssd_engine.checkpoints.heads.head_config import FeatureNorm
 from ssd_engine.checkpoints.model_store import resolve_model
 from tests.random_heads import HeadKind, make_head, write_flat
 from tests.random_models import make_model
@@ -91,7 +93,10 @@ def stories_fingerprint(found: DraftHeadPlan) -> str:
         ((*TARGET, "--aux-layers", "1,2,x"), "--aux-layers: a list such as 2,16,29"),
         ((*TARGET, "--aux-layers", "1,2"), "this head reads 3 hidden states of its target, got 2"),
         ((*TARGET, "--aux-layers", "1,2,9"), "at boundary 9, stories-target has 0 to 8"),
-        ((*TARGET, "--tp", "2"), "--tp 2: random-head is a head, which one rank runs"),
+        (
+            (*TARGET, "--tp", "2"),
+            "--tp 2: random-head is a head, which one rank runs: leave out --tp",
+        ),
         ((*TARGET, "--max-model-len", "20"), "--depth 8: random-head has a context of 20 tokens"),
         ((*TARGET, "--feature-window", "1"), "--feature-window: must be in [128, "),
         (("--target-model", "no-such-model"), "no-such-model"),
@@ -103,6 +108,31 @@ def test_what_does_not_fit_a_head_is_named(head: Path, flags: tuple[str, ...], w
     assert words in output
 
 
+def test_kv_leaves_room_for_windows_and_for_rows_on_their_way(head: Path) -> None:
+    few, many = (plan(head, feature_window=256, max_num_seqs=n).runner.told_bytes for n in (2, 10))
+    assert many - few == 8 * 256 * 3 * 256 * 4  # windows of float32 rows
+    assert few - 2 * 256 * 3 * 256 * 4 == 128 << 20
+
+
+def test_the_fingerprint_of_a_head_covers_what_it_reads_and_how(head: Path) -> None:
+    found = plan(head)
+    tokenizer = found.load_tokenizer()
+
+    def fingerprint(**changes: object) -> str:
+        config = replace(found.head.config, **changes)  # type: ignore[arg-type]
+        return replace(found, head=replace(found.head, config=config)).fingerprint(tokenizer)
+
+    own = fingerprint()
+    assert own == found.fingerprint(tokenizer) == fingerprint(verifier="another/name")
+    others = [
+        fingerprint(boundaries=(0, 4, 8)),
+        fingerprint(norm_before_residual=not found.head.config.norm_before_residual),
+        fingerprint(norm_output=not found.head.config.norm_output),
+        fingerprint(feature_norm=FeatureNorm.WHOLE),
+    ]
+    assert len({own, *others}) == 5
+
+
 def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
     make_model("llama3-untied", tmp_path)
     code, output = check(head, "--target-model", tmp_path)
@@ -111,7 +141,7 @@ def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None
 
 
 def test_a_model_is_no_head() -> None:
-    for flags in (TARGET, ("--aux-layers", "1,2,3")):
+    for flags in (TARGET, ("--aux-layers", "1,2,3"), ("--feature-window", "256")):
         code, output = check("stories-draft", *flags)
         assert code == 2
         assert f"{flags[0]} is of an EAGLE-3 head, MODEL is none" in output

@@ -26,11 +26,12 @@ def verifying(seconds: float) -> DraftSequence:
     return sequence
 
 
+@pytest.mark.parametrize("lists", [(), ((2,), (2,))], ids=["measured", "given"])
 @pytest.mark.parametrize(("spare", "patient"), [(-0.1, False), (0.1, True)])
 def test_a_chain_is_read_token_by_token_where_the_whole_tree_is_in_time_all_the_same(
-    spare: float, patient: bool
+    spare: float, patient: bool, lists: tuple[tuple[int, ...], ...]
 ) -> None:
-    clock, planner = StepClock(), Planner(DEPTH, 8)
+    clock, planner = StepClock(), Planner(DEPTH, 8, *lists)
     sequence = verifying((1 + CHAIN + DEPTH + spare) * STEP / FILL)
     assert not planner.plan(sequence, clock, 0).patient  # nothing is known of steps
     clock.observe(8, STEP)

@@ -190,6 +190,26 @@ def test_a_head_of_another_target_is_refused(
         fit_to_target(head, load_model_config(target), "it")
 
 
+def test_norms_with_their_first_names_are_those_of_each_boundary(
+    target: Path, tmp_path: Path
+) -> None:
+    kind = replace(KINDS["llama"], fc_norm=True)
+    make_head(kind, tmp_path / "head")
+    weights = load_file(tmp_path / "head" / "model.safetensors")
+    norms = [weights[f"fc_norm.{i}.weight"] for i in range(3)]
+    assert not torch.equal(norms[0], norms[1])
+
+    def load() -> list[torch.Tensor]:
+        config = load_head_config(tmp_path / "head")
+        checkpoint = open_head(tmp_path / "head", config, target)
+        return load_head(config, checkpoint, torch.float32, torch.device("cpu")).feature_norms
+
+    for i, name in enumerate(("low", "mid", "high")):
+        weights[f"aux_norm_{name}.weight"] = weights.pop(f"fc_norm.{i}.weight")
+    save_file(weights, tmp_path / "head" / "model.safetensors")
+    assert all(map(torch.equal, load(), norms))
+
+
 def test_a_number_of_boundaries_that_nobody_names(target: Path) -> None:
     """Others than three have no usual places."""
     model = load_model_config(target)

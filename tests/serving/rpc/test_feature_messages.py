@@ -18,7 +18,7 @@ from ssd_serving.rpc.feature_messages import (
 from ssd_serving.rpc.frame_messages import decode_draft_frames, encode_draft_frames
 
 PLANE = PlaneOffer((PlaneKind.SHARED_MEMORY, PlaneKind.TCP), "host", "device")
-OFFER = FeatureOffer(4096, 32, "bfloat16", "f" * 32, PLANE)
+OFFER = FeatureOffer(4096, 32, "bfloat16", PLANE)
 TERMS = FeatureTerms(FeatureNeeds((2, 16, 29), 4096, "bfloat16"), 1024)
 
 

@@ -1,5 +1,7 @@
 """A head as a target's own draft: what is served, and what is refused before anything is loaded."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,9 @@ from transformers import LlamaConfig
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.cli import cli
+from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_target.cli import main
+from ssd_target.front import head_plan
 from tests.processes import TargetProcess, target
 from tests.random_heads import HeadKind, make_head
 from tests.random_models import make_model
@@ -75,6 +79,34 @@ def test_a_head_grows_with_its_target(head: Path) -> None:
     code, output = check("stories-target", *grown, *own)
     assert code == 2
     assert "--draft-expand-to: random-head is an EAGLE-3 head" in output
+
+
+def test_a_tokenizer_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(head, other)
+    content = json.loads((resolve_model("stories-target") / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [*vocabulary][300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    code, output = check("stories-target", "--device", "cpu", "--draft-model", str(other))
+    assert code == 2
+    assert "--draft-model: other has another tokenizer than its target" in output
+
+
+def test_the_name_of_another_target_is_a_warning(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(head_plan.log, "warning", lambda words, *about: said.append(words % about))
+    named = tmp_path / "named"
+    shutil.copytree(head, named)
+    config = json.loads((named / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = "someone/another"
+    (named / "config.json").write_text(json.dumps(config))
+    code, _ = check("stories-target", "--device", "cpu", "--draft-model", str(named))
+    assert code == 0
+    assert said == ["named was trained for someone/another, not stories-target"]
 
 
 def test_a_context_without_room_for_the_depth_is_refused(head: Path) -> None:

@@ -10,7 +10,7 @@ from ssd_target.links.handshake import TargetIdentity, _hello
 
 PLANE = PlaneOffer(tuple(PlaneKind), "a host", "a device")
 IDENTITY = TargetIdentity(
-    "a target", "a tokenizer", 4096, 5, PLANE, FeatureOffer(64, 4, "float32", "a model", PLANE)
+    "a target", "a tokenizer", 4096, 5, PLANE, FeatureOffer(64, 4, "float32", PLANE)
 )
 
 

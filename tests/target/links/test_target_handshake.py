@@ -11,7 +11,7 @@ from ssd_engine.tensor_plane.protocol.handshake import PlaneKind, PlaneOffer
 from ssd_target.links.handshake import Agreed, TargetIdentity, shake_hands
 from ssd_target.links.link_errors import EndpointMisfit
 
-OFFER = FeatureOffer(128, 4, "float32", "fingerprint", PlaneOffer((PlaneKind.TCP,), "host"))
+OFFER = FeatureOffer(128, 4, "float32", PlaneOffer((PlaneKind.TCP,), "host"))
 TERMS = {"boundaries": [0, 2, 4], "hidden_size": 128, "dtype": "bfloat16", "window": 9}
 
 
@@ -42,7 +42,6 @@ def test_a_head_says_what_it_reads_and_needs_no_trust() -> None:
     assert agreed.features == FeatureTerms(FeatureNeeds((0, 2, 4), 128, "bfloat16"), 9)
     hello = call.heard.hello
     assert (hello.features.hidden_size, hello.features.num_layers) == (128, 4)
-    assert hello.features.model_fingerprint == "fingerprint"
     assert not hello.HasField("tensor_plane")
 
 

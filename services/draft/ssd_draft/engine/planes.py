@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ssd_draft.config import DraftEngineOptions
+from ssd_draft.config import INBOX_BYTES, DraftEngineOptions
 from ssd_draft.records import TargetLinkUp
 from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import Plane
@@ -52,7 +52,7 @@ def open_features(
     if joined is None:
         log.warning("no tensor plane for features: no kind and address joins target and draft")
         return None
-    return RowsInbox(joined[0], on_rows=on_rows), joined[1]
+    return RowsInbox(joined[0], INBOX_BYTES, on_rows), joined[1]
 
 
 def _join(

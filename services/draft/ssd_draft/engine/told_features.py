@@ -13,6 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ssd_draft.config import WAITING_BYTES
 from ssd_draft.engine.waiting_rows import WaitingRows, WaitingSend
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.speculators.base import Speculator
@@ -25,8 +26,9 @@ from ssd_engine.tensor_plane.report import report_of
 
 WAITING_SECONDS = 5.0  # that rows wait for the frames that they belong to
 SWEEP_SECONDS = 1.0  # after which those are looked for that have waited longer
-WAITING_BYTES = 64 << 20  # of a link
-HELD_SHARE = 0.5  # of these, that open sequences fill before the rest stays in the inbox
+HELD_SHARE = (
+    0.5  # of the bytes that may wait, that open sequences fill before the rest stays in the inbox
+)
 TELL_BYTES = 8 << 20  # of a link, between two forwards: others wait for it
 ANSWER_ROUNDS = 4  # in which a target answers, or has nothing to say
 

@@ -3,7 +3,13 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ssd_draft.config import CONTEXT_WITHOUT_MODEL, DraftConfig, DraftHead
+from ssd_draft.config import (
+    CONTEXT_WITHOUT_MODEL,
+    INBOX_BYTES,
+    WAITING_BYTES,
+    DraftConfig,
+    DraftHead,
+)
 from ssd_engine.checkpoints.files.model_files import is_there
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.checkpoints.heads.head_config import (
@@ -23,6 +29,7 @@ from ssd_engine.checkpoints.tokenizer_files import TOKENIZER, count_tokens
 from ssd_engine.errors import ConfigError
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.speculation.features import FeatureNeeds
+from ssd_engine.tensor_plane.protocol.streams import VALUE_BYTES
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.config import StepSizes, runner_options
 from ssd_serving.plan import ModelPlan
@@ -41,6 +48,10 @@ class DraftHeadPlan(ModelPlan):
         return count_head_parameters(
             grow_head(self.head.config, self.runner.expand_to), self.checkpoint
         )
+
+    def _shapes(self) -> tuple[object, ...]:
+        """What the head computes beside its layers; whom it was trained for is a name alone."""
+        return (*super()._shapes(), replace(self.head.config, verifier=""))
 
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer(self.tokenizer_directory, self.model)
@@ -68,12 +79,14 @@ def plan_head(config: DraftConfig, directory: Path, sizes: StepSizes) -> DraftHe
     runner = runner_options(config, head.layers, directory, sizes)
     runner = replace(runner, expand_to=shape_of_head(runner.expand_to))
     _check_depth(config, runner, directory)
+    options = _options(config, head, target, runner)
+    runner = replace(runner, told_bytes=_told_bytes(config, options.needs))
     return DraftHeadPlan(
         name=config.name or directory.name,
         model=_with_tokens(head, directory, model),
         checkpoint=checkpoint.weights,
         runner=runner,
-        head=_options(config, head, target, runner),
+        head=options,
         tokenizer_directory=_tokenizer_directory(directory, target, model),
         max_context=CONTEXT_WITHOUT_MODEL if model is None else model.max_position_embeddings,
     )
@@ -81,7 +94,9 @@ def plan_head(config: DraftConfig, directory: Path, sizes: StepSizes) -> DraftHe
 
 def _check_options(config: DraftConfig, directory: Path) -> None:
     if config.tp > 1:
-        raise ConfigError(f"--tp {config.tp}: {directory.name} is a head, which one rank runs")
+        raise ConfigError(
+            f"--tp {config.tp}: {directory.name} is a head, which one rank runs: leave out --tp"
+        )
 
 
 def _target_of(config: DraftConfig, head: HeadConfig) -> Path | None:
@@ -121,6 +136,13 @@ def _options(
     width = grow_head(head, runner.expand_to).target_hidden_size
     needs = FeatureNeeds(tuple(head.boundaries or ()), width, runner.dtype)
     return DraftHead(head, target, needs, config.feature_window)
+
+
+def _told_bytes(config: DraftConfig, needs: FeatureNeeds) -> int:
+    """What features take where the head computes: the windows of all sequences, and what one link
+    may have on its way to them."""
+    row = needs.width * VALUE_BYTES[needs.dtype]
+    return config.max_num_seqs * config.feature_window * row + INBOX_BYTES + WAITING_BYTES
 
 
 def _tokenizer_directory(directory: Path, target: Path | None, model: ModelConfig | None) -> Path:

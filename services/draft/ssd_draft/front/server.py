@@ -65,6 +65,8 @@ def _check_no_head(config: DraftConfig) -> None:
     ):
         if value is not None:
             raise ConfigError(f"{flag} is of an EAGLE-3 head, MODEL is none: leave it out")
+    if config.feature_window != DraftConfig.feature_window:
+        raise ConfigError("--feature-window is of an EAGLE-3 head, MODEL is none: leave it out")
 
 
 def _head_sizes(config: DraftConfig) -> StepSizes:

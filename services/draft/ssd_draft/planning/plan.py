@@ -98,10 +98,10 @@ class Planner:
         depth = min(self.depth, sequence.depth)
         length = len(sequence.speculation)
         given = self._lists[from_cache]
+        patient = self._has_time(sequence, clock, depth, others)
         if given is not None:
             padded = (*given, *(given[-1:] * (length + 1)))
-            return RoundPlan(list(padded[: length + 1]), depth)
-        patient = self._has_time(sequence, clock, depth, others)
+            return RoundPlan(list(padded[: length + 1]), depth, patient)
         budget, depth = self._affordable(sequence, clock, depth, others)
         case = (sequence.verification, from_cache, length, budget)
         if case not in self._fan_outs:

@@ -114,6 +114,7 @@ class DraftSequence:
         self.opened_at = self.changed_at = self.pushed_at = now
         self.ready = False  # all branches are as long as they are of use
         self.complete = False  # nothing is left to prepare in this phase
+        self.waits = False  # it is complete until more is told
         self.tree_counted = False  # the tree of this phase was complete once
         self.was_answered = False  # something was pushed in this phase
         self.plan: Any = None  # this phase's, once it is made
@@ -172,12 +173,14 @@ class DraftSequence:
             self.grammar = self._pending_grammar.result()
             self.history = self._new_history()
         self.changed_at = self.pushed_at = now
-        self.ready = self.complete = self.tree_counted = self.was_answered = False
+        self.ready = self.complete = self.waits = False
+        self.tree_counted = self.was_answered = False
         self.plan = None
 
     def completes_tree(self) -> bool:
         """Whether all that is of use after this round is there, for the first time."""
-        ready = self.phase is DraftRoundPhase.VERIFYING and (self.ready or self.complete)
+        ends = self.ready or (self.complete and not self.waits)
+        ready = self.phase is DraftRoundPhase.VERIFYING and ends
         completes, self.tree_counted = ready and not self.tree_counted, ready
         return completes
 

@@ -54,7 +54,7 @@ def blocks_on_device(options: RunnerOptions, bytes_per_block: int, device: torch
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     budget = free - (1 - options.gpu_memory_utilization) * total
-    budget = budget / options.ranks_on(device.index) - GRAPH_BYTES - options.device_bytes
+    budget = budget / options.ranks_on(device.index) - GRAPH_BYTES - options.told_bytes
     log.info(
         "%.1f of %.1f GiB are free after warm-up, %.1f for the KV cache",
         free / GIB,

@@ -323,7 +323,7 @@ class ModelRunner:
 
     def _more_memory(self, missing: int) -> str:
         if self.device.type != "cuda":
-            other = self.options.host_bytes / 2**20
+            other = (self.options.host_bytes + self.options.told_bytes) / 2**20
             return f"; {other:,.0f} MiB of it are for features" if other else ""
         share = needed_share(self.options, missing * self._bytes_per_block, self.device)
         return f" (--gpu-memory-utilization {share:.2f})" if share <= 1 else ""
@@ -346,7 +346,8 @@ class ModelRunner:
         if self.device.type == "cuda":
             self._warm_up()
             return min(blocks_on_device(self.options, size, self.device), useful)
-        budget = CPU_CACHE_SHARE * available_memory() - self.options.host_bytes
+        budget = CPU_CACHE_SHARE * available_memory()
+        budget -= self.options.host_bytes + self.options.told_bytes
         budget /= self.tp.local_size
         return max(0, min(int(budget) // size, useful))
 

@@ -22,7 +22,7 @@ class RunnerOptions:
     max_forward_tokens: int
     num_kv_blocks: int | None = None  # None: sized from memory
     host_bytes: int = 0  # of the host's memory that a server needs for other than KV
-    device_bytes: int = 0  # of a GPU's, likewise, beyond what is allocated at start
+    told_bytes: int = 0  # likewise of the device's, or of the host's without one: a head's features
     gpu_memory_utilization: float = 0.9
     threads: int | None = None  # None: all cores but one, dealt out to the ranks
     expand_to: ModelShape | None = None  # None: the checkpoint's own

@@ -60,5 +60,4 @@ class FeatureOffer:
     hidden_size: int
     num_layers: int
     dtype: str  # as it computes
-    model_fingerprint: str
     plane: PlaneOffer

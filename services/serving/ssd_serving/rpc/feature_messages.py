@@ -18,7 +18,6 @@ def encode_feature_offer(offer: FeatureOffer) -> pb.FeatureOffer:
         hidden_size=offer.hidden_size,
         num_layers=offer.num_layers,
         dtype=offer.dtype,
-        model_fingerprint=offer.model_fingerprint,
         plane=encode_offer(offer.plane),
     )
 
@@ -28,7 +27,6 @@ def decode_feature_offer(message: pb.FeatureOffer) -> FeatureOffer:
         message.hidden_size,
         message.num_layers,
         message.dtype[:MAX_NAME],
-        message.model_fingerprint[:MAX_NAME],
         decode_offer(message.plane),
     )
 

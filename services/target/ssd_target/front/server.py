@@ -148,11 +148,8 @@ def _with_features(config: TargetConfig, plan: ModelPlan) -> ModelPlan:
 
 
 def _with_head(plan: ModelPlan, kept_bytes: int) -> ModelPlan:
-    """And for what a head inside keeps of them, on the device that it is on."""
-    runner = plan.runner
-    if runner.device == "cpu":
-        return replace(plan, runner=replace(runner, host_bytes=runner.host_bytes + kept_bytes))
-    return replace(plan, runner=replace(runner, device_bytes=kept_bytes))
+    """And for what a head inside keeps of them."""
+    return replace(plan, runner=replace(plan.runner, told_bytes=kept_bytes))
 
 
 class TargetServer(ServiceServer):
@@ -277,8 +274,7 @@ class TargetServer(ServiceServer):
         plan, offer = self._plan, self._engine.plane_offer
         if offer is None or not self._engine.tells_features:
             return None
-        model, fingerprint = plan.grown, plan.fingerprint(self._tokenizer)
-        about = (model.hidden_size, model.num_layers, plan.runner.dtype, fingerprint)
+        about = (plan.grown.hidden_size, plan.grown.num_layers, plan.runner.dtype)
         return FeatureOffer(*about, replace(offer, streams=()))
 
     def _about_speculation(self) -> str:

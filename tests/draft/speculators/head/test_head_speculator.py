@@ -180,6 +180,17 @@ def test_nothing_is_drafted_before_the_prompt_is_told(clockwork: Pair) -> None:
     assert play(world, told, 4) == 1.0
 
 
+def test_a_tree_is_counted_when_it_is_there(clockwork: Pair) -> None:
+    """A sequence that waits for features has none."""
+    world = HeadWorld(clockwork)
+    told = world.open(prompt=chain(3, 150))
+    world.settle()
+    for end, trees in ((64, 0), (100, 0), (149, 1)):
+        world.tell(told, end=end)
+        world.settle()
+        assert sum(world.core.counters.builds) == trees
+
+
 def test_without_features_the_head_goes_on_for_a_while(clockwork: Pair) -> None:
     """Beyond that it drafts nothing, until it is told again."""
     world = HeadWorld(clockwork)

@@ -52,7 +52,6 @@ class HeadSequence(ModelSequence):
         self._pool, self.base = pool, base
         self._features = FeatureWindow(min(window, max(1, sequence.max_tokens)))
         self._window = min(window, max_context // 2)  # what is left of a text that grew too long
-        self._waits = False  # for features
 
     # What it is told
 
@@ -100,17 +99,17 @@ class HeadSequence(ModelSequence):
         sequence.ready = sequence.complete = False
 
     def on_round_changed(self) -> None:
-        self._waits = False
+        self.sequence.waits = False
         super().on_round_changed()
         self.judge_waiting()
 
     def judge_waiting(self) -> None:
         """A sequence with nothing to compute before more is told is left alone."""
         sequence = self.sequence
-        if isinstance(self.drafting, Tree) or (sequence.complete and not self._waits):
+        if isinstance(self.drafting, Tree) or (sequence.complete and not sequence.waits):
             return
         begin, end, _ = self._next_rows(limit=1)
-        self._waits = sequence.complete = begin == end
+        sequence.waits = sequence.complete = begin == end
 
     # The text
 
