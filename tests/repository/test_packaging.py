@@ -85,3 +85,23 @@ def test_the_shipped_pair_is_inside_the_package_and_small(thin: Path) -> None:
 
 def test_this_interpreter_has_the_versions_that_pyproject_asks_for() -> None:
     assert run(sys.executable, "-m", "pip", "check").returncode == 0
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import ssd_draft.cli, ssd_target.cli
+"""
+
+
+def test_the_commands_of_servers_need_no_extra_until_they_serve() -> None:
+    absent = {"jinja2", "llguidance", "msgspec", "numpy", "prometheus_client", "safetensors",
+              "tokenizers", "torch", "transformers"}  # fmt: skip
+    result = run(sys.executable, "-c", WITHOUT_EXTRAS.format(absent=absent))
+    assert result.returncode == 0, result.stderr

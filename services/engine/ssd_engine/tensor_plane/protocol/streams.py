@@ -4,11 +4,9 @@ A plane carries one stream. Both sides declare it, and are made from what they h
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
-
-import msgspec
 
 MAX_SEND_BYTES = 1 << 30
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -53,7 +51,7 @@ class RowsStream:
 
     def fields(self) -> dict[str, Any]:
         """The declaration in plain values, by the names of what it declares."""
-        return dict(msgspec.to_builtins(self))
+        return {**asdict(self), "direction": self.direction.value}
 
     def agreed_with(self, declared: Iterable["RowsStream"]) -> "RowsStream":
         """This stream as both sides can have it; raises ValueError for one that differs."""
