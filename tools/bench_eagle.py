@@ -148,7 +148,7 @@ class InTurns:
             wait_seconds=1.0,
             auto_off=False,
         )
-        steps = asked.depth + 6
+        steps = 2 * asked.depth + 6  # a head drafts its chain anew, too
         simulation = Simulation(
             self._target, self._drafts[draft], options, draft_steps=(steps,) * 2
         )
