@@ -194,7 +194,7 @@ def noise_is_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
 def positions_are_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """A speculation is written one place too far."""
 
-    def extended(work: Work, speculation: Speculation) -> Work:
+    def extended(work: Work, speculation: Speculation, num_certain: int = 0) -> Work:
         if not speculation:
             return work
         chunk, sequence = work.chunk, work.sequence

@@ -74,6 +74,7 @@ class Leaning:
     """A model, less sure of itself, that prefers some tokens whatever the text."""
 
     chains = False
+    features = None
 
     def __init__(self, runner: ModelRunner, *preferred: tuple[int, float]) -> None:
         self._runner = runner

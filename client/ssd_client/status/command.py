@@ -38,7 +38,7 @@ from ssd_client.terminal.options import OWN, options
 from ssd_client.terminal.security_options import security_options
 
 _TIMEOUT_S = 3.0
-_WIDE = 160
+_WIDE = 200
 
 
 @dataclass(frozen=True)

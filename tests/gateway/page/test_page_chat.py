@@ -8,7 +8,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.gateway.page.browser import (
     CHROMIUM,
@@ -44,6 +44,17 @@ def running(gateway: GatewayProcess) -> int:
         return sum(target["running"] for target in json.load(answer)["targets"])
 
 
+def stopped_answer(page: Page) -> Locator:
+    """On a busy machine, one that is not stopped may be complete before the page has a turn."""
+    for _ in range(5):
+        page.evaluate(STOP_AT_FIRST_TEXT)
+        answer = ask_and_wait(page, QUESTION)
+        expect(answer.locator(".facts")).not_to_be_empty()
+        if "stopped" in answer.locator(".facts").inner_text():
+            return answer
+    raise AssertionError("no answer was stopped")
+
+
 def test_a_question_is_answered_with_the_apis_text_and_its_statistics(page: Page) -> None:
     set_fields(page, max_tokens="24", seed="5", temperature="0.8")
     with page.expect_response("**/v1/chat/completions") as caught:
@@ -66,9 +77,7 @@ def test_a_question_is_answered_with_the_apis_text_and_its_statistics(page: Page
 def test_a_stopped_answer_keeps_what_it_has_and_frees_the_target(
     page: Page, gateway: GatewayProcess
 ) -> None:
-    page.evaluate(STOP_AT_FIRST_TEXT)
-    answer = ask_and_wait(page, QUESTION)
-    expect(answer.locator(".facts")).to_contain_text("stopped")
+    answer = stopped_answer(page)
     assert answer.locator(".body").inner_text().strip()
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     wait_until(lambda: running(gateway) == 0, "the target still runs what was stopped")

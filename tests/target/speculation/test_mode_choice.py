@@ -52,6 +52,8 @@ FASTEST = {  # milliseconds of a round
 class ScriptedDrafter:
     """Has two tokens for whoever asks; what it sees for the first time, it must read first."""
 
+    reads_features = False
+
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
