@@ -64,12 +64,13 @@ class TargetMetrics(ServiceMetrics):
         self.latency = self.histogram(
             "ssd_e2e_request_latency_seconds", "From arrival of a request to its finish."
         )
-        self._engine_books(num_blocks)
+        self._engine_gauges(num_blocks)
+        self._engine_counters()
         self.registry.register(SpeculationCollector(stats, links, depth))
         self.registry.register(DraftCollector(links, inside))
         self.registry.register(PlaneCollector("ssd_planes", partial(_planes, stats)))
 
-    def _engine_books(self, num_blocks: Callable[[], int]) -> None:
+    def _engine_gauges(self, num_blocks: Callable[[], int]) -> None:
         gauges: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
             "ssd_sequences_active": (
                 "Sequences that the engine holds, running or waiting.",
@@ -98,6 +99,9 @@ class TargetMetrics(ServiceMetrics):
                 lambda s: s.kept_feature_bytes,
             ),
         }
+        self.engine_gauges(gauges)
+
+    def _engine_counters(self) -> None:
         counters: dict[str, tuple[str, Callable[[TargetEngineStats], float]]] = {
             "ssd_prefix_cache_query_tokens": (
                 "Tokens looked up in the prefix cache.",
@@ -148,7 +152,6 @@ class TargetMetrics(ServiceMetrics):
                 lambda s: s.gap_seconds,
             ),
         }
-        self.engine_gauges(gauges)
         self.engine_counters(counters)
 
 
