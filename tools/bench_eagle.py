@@ -110,7 +110,7 @@ class InTurns:
         self._feature_width = head.feature_width
 
     def token_ms(self, draft: str) -> float:
-        """Of a drafted token, after CONTEXT others."""
+        """The time of a drafted token, after CONTEXT others."""
         runner, blocks = self._drafts[draft], list(range(CONTEXT // BLOCK + 1))
         text = Chunk(list(range(CONTEXT)), 0, blocks, 1)
         if isinstance(runner, HeadRunner):

@@ -231,7 +231,7 @@ def _median(found: Sequence[dict[str, float]], key: str) -> float:
 
 
 def _first_tokens(client: Client, other: Client, place: Place) -> dict[str, Any]:
-    """Of a long prompt whose features are sent while it is prefilled, and without a head."""
+    """The time to the first token of a long prompt, with its features sent, and without a head."""
     times: dict[str, list[float]] = {"with": [], "without": []}
     rows, _, _ = _sent(client)
     for i in range(place.repeats + 1):  # the first ones are to warm up

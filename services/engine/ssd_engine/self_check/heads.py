@@ -109,7 +109,7 @@ class HeadStepCheck:
         clear_context(runner.kv, self._parts)
 
     def _given(self) -> GivenFeatures:
-        """Of every second chunk all rows, of the others the first half."""
+        """Features of every second chunk as a whole, and of the first half of the others."""
         counts: list[int] = []
         for i, part in enumerate(self._parts):
             rows = 0 if isinstance(part, TreeRows) else len(part.tokens)

@@ -271,7 +271,7 @@ class SpeculationCoordinator:
             reader.give_up_lack(sequence.id)
 
     def _readers(self) -> list[FeatureFeed | Drafter]:
-        """Of the target's hidden states."""
+        """Who is told the target's hidden states."""
         if self._sync is None or not self._sync.drafter.reads_features:
             return [self.feed]
         return [self._sync.drafter, self.feed]

@@ -102,7 +102,7 @@ class ChainedRow:
 
     @property
     def place(self) -> int:
-        """Of the token after those that are known."""
+        """Where the token after those that are known will be."""
         return self.begin + len(self.row.tokens)
 
 

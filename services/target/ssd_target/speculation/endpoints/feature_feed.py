@@ -359,7 +359,7 @@ class FeatureFeed:
 def _at_boundaries(
     rows: Tensor, hidden_size: int, places: list[int] | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Of rows at all boundaries that are watched [n, all], those at some [n, some]."""
+    """From rows at all boundaries that are watched [n, all] to rows at some [n, some]."""
     if places is not None:
         rows = rows.view(rows.shape[0], -1, hidden_size)[:, places].flatten(1)
     return rows if dtype is None else rows.to(dtype)
