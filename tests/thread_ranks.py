@@ -5,6 +5,8 @@ import threading
 import torch
 from torch import Tensor
 
+from ssd_engine.models.ordered_sum import ordered_sum
+
 
 class ThreadRanks:
     """Tensor-parallel ranks that are threads of this process."""
@@ -23,7 +25,7 @@ class ThreadRanks:
         return parts
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._exchange(x)).sum(0)
+        return ordered_sum(torch.stack(self._exchange(x)))
 
     def gather_columns(self, x: Tensor) -> Tensor | None:
         parts = self._exchange(x)

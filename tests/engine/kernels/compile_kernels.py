@@ -176,6 +176,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         [HALF, HALF, HALF, "fp32"],
         {"WIDTH": 5120, "PADDED": 8192, "OVERLAP": False},
     ),
+    (elementwise.ordered_sum_kernel, [HALF, HALF, "i32"], {"RANKS": 4, "PIECE": 1024}),
     (elementwise.gate_kernel, [HALF, HALF, "i32"], {"PIECE": 1024, "OVERLAP": False}),
     (elementwise.tap_kernel, [HALF, HALF, "i32", "i32"], {"PIECE": 1024, "OVERLAP": True}),
     (

@@ -105,8 +105,6 @@ class FusedProducts(ABC, Generic[Kind]):
         self._onto = fuses_residual(model)
         products = [self._make(shape) for shape in layer_shapes(model, rows)]
         self._qkv, self._o, self._gate_up, self._down = products
-        # With more than two ranks the order of a sum may depend on its size: there is one for all.
-        self._reduced = self._part if model.tp.size <= 2 else buffers.part
 
     def embed(self, tokens: Tensor) -> Tensor:
         torch.index_select(self._weights.embedding, 0, tokens, out=self._hidden[: len(tokens)])
@@ -194,7 +192,7 @@ class SeparateProducts(FusedProducts[Product]):
         next_norm: Tensor | None,
     ) -> Tensor | None:
         product(weight, x, self._part, bias=bias if self._onto else None)
-        return None if self._onto else self._reduced
+        return None if self._onto else self._part
 
 
 class ChainedProducts(FusedProducts[StreamedProduct]):
@@ -247,6 +245,6 @@ class ChainedProducts(FusedProducts[StreamedProduct]):
     ) -> Tensor | None:
         if not self._onto or next_norm is None:
             product.plain(weight, x, self._part)
-            return self._reduced
+            return self._part
         product.onto(weight, x, self._hidden, bias, next_norm, self._normed)
         return None

@@ -506,8 +506,7 @@ class ModelRunner:
             return EagerProducts(self.model)
         from ssd_engine.execution.layer_products import LayerBuffers, make_layer_products
 
-        most = max(rows, self.options.max_forward_tokens)
-        buffers = LayerBuffers(self.model, rows if self.tp.size <= 2 else most)
+        buffers = LayerBuffers(self.model, rows)
         return make_layer_products(self.model, rows, self._kernels, buffers)
 
     def _begin_chained_products(self) -> bool:

@@ -33,6 +33,23 @@ def norm_kernel(
 
 
 @triton.jit
+def ordered_sum_kernel(
+    parts,  # [RANKS, count]
+    out,  # [count]
+    count,
+    RANKS: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * PIECE + tl.arange(0, PIECE)
+    inside = at < count
+    total = tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
+    for rank in tl.static_range(1, RANKS):
+        parts += count
+        total += tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def square_sums_kernel(
     projected,  # [rows, width]: queries, keys, values
     sums,  # [rows, 2]

@@ -8,6 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ssd_engine.models.ordered_sum import ordered_sum
+
+GATHERED_BYTES = 1 << 19  # of a rank's part: larger ones are added up in pieces, a rank each
+
 
 class TensorParallel(Protocol):
     rank: int
@@ -17,7 +21,8 @@ class TensorParallel(Protocol):
     in_graphs: bool  # its sums can be part of a captured step
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, on every rank."""
+        """The sum over ranks, on every rank; ``x`` may be written to. The bits of a number depend on
+        what ranks have of that number alone."""
 
     def gather_columns(self, x: Tensor) -> Tensor | None:
         """The columns of all ranks side by side, on rank 0; None elsewhere."""
@@ -61,7 +66,19 @@ class RankGroup:
     in_graphs = True
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x)
+        if self.size > 2:
+            return self._sum_in_order(x.contiguous())
+        dist.all_reduce(x)  # of two numbers there is one sum
+        return x
+
+    def _sum_in_order(self, x: Tensor) -> Tensor:
+        if x.nbytes <= GATHERED_BYTES or x.numel() % self.size:
+            parts = x.new_empty((self.size, *x.shape))
+            dist.all_gather_into_tensor(parts.view(-1), x.view(-1))
+            return ordered_sum(parts)
+        parts = x.new_empty((self.size, x.numel() // self.size))  # those of one piece
+        dist.all_to_all_single(parts, x.view_as(parts))
+        dist.all_gather_into_tensor(x.view(-1), ordered_sum(parts))
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor | None:
