@@ -1,9 +1,10 @@
 """A head as an endpoint of its target, both grown to 8B: what it reads, when, and what it is worth.
 
 Target and head are the shipped ones, grown, with room for long prompts; on one GPU each has a part
-to itself. Beside them is the same target with a model as its draft, which reads no hidden states.
-Requests are sampled as they usually are, and no flag changes the speed but those that keep modes
-apart. No prompt is found in a prefix cache. On a CPU the section is only rehearsed.
+to itself. Beside them is the same target with a model as its draft, which reads no hidden states,
+and one with the head whose flags are as they come. Requests are sampled as they usually are, and no
+flag of the others changes the speed but those that keep modes apart. No prompt is found in a prefix
+cache. On a CPU the section is only rehearsed.
 """
 
 import contextlib
@@ -37,8 +38,9 @@ MOST_LATE = 0.01  # of rounds
 MOST_FIRST = 1.05  # of the time to first token that there is without a head
 CONTEXT = 8192  # of which most is beyond what the models were trained for: stories are short
 FEW_TOKENS = 8  # of a request whose first token is timed
+TEMPERATURES = (0.0, SAMPLING["temperature"])
 LARGEST_TOKEN = 4000  # of the shipped tokenizer's, control tokens left out
-HEAD_METRICS, OTHER_METRICS = "127.0.0.1:9472", "127.0.0.1:9473"
+HEAD_METRICS, OTHER_METRICS, USUAL_METRICS = (f"127.0.0.1:{port}" for port in (9472, 9473, 9474))
 _salts = map(str, itertools.count())  # each request has its own: nothing is cached
 
 
@@ -59,7 +61,7 @@ class Place:
     def flags(self) -> list[str]:
         dtype = ["--dtype", "float32"] if self.device == "cpu" else []
         room = ["--max-model-len", str(CONTEXT), "--max-num-seqs", "4", "--num-kv-blocks", "1536"]
-        return ["--device", self.device, *dtype, *room, "--depth", str(DEPTH)]
+        return ["--device", self.device, *dtype, *room]
 
     @property
     def grown(self) -> list[str]:
@@ -72,47 +74,65 @@ class Place:
 GPU = Place()
 
 
+@dataclass(frozen=True)
+class Served:
+    """A target, and where it tells its metrics."""
+
+    client: Client
+    metrics: str
+
+
 def heads(place: Place = GPU) -> Rows:
     shared = mps() if place.device == "cuda" else contextlib.nullcontext()
-    with shared, tempfile.TemporaryDirectory() as folder, _served(Path(folder), place) as both:
-        client, other = both
-        for mode in MODES:  # what is used first is warm then
-            _texts(client, mode, 0.0, place)
-        _texts(other, "ssd", 0.0, place)
-        rows = [
-            row for each in (0.0, SAMPLING["temperature"]) for row in _modes(client, each, place)
-        ]
-        rows += [_late(place), _told(client, place), *_rounds(client, other, place)]
-        return [{"depth": DEPTH, **row} for row in [*rows, _first_tokens(client, other, place)]]
+    with shared, tempfile.TemporaryDirectory() as folder, _served(Path(folder), place) as served:
+        reads, drafts, usual = served
+        for temperature in TEMPERATURES:  # what is used first is warm then
+            for mode in MODES:
+                _texts(reads.client, mode, temperature, place)
+            _texts(drafts.client, "ssd", temperature, place)
+            _texts(usual.client, "not named", temperature, place)
+        before = _feature_rounds()
+        rows = [row for each in TEMPERATURES for row in _modes(reads.client, each, place)]
+        rows += [_late(before, place), _told(reads.client, place)]
+        rows = [{"depth": DEPTH, **row} for row in rows]
+        rows += _rounds(reads, drafts, usual, place)
+        return [*rows, _first_tokens(reads.client, drafts.client, place)]
 
 
 # Services
 
 
 @contextlib.contextmanager
-def _served(folder: Path, place: Place) -> Iterator[tuple[Client, Client]]:
-    """A target with the head as its endpoint and inside, and one with a model as its endpoint."""
+def _served(folder: Path, place: Place) -> Iterator[tuple[Served, Served, Served]]:
+    """A target with the head as its endpoint and inside, one with a model as its endpoint, and one
+    with the head whose flags are as they come."""
     target, head, draft = (with_context(name, folder / name) for name in (TARGET, HEAD, DRAFT))
-    apart = ["--no-auto-off", "--no-adapt-depth"]
+    deep = ["--depth", str(DEPTH)]
+    apart = [*deep, "--no-auto-off", "--no-adapt-depth"]
     with contextlib.ExitStack() as stack:
 
         def start(module: str, *flags: str) -> str:
             return stack.enter_context(service(module, *flags, *place.flags, ready=False))
 
+        def serve(metrics: str, *flags: str) -> Served:
+            about = (target, *flags, "--metrics-listen", metrics, *place.grown)
+            return Served(Client(start("ssd_target", *about)), metrics)
+
         with place.part(DRAFT_SHARE):
             about = ["--target-model", target, "--budget", "8", "--metrics-listen", HEAD_METRICS]
-            reads = start("ssd_draft", head, *about, *place.grown)
-            drafts = start("ssd_draft", draft)
+            reads = start("ssd_draft", head, *about, *deep, *place.grown)
+            drafts = start("ssd_draft", draft, *deep)
         with place.part(100 - DRAFT_SHARE):
-            linked = ["--draft", reads, "--draft-model", head, "--metrics-listen", METRICS]
-            first = start("ssd_target", target, *linked, *apart, *place.grown)
-            linked = ["--draft", drafts, "--metrics-listen", OTHER_METRICS]
-            second = start("ssd_target", target, *linked, *apart, *place.grown)
-        clients = Client(first), Client(second)
-        for address, client in zip((first, second), clients, strict=True):
-            wait_until_ready(address)
-            client.wait_for_links(1)
-        yield clients
+            linked = ["--draft", reads, "--draft-model", head]
+            served = (
+                serve(METRICS, *linked, *apart),
+                serve(OTHER_METRICS, "--draft", drafts, *apart),
+                serve(USUAL_METRICS, *linked),
+            )
+        for each in served:
+            wait_until_ready(each.client.address)
+            each.client.wait_for_links(1)
+        yield served
 
 
 def with_context(name: str, directory: Path) -> str:
@@ -125,10 +145,13 @@ def with_context(name: str, directory: Path) -> str:
     return str(directory)
 
 
-def _texts(client: Client, mode: str, temperature: float, place: Place) -> list[Generated]:
+def _texts(
+    client: Client, mode: str, temperature: float, place: Place, depth: int = 0
+) -> list[Generated]:
+    """``depth``: 0 for the target's."""
     sampling = {key: SAMPLING[key] for key in ("top_p", "top_k")} if temperature else {}
     prompts = enumerate(story_prompts(place.prompts, seed=23))
-    about = (mode, place.tokens, 0, temperature)
+    about = (mode, place.tokens, depth, temperature)
     return [
         client.generate(prompt, *about, seed, cache_salt=next(_salts), **sampling)
         for seed, prompt in prompts
@@ -145,11 +168,13 @@ def _modes(client: Client, temperature: float, place: Place) -> Rows:
 
 
 def _row(mode: str, done: list[Generated], plain: list[Generated]) -> dict[str, Any]:
+    return {"mode": mode, **against(done, [one.tokens for one in plain]), **_speed(done)}
+
+
+def _speed(done: Sequence[Generated]) -> dict[str, Any]:
     stats = [one.stats for one in done]
     rounds = sum(each.rounds for each in stats)
     return {
-        "mode": mode,
-        **against(done, [one.tokens for one in plain]),
         "tokens/s": statistics.median(one.rate for one in done),
         "tokens a round": sum(len(one.tokens) - 1 for one in done) / rounds,
         "rounds": rounds,
@@ -158,15 +183,21 @@ def _row(mode: str, done: list[Generated], plain: list[Generated]) -> dict[str, 
     }
 
 
-def _late(place: Place) -> dict[str, Any]:
+def _late(before: tuple[float, float], place: Place) -> dict[str, Any]:
     """Whether hidden states came before the next outcome."""
-    with urllib.request.urlopen(f"http://{HEAD_METRICS}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    rounds, late = (_value(text, f"ssd_draft_feature_rounds{each}_total") for each in ("", "_late"))
+    rounds, late = (now - then for now, then in zip(_feature_rounds(), before, strict=True))
     row: dict[str, Any] = {"mode": "features late", "rounds": int(rounds), "late": int(late)}
     if not rounds or (place.has_limits and late > MOST_LATE * rounds):
         row[FAILED] = f"features of {late:g} of {rounds:g} rounds were late"
     return row
+
+
+def _feature_rounds() -> tuple[float, float]:
+    """Those of the head so far, and how many of them were late."""
+    with urllib.request.urlopen(f"http://{HEAD_METRICS}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    name = "ssd_draft_feature_rounds"
+    return _value(text, f"{name}_total"), _value(text, f"{name}_late_total")
 
 
 def _value(text: str, name: str) -> float:
@@ -210,23 +241,28 @@ def _sent(client: Client) -> tuple[int, int, str]:
     return rows, sum(each.bytes for each in planes), "/".join(each.kind for each in planes)
 
 
-def _rounds(client: Client, other: Client, place: Place) -> Rows:
-    """Forwards of rounds and the gaps before them, misses included, in turns. Both drafts use a
-    part of the device meanwhile; ``tools.gpu.features`` times forwards alone."""
-    sides = {"a head": (client, METRICS), "a model": (other, OTHER_METRICS)}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for _ in range(place.repeats):
-        for name, (asked, metrics) in sides.items():
-            before = Clock.read(metrics)
-            _texts(asked, "ssd", 0.0, place)
-            found[name].append(Clock.read(metrics).since(before))
+def _rounds(reads: Served, drafts: Served, usual: Served, place: Place) -> Rows:
+    """Rounds as requests usually come, in turns: how many hit, their forwards and the gaps between
+    them, misses included."""
+    sides = [
+        *((f"ssd, a head, {depth} deep", reads, "ssd", depth) for depth in (1, 2, DEPTH)),
+        (f"ssd, a model, {DEPTH} deep", drafts, "ssd", DEPTH),
+        ("a head, as it comes", usual, "not named", 0),
+    ]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name, *_ in sides}
+    for _ in range(-(-place.repeats // 2)):
+        for name, served, mode, depth in sides:
+            before = Clock.read(served.metrics)
+            done = _texts(served.client, mode, TEMPERATURES[-1], place, depth)
+            clock = Clock.read(served.metrics).since(before)
+            found[name].append({**_speed(done), **clock})
     return [
-        {"mode": f"ssd, {name}", **{key: _median(each, key) for key in each[0]}}
+        {"mode": name, **{key: _median(each, key) for key in each[0]}}
         for name, each in found.items()
     ]
 
 
-def _median(found: Sequence[dict[str, float]], key: str) -> float:
+def _median(found: Sequence[dict[str, Any]], key: str) -> float:
     return statistics.median(each[key] for each in found)
 
 

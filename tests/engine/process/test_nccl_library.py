@@ -15,6 +15,7 @@ from ssd_engine.process.nccl_library import MULTI_RANK, loaded_version, share_gp
 
 libraries = [ctypes.CDLL(path) for path in sys.argv[1:]]  # as an extension module has its own
 print(loaded_version(), share_gpus(), os.environ.get(MULTI_RANK), sep="|")
+print(os.environ.get("NCCL_MAX_CTAS"))
 """
 
 pytestmark = needs_tool("a C compiler", *COMPILERS)
@@ -44,7 +45,9 @@ def ask(
         environment[nccl_library.MULTI_RANK] = multi_rank
     command = [sys.executable, "-c", ASK, *map(str, loaded)]
     said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    version, missing, variable = said.stdout.strip().split("|")
+    answer, blocks = said.stdout.splitlines()
+    version, missing, variable = answer.split("|")
+    assert (missing == "None") == (blocks != "None"), "room is left where ranks share a GPU"
     return version, missing, variable
 
 

@@ -175,7 +175,10 @@ class GraphRunner:
         self._expected: _Expected | None = None
         self._last: InFlight | None = None
         self._last_end: torch.cuda.Event | None = None
-        self.gap_seconds = 0.0  # the device's idle time before the last step whose result was read
+        # The device's idle time between the last step whose result was read and the one before it;
+        # 0 where another forward was launched in between.
+        self.gap_seconds = 0.0
+        self._follows_step = False
 
     @property
     def chains(self) -> bool:
@@ -347,9 +350,13 @@ class GraphRunner:
         self._using[step.shape, side] = end
         if held is not None:
             self._reading_masks[side] = end
-        about = (told, start, end, logits, self._features, self._rejector)
-        self._last = InFlight(self, step, side, *about)
+        about = (told, start, end, logits, self._features, self._rejector, self._follows_step)
+        self._last, self._follows_step = InFlight(self, step, side, *about), True
         return self._last
+
+    def interrupted(self) -> None:
+        """Another forward is launched: for how long nobody asks for a step is not ours to say."""
+        self._follows_step = False
 
     def beside(self) -> AbstractContextManager[object]:
         """What is done inside does not wait for the step that was launched last."""
@@ -405,9 +412,10 @@ class GraphRunner:
                 return step
         return None
 
-    def ended(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def ended(self, start: torch.cuda.Event, end: torch.cuda.Event, follows_step: bool) -> float:
         """Seconds that the step took; also keeps how long the device had nothing to do before."""
-        if self._last_end is not None:
+        self.gap_seconds = 0.0
+        if follows_step and self._last_end is not None:
             self.gap_seconds = self._last_end.elapsed_time(start) / 1000
         self._last_end = end
         return start.elapsed_time(end) / 1000
@@ -450,12 +458,14 @@ class InFlight:
         logits: Tensor | None = None,
         features: StepFeatures | None = None,
         rejector: Rejector | None = None,
+        follows_step: bool = False,
     ) -> None:
-        """``logits``: where they are at its end. ``features``: what it tells."""
+        """``logits``: where they are at its end. ``features``: what it tells. ``follows_step``: no
+        other forward came in between."""
         self.step, self.side, self.told = step, side, told
         self.rows, self.end, self.features = told.rows, end, features
         self._runner, self._rejector = runner, rejector
-        self._start, self._step_logits = start, logits
+        self._start, self._step_logits, self._follows_step = start, logits, follows_step
         self._look_ahead: Callable[[], None] | None = told.look_ahead
         self._done = False
 
@@ -514,7 +524,7 @@ class InFlight:
         return self._runner.features_of(self, sum(len(part.tokens) for part in self.told.parts))
 
     def _seconds(self) -> float:
-        return self._runner.ended(self._start, self.end)
+        return self._runner.ended(self._start, self.end, self._follows_step)
 
     def _verdicts(self, drawn: NDArray[np.int32]) -> tuple[list[int], list[int]]:
         """Tokens, and where the logits were no logits. Lists: so few numbers are quicker so."""

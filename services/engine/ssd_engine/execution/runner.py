@@ -375,6 +375,8 @@ class ModelRunner:
         """
         if launched is not None and self.device.type == "cpu":
             launched()
+        if self.steps is not None:
+            self.steps.interrupted()
         if not self._tuned:
             self._clear_fresh_blocks([part for part in parts if not isinstance(part, TreeRows)])
         self._move([part for part in parts if isinstance(part, KVCopy)])

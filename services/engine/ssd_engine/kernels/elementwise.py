@@ -43,7 +43,7 @@ def ordered_sum_kernel(
     at = tl.program_id(0).to(tl.int64) * PIECE + tl.arange(0, PIECE)
     inside = at < count
     total = tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
-    for rank in tl.static_range(1, RANKS):
+    for _ in tl.static_range(1, RANKS):
         parts += count
         total += tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

@@ -21,8 +21,8 @@ class TensorParallel(Protocol):
     in_graphs: bool  # its sums can be part of a captured step
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, on every rank; ``x`` may be written to. The bits of a number depend on
-        what ranks have of that number alone."""
+        """The sum over ranks, on every rank; ``x`` may be written to. The bits of a number follow
+        from what ranks have of it alone."""
 
     def gather_columns(self, x: Tensor) -> Tensor | None:
         """The columns of all ranks side by side, on rank 0; None elsewhere."""

@@ -10,6 +10,9 @@ import os
 LIBRARY = "libnccl.so.2"
 SHARES_GPUS_SINCE = (2, 30)
 MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"  # read by the library when a communicator is made
+# Blocks of a sum wait on the GPU until all ranks are there. Where ranks share it they must not take
+# it whole: kernels of a rank that is still to come need room beside them.
+FEW_BLOCKS = {"NCCL_MAX_CTAS": "2", "NCCL_MAX_P2P_NCHANNELS": "2"}
 
 
 def loaded_version() -> tuple[int, int, int] | None:
@@ -22,7 +25,8 @@ def loaded_version() -> tuple[int, int, int] | None:
 
 
 def share_gpus() -> str | None:
-    """Asks the library to let ranks share a GPU. Returns what is in the way; None: nothing is."""
+    """Asks the library to let ranks share a GPU, and to leave room on it. Returns what is in the
+    way; None: nothing is."""
     version = loaded_version()
     if version is None:
         return f"no {LIBRARY} is loaded"
@@ -31,6 +35,8 @@ def share_gpus() -> str | None:
         return f"NCCL {'.'.join(map(str, version))} does not allow that, {since} and later do"
     if os.environ.setdefault(MULTI_RANK, "1") != "1":
         return f"{MULTI_RANK} is {os.environ[MULTI_RANK]!r}, not 1"
+    for name, value in FEW_BLOCKS.items():
+        os.environ.setdefault(name, value)
     return None
 
 

@@ -148,7 +148,7 @@ class TargetMetrics(ServiceMetrics):
             "ssd_forwards": ("Forwards of rounds.", lambda s: s.forwards),
             "ssd_forward_seconds": ("Time of these forwards.", lambda s: s.forward_seconds),
             "ssd_forward_gap_seconds": (
-                "Time for which a GPU had nothing to do before them.",
+                "Time for which a GPU had nothing to do between two that followed each other.",
                 lambda s: s.gap_seconds,
             ),
         }
