@@ -1,4 +1,4 @@
-"""How long a device idled between two steps: nobody's time counts in which no step was asked for."""
+"""How long a device idled between two steps, not counting the time in which none was asked for."""
 
 from typing import Any
 
