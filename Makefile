@@ -82,14 +82,14 @@ style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# Two workers more than there are cores, as tests wait for processes that they start; checks in full
+# Three workers more than there are cores, as tests wait for processes that they start; checks in full
 # keep the cores busy by themselves. Tests that share services stay on one worker
 # (tests/side_by_side.py). Types are checked by one of the tests. Services start faster where Python
 # may keep what it has compiled.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --durations 10 --numprocesses
 
 test: style
-	$(PYTEST) $$(expr $$(nproc) + 2)
+	$(PYTEST) $$(expr $$(nproc) + 3)
 
 test-full: style
 	SSD_TEST_FULL=1 $(PYTEST) $$(nproc)

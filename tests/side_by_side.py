@@ -1,7 +1,7 @@
 """Which tests a worker runs one after the other, and which files come first.
 
 A file stays on one worker, and so do files whose tests share services: each worker would start
-those services for itself.
+those services for itself. Where tests share nothing and take long, each goes by itself.
 """
 
 from typing import Any
@@ -59,16 +59,29 @@ SERVICES = {
 }
 _SHARED = {file: services for services, files in SERVICES.items() for file in files}
 
+APART = (
+    "speculation/test_protocol_explored.py",
+    "speculation/test_exact_under_every_fault.py",
+    "speculation/test_heads_under_every_fault.py",
+)
+
 # Files that take longest, the longest first: no worker is left alone with one at the end.
 LONGEST = (
     "speculation/test_protocol_explored.py",
     *SERVICES["pair"],
     *SERVICES["shown"],
     "speculation/test_soak.py",
+    "speculation/test_heads_under_every_fault.py",
     "speculation/test_exact_under_every_fault.py",
+    "attacks/test_frozen_engine.py",
+    "gateway/test_gateway_failover.py",
+    "speculation/test_head_service.py",
     "speculation/test_rolling_restart.py",
     *SERVICES["victims"],
+    *SERVICES["fronted"],
     "engine/execution/test_step.py",
+    "engine/execution/test_step_features.py",
+    "engine/execution/test_head_step.py",
     "speculation/test_rejection_end_to_end.py",
     *SERVICES["watched"],
     "client/local/test_launcher.py",
@@ -93,7 +106,7 @@ LONGEST = (
 def group(node_id: str) -> str:
     """Tests of one group run on one worker."""
     file = _file(node_id)
-    return _SHARED.get(file, file)
+    return node_id if file in APART else _SHARED.get(file, file)
 
 
 def place_in_order(node_id: str) -> int:

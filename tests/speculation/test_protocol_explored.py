@@ -91,7 +91,7 @@ met: Counter[LookUp] = Counter()
     [full_only(each) if each.name in IN_FULL_ALONE else each for each in SETTINGS],
     ids=[setting.name for setting in SETTINGS],
 )
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(10_800)
 def test_all_is_well_in_every_state(setting: Setting) -> None:
     setting = scaled(setting)
     recovery = Recovery(PATIENCE)
