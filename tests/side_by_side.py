@@ -60,7 +60,6 @@ SERVICES = {
 _SHARED = {file: services for services, files in SERVICES.items() for file in files}
 
 APART = (
-    "speculation/test_protocol_explored.py",
     "speculation/test_exact_under_every_fault.py",
     "speculation/test_heads_under_every_fault.py",
 )
