@@ -23,7 +23,9 @@ class Front(EngineProcess):
     """Keeps what the engine says; one word it cannot take."""
 
     def __init__(self, *script: tuple[str, int]) -> None:
-        super().__init__(scripted_engine.__name__, list(script), msgspec.msgpack.Decoder(str).decode)
+        super().__init__(
+            scripted_engine.__name__, list(script), msgspec.msgpack.Decoder(str).decode
+        )
         self.words: list[str] = []
         self.ended: list[SSDError] = []
 
