@@ -31,6 +31,12 @@ class Backlog(asyncio.Queue[Delta | SSDError]):
         self.size -= size_of(item)
         return item
 
+    @property
+    def head(self) -> Delta | SSDError:
+        """The next one; there must be one."""
+        item: Delta | SSDError = self._queue[0]
+        return item
+
     def replace(self, error: SSDError) -> None:
         """All is dropped; what is left to say is why."""
         while not self.empty():

@@ -277,7 +277,7 @@ class TargetServicer:
                 for event in prompt.unscored():
                     yield event
             while completion.finish is None:
-                batch = await _next(deltas)
+                batch = await next_committed(deltas)
                 for scores in [delta.prompt_scores for delta in batch if delta.prompt_scores]:
                     for response in prompt.scored(scores, request.prompt_logprobs or 0):
                         yield response
@@ -303,24 +303,35 @@ def _outcome(error: SSDError) -> str:
     return "error" if isinstance(error, FAILURES) else "refused"
 
 
-async def _next(deltas: Backlog) -> list[Delta]:
-    """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces."""
-    batch: list[Delta] = []
-    size = 0
-    while not batch or not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
-        delta = await deltas.get()
-        size += size_of(delta)
-        if isinstance(delta, SSDError):
-            if not batch:
-                raise delta
-            deltas.put_nowait(delta)  # after what was committed before it
-            return batch
-        if delta.error is not None:
-            raise RequestFailed(delta.error)
-        if delta.returned:
-            raise HandedOver("the server is draining, and had not begun; use another endpoint")
-        batch.append(delta)
+async def next_committed(deltas: Backlog) -> list[Delta]:
+    """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces. An
+    error is raised only after what was committed before it."""
+    batch = [_committed(await deltas.get())]
+    size = size_of(batch[0])
+    while not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
+        if _failure(deltas.head) is not None:
+            break
+        batch.append(_committed(deltas.get_nowait()))
+        size += size_of(batch[-1])
     return batch
+
+
+def _committed(delta: Delta | SSDError) -> Delta:
+    failure = _failure(delta)
+    if failure is not None:
+        raise failure
+    return delta
+
+
+def _failure(delta: Delta | SSDError) -> SSDError | None:
+    """Why there are no more tokens."""
+    if isinstance(delta, SSDError):
+        return delta
+    if delta.error is not None:
+        return RequestFailed(delta.error)
+    if delta.returned:
+        return HandedOver("the server is draining, and had not begun; use another endpoint")
+    return None
 
 
 def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
