@@ -342,6 +342,24 @@ def test_certain_tokens_need_no_logits(options: dict[str, Any], where: str, righ
     assert found.accepted >= len(certain) + right
 
 
+class LongOutput(list[int]):
+    """Too long to be gone through in every round."""
+
+    def __add__(self, other: object) -> Any:
+        pytest.fail("the output was copied")
+
+    def __iter__(self) -> Any:
+        pytest.fail("the output was gone through")
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "filtered"])
+def test_a_round_does_not_copy_what_is_committed(name: str) -> None:
+    sequence = make_sequence(OPTIONS[name])
+    expected = verify_one(round_of(sequence, [6, 7, 8]), make_logits(4, seed=1))
+    sequence.output = LongOutput(sequence.output)
+    assert verify_one(round_of(sequence, [6, 7, 8]), make_logits(4, seed=1)) == expected
+
+
 def test_certain_tokens_have_logits_where_log_probabilities_are_told() -> None:
     sequence = make_sequence(OPTIONS["plain"], num_logprobs=2)
     work = extended(round_of(sequence, []), Speculation([6, 8]), 2)

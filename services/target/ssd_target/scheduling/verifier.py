@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.result import ForwardResult, RejectionVerdict
 from ssd_engine.grammar.allowed import Allowed
+from ssd_engine.sampling.history import Extended
 from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.rejection import SampledSpeculation, verify_rejection
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample, target_distribution
@@ -65,7 +66,7 @@ def sample_rows(work: Work) -> list[SampleRow]:
         SampleRow(
             sequence.sampling,
             sequence.prompt,
-            sequence.output + speculated[:i] if i else sequence.output,
+            Extended(sequence.output, speculated[:i]) if i else sequence.output,
             _allowed(sequence, speculated[:i]),
         )
         for i in range(certain, certain + work.chunk.num_logits)
