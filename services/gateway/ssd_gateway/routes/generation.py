@@ -69,6 +69,7 @@ class GenerationRoutes:
             stream,
             config.write_timeout,
             gateway.metrics,
+            gateway.drain,
             request_id,
             translated.params,
         )
