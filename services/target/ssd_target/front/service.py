@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.errors import SSDError
+from ssd_engine.errors import InputError, SSDError
 from ssd_engine.text.completion import Completion, FinishReason
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
@@ -316,11 +316,16 @@ async def _next(deltas: Backlog) -> list[Delta]:
             deltas.put_nowait(delta)  # after what was committed before it
             return batch
         if delta.error is not None:
-            raise RequestFailed(delta.error)
+            raise _failure(delta.error, delta.field)
         if delta.returned:
             raise HandedOver("the server is draining, and had not begun; use another endpoint")
         batch.append(delta)
     return batch
+
+
+def _failure(problem: str, field: str) -> SSDError:
+    """The caller's fault where a field of the request is named, else ours."""
+    return InputError(field, problem) if field else RequestFailed(problem)
 
 
 def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
