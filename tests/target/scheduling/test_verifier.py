@@ -292,7 +292,7 @@ def test_what_can_be_drawn_is_before_a_grammar_ends(options: dict[str, Any], dra
     sequence.grammar = cast(Any, EndingGrammar(len(sequence.output) + drawable))
     (outcome,) = verify([round_of(sequence, plain[:2])], ForwardResult(lambda: logits))
     if not drawable:
-        assert outcome == NothingDrawn("grammar: a bound was reached")
+        assert outcome == NothingDrawn("a bound was reached", "grammar")
     else:
         assert isinstance(outcome, RoundOutcome)
         assert outcome.tokens == plain[:drawable]

@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.errors import SSDError
+from ssd_engine.errors import InputError, SSDError
 from ssd_engine.text.completion import Completion, FinishReason
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
@@ -327,8 +327,8 @@ def _failure(delta: Delta | SSDError) -> SSDError | None:
     """Why there are no more tokens."""
     if isinstance(delta, SSDError):
         return delta
-    if delta.error is not None:
-        return RequestFailed(delta.error)
+    if delta.error is not None:  # the caller's fault where a field of the request is named
+        return InputError(delta.field, delta.error) if delta.field else RequestFailed(delta.error)
     if delta.returned:
         return HandedOver("the server is draining, and had not begun; use another endpoint")
     return None

@@ -41,6 +41,7 @@ class NothingDrawn:
     """Takes the place of an outcome: nothing can be drawn."""
 
     problem: str
+    field: str = ""  # of the request, where that is at fault
 
 
 NON_FINITE = NothingDrawn(
@@ -145,7 +146,7 @@ def _drawn_by_device(
         count = grammar.num_allowed(work.sequence.output, tokens)
         path, tokens = _up_to(count, path, tokens)
         if not tokens:
-            return NothingDrawn(f"grammar: {grammar.problem}")
+            return NothingDrawn(grammar.problem, "grammar")
     if wanted is None:
         return RoundOutcome(path, tokens, None)
     values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
@@ -293,7 +294,7 @@ def _outcome(
     work: Work, path: Rows[int], tokens: list[int], logits: Tensor, finite: list[bool]
 ) -> RoundOutcome | NothingDrawn:
     if not tokens and work.sequence.grammar is not None:
-        return NothingDrawn(f"grammar: {work.sequence.grammar.problem}")
+        return NothingDrawn(work.sequence.grammar.problem, "grammar")
     # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
     if not all(finite[: len(tokens) - work.num_certain]):
         return NON_FINITE
