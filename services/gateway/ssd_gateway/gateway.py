@@ -1,10 +1,11 @@
 """What every route needs, made once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.connection.stall import StallLooker
 from ssd_client.errors import ClientError
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.body import read_json
@@ -26,6 +27,7 @@ class Gateway:
     keys: Keys
     metrics: GatewayMetrics
     drain: Drain
+    stalls: StallLooker = field(default_factory=StallLooker)
 
     async def read(self, request: Request, kind: type[Fields]) -> Fields:
         """The fields of a request whose caller may ask for it."""

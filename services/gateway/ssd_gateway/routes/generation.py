@@ -52,7 +52,14 @@ class GenerationRoutes:
         targets = gateway.targets_for(fields.model, translated.affinity)
         metadata_of = gateway.metadata_for(request)
         generations = [
-            Generation(targets, each, metadata_of, config.request_timeout)
+            Generation(
+                targets,
+                each,
+                metadata_of,
+                gateway.stalls,
+                config.stall_timeout,
+                config.request_timeout,
+            )
             for each in translated.requests
         ]
         choices = [

@@ -12,6 +12,7 @@ from ssd_engine.errors import InputError, SSDError
 from ssd_engine.text.completion import Completion, FinishReason
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
+from ssd_serving.engine.records import Beat
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.rpc.messages import Kind
 from ssd_serving.rpc.plane_messages import encode_report
@@ -28,6 +29,7 @@ from ssd_serving.rpc.streams import write_in_time
 from ssd_serving.security.access import Access
 from ssd_serving.security.allowances import Accounts, IdentityAccount
 from ssd_target.front.backlog import Backlog, size_of
+from ssd_target.front.beats import BEAT_SECONDS
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.parsing import Parser
@@ -55,6 +57,7 @@ REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+BEAT = pb.GenerateResponse(beat=pb.GenerateBeat())
 Answer = TypeVar("Answer")
 
 
@@ -278,6 +281,9 @@ class TargetServicer:
                     yield event
             while completion.finish is None:
                 batch = await next_committed(deltas)
+                if not batch:
+                    yield BEAT
+                    continue
                 for scores in [delta.prompt_scores for delta in batch if delta.prompt_scores]:
                     for response in prompt.scored(scores, request.prompt_logprobs or 0):
                         yield response
@@ -305,11 +311,15 @@ def _outcome(error: SSDError) -> str:
 
 async def next_committed(deltas: Backlog) -> list[Delta]:
     """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces. An
-    error is raised only after what was committed before it."""
-    batch = [_committed(await deltas.get())]
+    error is raised only after what was committed before it. Nothing, where the engine goes on and
+    has none yet."""
+    first = await deltas.get()
+    if isinstance(first, Beat):
+        return []
+    batch = [_committed(first)]
     size = size_of(batch[0])
     while not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
-        if _failure(deltas.head) is not None:
+        if isinstance(deltas.head, Beat) or _failure(deltas.head) is not None:
             break
         batch.append(_committed(deltas.get_nowait()))
         size += size_of(batch[-1])
@@ -378,6 +388,7 @@ def _started(request: ParsedRequest, sequence: int, serving: TargetServing) -> p
             model_fingerprint=serving.info.fingerprint,
             model_digest=serving.info.digest,
             sequence=sequence,
+            beat_millis=int(1000 * BEAT_SECONDS),
         )
     )
 
