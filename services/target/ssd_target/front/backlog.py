@@ -45,7 +45,7 @@ class Backlog(asyncio.Queue[Item]):
     @property
     def head(self) -> Item:
         """The next one; there must be one."""
-        item: Item = self._queue[0]
+        item: Item = self._queue[0]  # type: ignore[attr-defined]
         return item
 
     def replace(self, error: SSDError) -> None:

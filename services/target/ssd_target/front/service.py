@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import grpc
 
@@ -28,7 +28,7 @@ from ssd_serving.rpc.status import (
 from ssd_serving.rpc.streams import write_in_time
 from ssd_serving.security.access import Access
 from ssd_serving.security.allowances import Accounts, IdentityAccount
-from ssd_target.front.backlog import Backlog, size_of
+from ssd_target.front.backlog import Backlog, Item, size_of
 from ssd_target.front.beats import BEAT_SECONDS
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
@@ -316,32 +316,31 @@ async def next_committed(deltas: Backlog) -> list[Delta]:
     first = await deltas.get()
     if isinstance(first, Beat):
         return []
-    batch = [_committed(first)]
-    size = size_of(batch[0])
+    if not _is_committed(first):
+        raise _failure(first)
+    batch = [first]
+    size = size_of(first)
     while not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
-        if isinstance(deltas.head, Beat) or _failure(deltas.head) is not None:
+        if not _is_committed(head := deltas.head):
             break
-        batch.append(_committed(deltas.get_nowait()))
-        size += size_of(batch[-1])
+        batch.append(head)
+        deltas.get_nowait()
+        size += size_of(head)
     return batch
 
 
-def _committed(delta: Delta | SSDError) -> Delta:
-    failure = _failure(delta)
-    if failure is not None:
-        raise failure
-    return delta
+def _is_committed(item: Item) -> TypeGuard[Delta]:
+    return isinstance(item, Delta) and item.error is None and not item.returned
 
 
-def _failure(delta: Delta | SSDError) -> SSDError | None:
+def _failure(item: Delta | SSDError) -> SSDError:
     """Why there are no more tokens."""
-    if isinstance(delta, SSDError):
-        return delta
-    if delta.error is not None:  # the caller's fault where a field of the request is named
-        return InputError(delta.field, delta.error) if delta.field else RequestFailed(delta.error)
-    if delta.returned:
+    if isinstance(item, SSDError):
+        return item
+    if item.error is None:
         return HandedOver("the server is draining, and had not begun; use another endpoint")
-    return None
+    # The caller's fault where a field of the request is named.
+    return InputError(item.field, item.error) if item.field else RequestFailed(item.error)
 
 
 def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
