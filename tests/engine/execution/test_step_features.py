@@ -271,7 +271,8 @@ def test_a_head_that_comes_while_steps_are_served_has_one_graph_captured_before_
     served.follow()
     assert len(Graph.captured) == 2 * plain
     assert not served.is_behind
-    assert_close(launch(steps, rounds(2)).result().features, expected(runner, rounds(2)))
+    told = launch(steps, rounds(2)).result().features
+    assert_close(told, expected(runner, rounds(2), feed.watched))
     runner.watch(())
 
 
