@@ -17,7 +17,7 @@ from ssd_engine.process.children import settle_memory
 from ssd_serving.calls.health import Health
 from ssd_serving.calls.health_server import HealthServer, bound
 from ssd_serving.calls.refusals import REASONS, ReportRefusals, methods_of
-from ssd_serving.calls.request_interceptor import ClientGone, ReadRequests
+from ssd_serving.calls.request_interceptor import ReadRequests
 from ssd_serving.calls.trace_service import SERVICE as TRACES
 from ssd_serving.calls.trace_service import TraceServicer
 from ssd_serving.config import (
@@ -32,6 +32,7 @@ from ssd_serving.engine.records import Ready
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
+from ssd_serving.observability.grpc_log import tame_grpc_log
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.plan import ModelPlan
@@ -173,7 +174,7 @@ class ServiceServer(ABC):
         self._stop.set()
 
     def _make_server(self) -> grpc.aio.Server:
-        logging.getLogger(ClientGone.logger).addFilter(ClientGone())
+        tame_grpc_log()
         server = grpc.aio.server(
             interceptors=(self._refusals, Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.

@@ -1,4 +1,4 @@
-"""Tasks that last as long as their service: none of them is lost to an error that nobody foresaw."""
+"""Tasks that last as long as their service: an error that nobody foresaw does not end them."""
 
 import asyncio
 import logging
