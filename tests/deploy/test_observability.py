@@ -46,6 +46,7 @@ LABELS |= {
     "kind": 8,
     "place": 2,
     "stream": 2,
+    "task": 8,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0

@@ -23,8 +23,10 @@ from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.config import is_loopback, parse_address
 from ssd_serving.files.port_file import remove_port, write_port
 from ssd_serving.files.reloading import Reloading
+from ssd_serving.observability.grpc_log import tame_grpc_log
 from ssd_serving.security.tls import TlsFiles, check_ca, check_key_pair, server_context
 from ssd_serving.server_security import make_access, tls_files
+from ssd_serving.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +83,16 @@ class GatewayServer:
 
     async def run(self) -> None:
         config = self._config
+        tame_grpc_log()  # what targets send
         remove_port(config.port_file)
         listening = self._listen()
         port = listening.getsockname()[1]
         server = self._make_server()
         self._handle_signals(server)
         self._listen_metrics()
-        refreshing = asyncio.ensure_future(self._pool.run())
-        reloading = asyncio.ensure_future(self._reload_certificates(server))
+        supervisor = Supervisor(self._metrics.task_failed)
+        refreshing = supervisor.start("targets", self._pool.run)
+        reloading = supervisor.start("certificates", lambda: self._reload_certificates(server))
         try:
             write_port(config.port_file, port)
             scheme = "http" if self._tls is None else "https"

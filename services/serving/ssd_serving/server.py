@@ -17,7 +17,7 @@ from ssd_engine.process.children import settle_memory
 from ssd_serving.calls.health import Health
 from ssd_serving.calls.health_server import HealthServer, bound
 from ssd_serving.calls.refusals import REASONS, ReportRefusals, methods_of
-from ssd_serving.calls.request_interceptor import ClientGone, ReadRequests
+from ssd_serving.calls.request_interceptor import ReadRequests
 from ssd_serving.calls.trace_service import SERVICE as TRACES
 from ssd_serving.calls.trace_service import TraceServicer
 from ssd_serving.config import (
@@ -32,6 +32,7 @@ from ssd_serving.engine.records import Ready
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
+from ssd_serving.observability.grpc_log import tame_grpc_log
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.plan import ModelPlan
@@ -40,6 +41,7 @@ from ssd_serving.rpc.connections import connection_options
 from ssd_serving.security.access import Access, Guard
 from ssd_serving.security.tls import server_credentials
 from ssd_serving.server_security import tls_files
+from ssd_serving.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +89,13 @@ class ServiceServer(ABC):
         max_request_bytes: int,
         spans: Spans,
         name: str,
+        supervisor: Supervisor,
     ) -> None:
         """``max_calls``: live calls that the service has a use for. ``max_request_bytes``: of the
         longest message that it can make use of. ``name``: of what is served, for traces."""
+        self._supervisor = supervisor
+        self._engine_watch = EngineWatch(config.engine_timeout)
+        self._engine_state = EngineState.MOVING  # that callers and probes were told
         self._spans = spans
         self._traces = TraceServicer(self.role, name, engine.trace)
         self._service_config = config
@@ -144,7 +150,7 @@ class ServiceServer(ABC):
             write_port(self._service_config.port_file, port)
             log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
             if await self._load():
-                watching = asyncio.ensure_future(self._watch_engine())
+                watching = self._supervisor.start("engine_watch", self._watch_engine)
                 await self._first_of(self._engine_process.gone)
                 watching.cancel()
                 await self._drain()
@@ -168,7 +174,7 @@ class ServiceServer(ABC):
         self._stop.set()
 
     def _make_server(self) -> grpc.aio.Server:
-        logging.getLogger(ClientGone.logger).addFilter(ClientGone())
+        tame_grpc_log()
         server = grpc.aio.server(
             interceptors=(self._refusals, Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.
@@ -218,7 +224,7 @@ class ServiceServer(ABC):
         address = self._service_config.health_listen
         if address is None:
             return None
-        server = HealthServer(self._health, self._refusals)
+        server = HealthServer(self._health, self._refusals, self._supervisor)
         port = server.bind("--health-listen", address)
         log.info("health on %s:%d", parse_address("", address)[0], port)
         return server
@@ -274,12 +280,11 @@ class ServiceServer(ABC):
         """An engine that stands still serves nobody: callers are told so, and may go elsewhere. It
         may go on; after twice the time it is taken for dead, and whoever looks after processes may
         start another one."""
-        engine, watch = self._engine_process, EngineWatch(self._service_config.engine_timeout)
-        before = watch.state
+        engine, watch = self._engine_process, self._engine_watch
         while True:
             await asyncio.sleep(watch.interval)
             now = watch.look(engine.silent_seconds)
-            if now is before:
+            if now is self._engine_state:
                 continue
             log.log(logging.INFO if now is EngineState.MOVING else logging.ERROR, _SAID[now])
             if now is EngineState.STALLED:
@@ -289,7 +294,7 @@ class ServiceServer(ABC):
                 engine.stalled = None
             await self._set_health(READINESS, UP if now is EngineState.MOVING else DOWN)
             await self._set_health(LIVENESS, DOWN if now is EngineState.DEAD else UP)
-            before = now
+            self._engine_state = now
 
     async def _first_of(self, future: "asyncio.Future[Any]") -> None:
         """Return when the future is done, the engine is gone, or a signal came."""

@@ -77,19 +77,35 @@ class DraftLink:
         self.last_named = self._clock()
 
     async def run(self) -> None:
-        """Until cancelled; without a use for it, until it fails."""
+        """Until cancelled; without a use for it, until it fails. After an error that nobody foresaw
+        it is down, and may be run again."""
         try:
-            while not self._is_forgotten:
-                event = await self._one_epoch()
-                self.state = transition(self.state, event)
-                if self.left:
-                    return
-                pause = MISFIT_PAUSE if event is DraftLinkEvent.MISFIT else self._pause
-                self._pause = min(2 * self._pause, BACK_OFF[1])
-                await asyncio.sleep(pause * random.uniform(0.75, 1.0))
-                self.state = transition(self.state, DraftLinkEvent.RETRY)
-        finally:
+            await self._run()
+        except Exception as error:
+            self._break_down(error)
+            raise
+        except asyncio.CancelledError:
             self.state = transition(self.state, DraftLinkEvent.CLOSE)
+            raise
+        self.state = transition(self.state, DraftLinkEvent.CLOSE)
+
+    async def _run(self) -> None:
+        if self.state is not DraftLinkState.CONNECTING:
+            self.state = transition(self.state, DraftLinkEvent.RETRY)
+        while not (self.left or self._is_forgotten):
+            event = await self._one_epoch()
+            self.state = transition(self.state, event)
+            if self.left:
+                return
+            pause = MISFIT_PAUSE if event is DraftLinkEvent.MISFIT else self._pause
+            self._pause = min(2 * self._pause, BACK_OFF[1])
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+            self.state = transition(self.state, DraftLinkEvent.RETRY)
+
+    def _break_down(self, error: Exception) -> None:
+        if self.state in (DraftLinkState.CONNECTING, DraftLinkState.UP):
+            self.state = transition(self.state, DraftLinkEvent.FAIL)
+        self.report.down(LinkBroken("internal", f"an error here, not there: {error!r}"))
 
     @property
     def _is_forgotten(self) -> bool:
