@@ -140,8 +140,9 @@ def _invalid(error: ClientError, params: Mapping[str, str]) -> ApiError:
     param = param_of(error.field, params)
     problem = str(error).removeprefix(f"{error.field}: ")
     problem = _DOTTED.sub(lambda found: params.get(found[0], found[0]), problem)
-    code = "context_length_exceeded" if error.field_reason == TOO_LONG else None
-    return bad_request(param or None, problem, code)
+    if error.field_reason == TOO_LONG:  # programs look at how it begins
+        return ApiError(400, problem, param=param or None, code="context_length_exceeded")
+    return bad_request(param or None, problem)
 
 
 def _too_large(message: str, param: str | None) -> ApiError:
