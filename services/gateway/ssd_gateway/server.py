@@ -19,6 +19,7 @@ from ssd_gateway.http.drain import Drain
 from ssd_gateway.http.keys import Keys
 from ssd_gateway.http.protocol import bounded
 from ssd_gateway.metrics import GatewayMetrics
+from ssd_gateway.reading.bodies import BodyReader
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.config import is_loopback, parse_address
 from ssd_serving.files.port_file import remove_port, write_port
@@ -77,7 +78,8 @@ class GatewayServer:
         checked = config.token_file is not None or config.target_token_file is None
         keys = Keys(access, self._pool, guarded, passes_on=config.pass_keys and checked)
         self._drain = Drain(config.drain_timeout)
-        self._gateway = Gateway(config, self._pool, keys, self._metrics, self._drain)
+        self._bodies = BodyReader(config)
+        self._gateway = Gateway(config, self._pool, keys, self._metrics, self._drain, self._bodies)
 
     async def run(self) -> None:
         config = self._config
@@ -104,6 +106,7 @@ class GatewayServer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            self._bodies.close()
             await self._pool.close()
         log.info("stopped")
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import grpc
 import msgspec
@@ -53,6 +53,10 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.kind, self.retry_after = kind, retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = (self.kind, self.param, self.code, self.retry_after)
+        return ApiError, (self.status, str(self), *about)
 
     def body(self) -> ErrorAnswer:
         return {
@@ -131,7 +135,7 @@ def _of_status(error: ClientError, params: Mapping[str, str]) -> ApiError:
         case grpc.StatusCode.PERMISSION_DENIED:
             return ApiError(403, message, code="insufficient_permissions")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return _too_large(message, params.get("request"))
+            return _beyond_bound(message, params.get("request"))
     return ApiError(500, message, SERVER)
 
 
@@ -144,12 +148,17 @@ def _invalid(error: ClientError, params: Mapping[str, str]) -> ApiError:
     return bad_request(param or None, problem, code)
 
 
-def _too_large(message: str, param: str | None) -> ApiError:
+def _beyond_bound(message: str, param: str | None) -> ApiError:
     """More than a target takes in one message."""
     told = _TOO_LARGE.search(message)
     if told is not None:
-        about = f"the request has {told[1]} bytes for the model's server, which takes {told[2]}"
-        message = f"{param}: {about}; make it shorter" if param else about
+        return too_large(int(told[1]), int(told[2]), param)
+    return ApiError(413, message, param=param, code="request_too_large")
+
+
+def too_large(size: int, most: int, param: str | None) -> ApiError:
+    about = f"the request has {size} bytes for the model's server, which takes {most}"
+    message = f"{param}: {about}; make it shorter" if param else about
     return ApiError(413, message, param=param, code="request_too_large")
 
 
