@@ -6,7 +6,6 @@ import os
 import pickle
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from ssd_gateway.http.errors import ApiError
 from ssd_gateway.reading.prepared import (
     MAX_ALL_BYTES,
     Prepare,
-    Prepared,
     Terms,
     prepare_chat,
     prepare_completion,
@@ -26,6 +24,7 @@ from ssd_gateway.reading.prepared import (
 )
 from ssd_gateway.reading.process import ReadingProcess
 from ssd_gateway.reading.room import BodyRoom
+from tests.gateway.odd_readers import dying, greedy, size_of, whoever_reads
 from tests.gateway.scripted_model import ScriptedModel, serving
 from tests.processes import GatewayProcess, gateway
 from tests.waiting import HANG_SECONDS
@@ -78,21 +77,9 @@ def test_another_process_reads_as_this_one_does() -> None:
         process = ReadingProcess()
         for how, body in BODIES:
             assert await outcome(process, how, body) == here(how, body)
-        process.close()
+        await process.close()
 
     asyncio.run(all_of_them())
-
-
-def whoever_reads(body: bytes, terms: Terms) -> Prepared[int]:
-    return Prepared(None, asked=os.getpid())
-
-
-def greedy(body: bytes, terms: Terms) -> Prepared[int]:
-    return Prepared(None, asked=len([bytes(MIB) for _ in range(4096)]))
-
-
-def dying(body: bytes, terms: Terms) -> Prepared[int]:
-    os._exit(1)
 
 
 def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
@@ -106,13 +93,9 @@ def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
             pids.append((await process.prepare(whoever_reads, b"", TERMS)).asked)
         assert pids[0] == pids[1] != pids[2]
         assert os.getpid() not in pids
-        process.close()
+        await process.close()
 
     asyncio.run(read())
-
-
-def order(body: bytes, terms: Terms) -> Prepared[int]:
-    return Prepared(None, asked=len(body))
 
 
 def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn() -> None:
@@ -120,7 +103,7 @@ def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn(
         process, done = ReadingProcess(), list[int]()
 
         async def one(size: int) -> None:
-            await process.prepare(order, bytes(size), TERMS)
+            await process.prepare(size_of, bytes(size), TERMS)
             done.append(size)
 
         tasks = [asyncio.ensure_future(one(size)) for size in (50, 40, 30, 20, 10)]
@@ -128,7 +111,7 @@ def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn(
         tasks[0].cancel()  # it has the first turn
         tasks[2].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        process.close()
+        await process.close()
         return done
 
     assert asyncio.run(read()) == [10, 20, 40]

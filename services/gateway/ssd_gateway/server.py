@@ -106,7 +106,7 @@ class GatewayServer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            self._bodies.close()
+            await self._bodies.close()
             await self._pool.close()
         log.info("stopped")
 

@@ -39,5 +39,5 @@ class BodyReader:
                 return how(body, terms)
             return await self._process.prepare(how, body, terms)
 
-    def close(self) -> None:
-        self._process.close()
+    async def close(self) -> None:
+        await self._process.close()

@@ -74,7 +74,7 @@ class ReadingProcess:
             )
         finally:
             if not is_over:  # its result would be taken for that of the next one
-                self.close()
+                self._kill()
 
     async def _exchange(self, job: bytes, body: bytes) -> bytes:
         if self._process is None or self._process.returncode is not None:
@@ -88,11 +88,17 @@ class ReadingProcess:
         (size,) = RESULT.unpack(await process.stdout.readexactly(RESULT.size))
         return await process.stdout.readexactly(size)
 
-    def close(self) -> None:
+    def _kill(self) -> Process | None:
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
+        return process
+
+    async def close(self) -> None:
+        process = self._kill()
+        if process is not None:
+            await process.wait()
 
 
 async def _start() -> Process:
