@@ -2,6 +2,7 @@
 
 from prometheus_client import generate_latest
 
+from ssd_gateway.http.connections import REASONS as DROPPED
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.observability.metrics import ServiceMetrics
 
@@ -16,6 +17,12 @@ class GatewayMetrics(ServiceMetrics):
         self._tokens = self.counter("ssd_gateway_tokens", "Output tokens that were passed on.")
         self._moves = self.counter(
             "ssd_gateway_moves", "Streams that went on at another target, or there again."
+        )
+        self._dropped = self.counter_by(
+            "ssd_gateway_connections_dropped",
+            "Connections that made room for others, or found none.",
+            "reason",
+            DROPPED,
         )
         self._first = self.histogram(
             "ssd_gateway_first_token_seconds", "From a request to its first token."
@@ -49,6 +56,10 @@ class GatewayMetrics(ServiceMetrics):
     def left(self, num_moves: int) -> None:
         self._running.dec()
         self._moves.inc(num_moves)
+
+    def dropped(self, reason: str) -> None:
+        """A connection, for one of the reasons of http/connections.py."""
+        self._dropped.labels(reason).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

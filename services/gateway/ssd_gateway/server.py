@@ -15,6 +15,7 @@ from ssd_engine.errors import ConfigError
 from ssd_gateway.app import make_app
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.gateway import Gateway
+from ssd_gateway.http.connections import Connections, most_connections
 from ssd_gateway.http.drain import Drain
 from ssd_gateway.http.keys import Keys
 from ssd_gateway.http.protocol import bounded
@@ -22,6 +23,7 @@ from ssd_gateway.metrics import GatewayMetrics
 from ssd_gateway.reading.bodies import BodyReader
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.config import is_loopback, parse_address
+from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
 from ssd_serving.files.reloading import Reloading
 from ssd_serving.security.tls import TlsFiles, check_ca, check_key_pair, server_context
@@ -83,6 +85,7 @@ class GatewayServer:
 
     async def run(self) -> None:
         config = self._config
+        keep_reserve()
         remove_port(config.port_file)
         listening = self._listen()
         port = listening.getsockname()[1]
@@ -130,7 +133,7 @@ class GatewayServer:
             make_app(self._gateway),
             http=bounded(
                 config.max_header_kib << 10,
-                config.max_connections,
+                Connections(most_connections(config.max_connections), self._metrics.dropped),
                 config.read_timeout,
                 config.write_timeout,
             ),

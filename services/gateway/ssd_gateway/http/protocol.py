@@ -13,6 +13,8 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ssd_gateway.http.connections import Connections
+
 AT_ONCE = struct.pack("ii", 1, 0)  # of SO_LINGER
 EXTENSION = "ssd_gateway"  # of a scope: its Incoming
 LINGER_SECONDS = 2.0  # that what nobody reads is dropped before the connection ends
@@ -51,9 +53,9 @@ def incoming(scope: Scope) -> Incoming:
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     max_header_bytes = 32 << 10
-    max_connections = 4096
     read_timeout = 30.0
     write_timeout = 60.0
+    peers = Connections(4096)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,18 +68,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unread: tuple[asyncio.TimerHandle, int] | None = None  # bytes that were left then
         self._closing: asyncio.TimerHandle | None = None
         self._lost = False
+        self.host = ""
 
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.abort()
-        else:
+        self.host = self.client[0] if self.client else ""
+        if self.peers.add(self):
             self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self.peers.remove(self)
         self._stop_waiting()
         if self._closing is not None:
             self._closing.cancel()
@@ -132,6 +135,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._incoming is not None:
             self._incoming.is_whole = True
         self._incoming, self._framing_bytes = None, 0
+        self.peers.works(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self._lost:  # the last one of those that came
+            self.peers.waits(self)
 
     def _expect_headers(self) -> None:
         self._deadline = self.loop.call_later(self.read_timeout, self._too_slow)
@@ -206,12 +215,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def bounded(
-    max_header_bytes: int, max_connections: int, read_timeout: float, write_timeout: float
+    max_header_bytes: int, peers: Connections, read_timeout: float, write_timeout: float
 ) -> type[Any]:
     """The protocol with these bounds, as uvicorn wants it: a class."""
     bounds = {
         "max_header_bytes": max_header_bytes,
-        "max_connections": max_connections,
+        "peers": peers,
         "read_timeout": read_timeout,
         "write_timeout": write_timeout,
     }
