@@ -3,6 +3,7 @@
 from prometheus_client import generate_latest
 
 from ssd_gateway.http.connections import REASONS as DROPPED
+from ssd_gateway.http.errors import ApiError
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.observability.metrics import ServiceMetrics
 
@@ -11,7 +12,9 @@ class GatewayMetrics(ServiceMetrics):
     def __init__(self, pool: TargetPool) -> None:
         super().__init__("gateway", lambda: None)
         self._requests = self.counter(
-            "ssd_gateway_requests", "Generations that have ended, by status.", ["status"]
+            "ssd_gateway_requests",
+            "Generations that have ended, and requests that were refused.",
+            ["status", "reason"],
         )
         self._running = self.gauge("ssd_gateway_running", "Generations that run.")
         self._tokens = self.counter("ssd_gateway_tokens", "Output tokens that were passed on.")
@@ -41,17 +44,17 @@ class GatewayMetrics(ServiceMetrics):
 
     def ended(self, tokens: int, seconds: float, first_seconds: float | None) -> None:
         """An answer was served. ``first_seconds``: until its first token was there."""
-        self._requests.labels("200").inc()
+        self._requests.labels("200", "served").inc()
         self._tokens.inc(tokens)
         self._whole.observe(seconds)
         if first_seconds is not None:
             self._first.observe(first_seconds)
 
-    def failed(self, status: int) -> None:
-        self._requests.labels(str(status)).inc()
+    def failed(self, problem: ApiError) -> None:
+        self._requests.labels(str(problem.status), problem.reason).inc()
 
     def gone(self) -> None:
-        self._requests.labels("499").inc()
+        self._requests.labels("499", "gone").inc()
 
     def left(self, num_moves: int) -> None:
         self._running.dec()

@@ -134,6 +134,7 @@ class GatewayServer:
             http=bounded(
                 config.max_header_kib << 10,
                 Connections(most_connections(config.max_connections), self._metrics.dropped),
+                self._metrics.failed,
                 config.read_timeout,
                 config.write_timeout,
             ),
@@ -143,14 +144,13 @@ class GatewayServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            date_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,  # what had to end has ended before (_Server)
         )
         options.load()
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says is said here
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what it says is said here
         if self._tls is not None:
             options.ssl = server_context(self._tls)
         return _Server(options, self._drain)
