@@ -241,6 +241,7 @@ class TargetServer(ServiceServer):
             )
         )
         info = _model_info(self._config, plan, self._tokenizer, ready, self._digest.result())
+        info.max_request_bytes = self._max_request_bytes
         if self._inside is not None:
             info.draft_inside.CopyFrom(self._inside)
         self._servicer.serving = TargetServing(
