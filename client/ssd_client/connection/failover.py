@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ssd_client.errors import (
+    BadInputError,
     ClientError,
     EndpointFailedError,
     EndpointFullError,
@@ -14,7 +15,7 @@ from ssd_client.errors import (
     ModelMismatchError,
 )
 
-DEFAULT_STALL_S = 10.0
+DEFAULT_STALL_S, LEAST_STALL_S = 10.0, 3.0
 _ALONE = "; a second --target or --retries would resume it"
 
 
@@ -34,6 +35,13 @@ class RetryPolicy:
     lost_wait_max_s: float = 8.0
     # How long an endpoint may send nothing before the request goes on at another one.
     stall_timeout_s: float = DEFAULT_STALL_S
+
+    def __post_init__(self) -> None:
+        if not self.stall_timeout_s >= LEAST_STALL_S:
+            raise BadInputError(
+                f"stall_timeout: {self.stall_timeout_s:g} s is too short, a target that goes on "
+                f"says so every 2 s: give {LEAST_STALL_S:g} or more"
+            )
 
     def retries_for(self, endpoints: int) -> int:
         return endpoints - 1 if self.retries is None else self.retries
