@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -96,6 +97,21 @@ def test_with_nowhere_to_go_it_waits_and_goes_once_it_can(watched):
     assert not watched.looks(600.0)
     watched.elsewhere = True
     assert watched.looks(LOOK_SECONDS)
+
+
+def test_the_cancellation_of_a_task_is_not_taken_for_that_of_its_call(watched):
+    async def cancelled() -> tuple[bool, bool]:
+        task = asyncio.current_task()
+        before = watched.watch.ended()
+        task.cancel()
+        after = watched.watch.ended()
+        task.uncancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return before, after
+
+    assert watched.looks(10.5)
+    assert asyncio.run(cancelled()) == (True, False)
 
 
 def test_one_timer_for_all_streams_of_a_loop_and_none_without():
