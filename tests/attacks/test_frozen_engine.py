@@ -21,6 +21,7 @@ from tools.attack.frozen import HANG_NOW, hung_call
 TIMEOUT = "2.5"
 PROMPT = "Once upon a time"
 OPTIONS = {"max_tokens": 600, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+SHORTER = {**OPTIONS, "max_tokens": 200}
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def test_clients_leave_a_frozen_target_before_anything_else_notices(tmp_path: Pa
     waits for its turn is told that the engine goes on, and stays."""
     with target(tmp_path / "a", "--max-num-seqs", "1") as first, target(tmp_path / "b") as second:
         with Client(second.address) as alone:
-            expected = alone.generate(PROMPT, **OPTIONS).text
+            expected = alone.generate(PROMPT, **SHORTER).text
         front, engine = first.process.pid, spawned(first.process.pid)[0]
         for frozen in ([engine], [front], [front, engine]):
             with Client(first.address, second.address, stall_timeout=3.0) as client:
@@ -78,7 +79,7 @@ def test_clients_leave_a_frozen_target_before_anything_else_notices(tmp_path: Pa
 def left_for_another(client: Client, frozen: list[int]) -> list[str]:
     """The texts of a stream that runs, and of one that queues behind it, at a target of which
     these processes freeze."""
-    with client.stream(PROMPT, **OPTIONS) as running, client.stream(PROMPT, **OPTIONS) as queued:
+    with client.stream(PROMPT, **SHORTER) as running, client.stream(PROMPT, **SHORTER) as queued:
         pieces = running.text()
         text = next(pieces)
         assert isinstance(next(queued), Started)

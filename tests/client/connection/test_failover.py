@@ -168,6 +168,18 @@ def test_an_endpoint_is_left_of_our_own_accord_only_for_another():
     assert not rota.may_leave(1)  # a loss of this one would be the last
 
 
+def test_of_endpoints_that_may_do_the_ready_ones_are_asked_first():
+    ready = {0, 2}
+    rota = RetrySchedule(3, RetryPolicy(), ready.__contains__)
+    assert rota.may_leave(0)
+    rota.note(0, LOST, 0, now=0.0)
+    assert rota.best() == (2, 0.0)
+    assert rota.may_leave(2)  # the first one: it was lost, and is back
+    ready.clear()
+    assert not rota.may_leave(2)  # it may go on, where others surely would not
+    assert rota.best() == (1, 0.0)  # somebody has to be asked
+
+
 def test_a_stall_timeout_below_the_beats_is_refused():
     with pytest.raises(BadInputError, match=r"stall_timeout: 2 s is too short.*give 3 or more"):
         RetryPolicy(stall_timeout_s=2.0)

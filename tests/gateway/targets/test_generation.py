@@ -49,6 +49,8 @@ async def follow(servers: list[Running], told: Told, time_passes: Callable[[], b
     now = [0.0]
     stalls = StallLooker(lambda: now[0])
     targets = [Target(each.address, None, PLAIN) for each in servers]
+    for target in targets:
+        target.ready = True
     generation = Generation(
         targets, pb.GenerateRequest(text="Once"), lambda target: (), stalls, stall_timeout_s=10.0
     )
