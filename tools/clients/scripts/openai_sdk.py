@@ -54,7 +54,7 @@ def usage() -> None:
 
 @scenario("chat, streamed by the helper")
 def helper() -> None:
-    with client.chat.completions.stream(**ASK, max_tokens=60) as stream:
+    with client.chat.completions.stream(**ASK) as stream:
         kinds = {event.type for event in stream}
     check({"chunk", "content.delta", "content.done"} <= kinds, kinds)
     check(stream.get_final_completion().choices[0].message.content, kinds)
