@@ -41,13 +41,13 @@ CLIENTS = (
     Client(
         "litellm",
         "litellm_router.py",
-        ("litellm>=1.100,<2",),
-        "falls back to a longer context by the words of an error",
+        ("litellm[mcp]>=1.100,<2",),
+        "falls back to a longer context by the words of an error; its calls of tools need [mcp]",
     ),
     Client(
         "instructor",
         "instructor_models.py",
-        ("instructor>=1.15,<2", "openai>=3,<4"),
+        ("instructor>=1.15,<2",),
         "asks for structure in all ways that there are",
     ),
     Client(
@@ -65,13 +65,13 @@ CLIENTS = (
     Client(
         "openai-node",
         "openai_sdk.mjs",
-        ("openai@>=7.50 <8", "zod@>=4.4 <5"),
+        ("openai@>=6.40 <8", "zod@>=4.4 <5"),
         "OpenAI's own for Node",
     ),
     Client(
         "ai-sdk",
         "ai_sdk.mjs",
-        ("@ai-sdk/openai-compatible@>=3.0 <4", "ai@>=7.0 <8", "zod@>=4.4 <5"),
+        ("@ai-sdk/openai-compatible@>=2.0 <4", "ai@>=6.0 <8", "zod@>=4.4 <5"),
         "Vercel's, in most web applications",
     ),
     Client(

@@ -7,7 +7,7 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from scenarios import KEY, MODEL, STORY, TOO_LONG, URL, check, check_weather, raises, scenario
 
 model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY)
@@ -16,12 +16,19 @@ model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY)
 class Trip(BaseModel):
     """A trip."""
 
+    model_config = ConfigDict(extra="forbid")  # a story has no end of further fields
     city: Literal["Bern", "Basel"]
     by_train: bool
 
 
-@tool
-def get_weather(city: Literal["Bern", "Basel", "Chur"], days: Literal[1, 2, 3]) -> str:
+class Weather(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    city: Literal["Bern", "Basel", "Chur"]
+    days: Literal[1, 2, 3]
+
+
+@tool(args_schema=Weather)
+def get_weather(city: str, days: int) -> str:
     """Tell the weather."""
     return f"sunny in {city} for {days} days"
 
