@@ -5,6 +5,7 @@ from typing import Any, Literal
 import instructor
 import openai
 import scenarios
+from instructor.core import InstructorRetryException
 from pydantic import BaseModel, ConfigDict
 from scenarios import KEY, MODEL, STORY, TOO_LONG, URL, check, raises, scenario
 
@@ -83,7 +84,7 @@ def text() -> None:
 def too_long() -> None:
     messages = [{"role": "user", "content": TOO_LONG}]
     error = raises(
-        (openai.BadRequestError, instructor.exceptions.InstructorRetryException),
+        (openai.BadRequestError, InstructorRetryException),
         lambda: client().create(response_model=Trip, model=MODEL, messages=messages),
     )
     check("maximum context length" in str(error), error)
