@@ -1,0 +1,138 @@
+"""Streams of a gateway as an application reads them, and what became of each."""
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from tools.bench_kit import story_prompts
+
+READ_SECONDS = 180.0  # in which nothing came: the stream hangs
+TOKENS = 480
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 40, "min_p": 0.02},
+    {"temperature": 0.0, "repetition_penalty": 1.1},
+    {"temperature": 0.8, "logprobs": 2},
+    {"temperature": 0.9, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    # Texts that begin like one of them are held back, and none ever comes.
+    {"temperature": 0.8, "stop": [" and so the zebra", ". The zebra", "\n\nThe zebra"]},
+)
+
+
+class Verdict(StrEnum):
+    EQUAL = "equal"
+    ERROR = "ended in an error"
+    LOST = "lost"
+
+
+@dataclass
+class Heard:
+    """What a stream has said, and how it has ended."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish: str | None = None
+    done: bool = False  # [DONE] came
+    error: str | None = None  # that its reader was shown
+
+    def take(self, choice: dict[str, Any]) -> None:
+        self.text += choice["text"]
+        self.token_ids += choice["token_ids"]
+        self.finish = choice["finish_reason"]
+        if choice["logprobs"] is not None:
+            fields = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+            self.logprobs += zip(*(choice["logprobs"][each] for each in fields), strict=True)
+
+    def begins(self, other: "Heard") -> bool:
+        """True if the other could go on from here."""
+        count, told = len(self.token_ids), len(self.logprobs)
+        return (
+            other.text.startswith(self.text)
+            and other.token_ids[:count] == self.token_ids
+            and other.logprobs[:told] == self.logprobs
+        )
+
+
+def judge(heard: Heard, expected: Heard) -> Verdict:
+    """Whatever looks like an answer must be the whole one."""
+    if heard.error is not None and heard.begins(expected):
+        return Verdict.ERROR
+    return Verdict.EQUAL if heard.done and heard == expected else Verdict.LOST
+
+
+def requests(seed: int) -> list[dict[str, Any]]:
+    """Each of another kind."""
+    base = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    prompts = story_prompts(len(KINDS), seed)
+    return [
+        {**base, **kind, "prompt": prompt, "seed": seed + number}
+        for number, (kind, prompt) in enumerate(zip(KINDS, prompts, strict=True))
+    ]
+
+
+class Stream(threading.Thread):
+    """One stream, read to its end."""
+
+    def __init__(self, address: str, content: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._address, self._content = address, content
+        self.heard = Heard()
+        self._times: list[float] = []
+
+    def run(self) -> None:
+        try:
+            self._read()
+        except TimeoutError:
+            pass  # it hangs: nobody was shown an error
+        except (OSError, http.client.HTTPException) as error:
+            self.heard.error = f"{type(error).__name__}: {error}"
+        self._times.append(time.monotonic())
+
+    def _read(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=READ_SECONDS)
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(self._content), headers)
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            self.heard.error = f"{answer.status}: {answer.read().decode()}"
+            return
+        for line in answer:
+            if line.startswith(b"data: [DONE]"):
+                self.heard.done = True
+                return
+            if line.startswith(b"data: "):
+                self._take(json.loads(line[6:]))
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.heard.error = chunk["error"]["message"]
+            return
+        self._times.append(time.monotonic())
+        for choice in chunk["choices"]:
+            self.heard.take(choice)
+
+    def longest_gap(self, since: float) -> float:
+        """Seconds between two chunks, or the last one and the end; the later one came since."""
+        return max((b - a for a, b in pairwise(self._times) if b > since), default=0.0)
+
+
+def begin(address: str, contents: list[dict[str, Any]]) -> list[Stream]:
+    streams = [Stream(address, content) for content in contents]
+    for stream in streams:
+        stream.start()
+    return streams
+
+
+def finish(streams: list[Stream]) -> list[Heard]:
+    for stream in streams:
+        stream.join()
+    return [stream.heard for stream in streams]
