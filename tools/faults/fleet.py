@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,9 +92,9 @@ class Fleet:
         for service in self.services:
             service.wait_until_ready()
         for target in self.targets:
-            _wait(lambda target=target: target.metrics()[UP] == 1, f"the link of {target.name}")
+            _wait(partial(_is_linked, target), f"the link of the {target.name}")
         for gateway in (self.gateway, self.hasty):
-            _wait(lambda at=gateway: all(map(_idle, at.targets())), f"targets of {gateway.name}")
+            _wait(partial(_is_at_rest, gateway), f"targets of the {gateway.name}")
 
     def gateway_of(self, place: Place) -> Gateway:
         """The one that streams come through."""
@@ -114,8 +115,12 @@ class Fleet:
             service.close()
 
 
-def _idle(target: dict[str, Any]) -> bool:
-    return target["ready"] and not target["in_flight"]
+def _is_linked(target: Service) -> bool:
+    return target.metrics()[UP] == 1
+
+
+def _is_at_rest(gateway: Gateway) -> bool:
+    return all(each["ready"] and not each["in_flight"] for each in gateway.targets())
 
 
 def _wait(done: Callable[[], bool], what: str) -> None:

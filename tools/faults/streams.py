@@ -1,6 +1,5 @@
 """Streams of a gateway as an application reads them, and what became of each."""
 
-import http.client
 import json
 import threading
 import time
@@ -8,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
+
+import httpx
 
 from tools.bench_kit import story_prompts
 
@@ -90,27 +91,26 @@ class Stream(threading.Thread):
     def run(self) -> None:
         try:
             self._read()
-        except TimeoutError:
+        except httpx.TimeoutException:
             pass  # it hangs: nobody was shown an error
-        except (OSError, http.client.HTTPException) as error:
+        except httpx.HTTPError as error:
             self.heard.error = f"{type(error).__name__}: {error}"
         self._times.append(time.monotonic())
 
     def _read(self) -> None:
-        host, _, port = self._address.rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=READ_SECONDS)
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(self._content), headers)
-        answer = connection.getresponse()
-        if answer.status != http.HTTPStatus.OK:
-            self.heard.error = f"{answer.status}: {answer.read().decode()}"
-            return
-        for line in answer:
-            if line.startswith(b"data: [DONE]"):
-                self.heard.done = True
+        url = f"http://{self._address}/v1/completions"
+        with (
+            httpx.Client(timeout=READ_SECONDS, trust_env=False) as client,
+            client.stream("POST", url, json=self._content) as answer,
+        ):
+            if answer.is_error:
+                self.heard.error = f"{answer.status_code}: {answer.read().decode()}"
                 return
-            if line.startswith(b"data: "):
-                self._take(json.loads(line[6:]))
+            for line in answer.iter_lines():
+                if line == "data: [DONE]":
+                    self.heard.done = True
+                elif line.startswith("data: "):
+                    self._take(json.loads(line[6:]))
 
     def _take(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:
