@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-import httpx
+import httpx2
 
 from tools.bench_kit import story_prompts
 
@@ -91,16 +91,16 @@ class Stream(threading.Thread):
     def run(self) -> None:
         try:
             self._read()
-        except httpx.TimeoutException:
+        except httpx2.TimeoutException:
             pass  # it hangs: nobody was shown an error
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             self.heard.error = f"{type(error).__name__}: {error}"
         self._times.append(time.monotonic())
 
     def _read(self) -> None:
         url = f"http://{self._address}/v1/completions"
         with (
-            httpx.Client(timeout=READ_SECONDS, trust_env=False) as client,
+            httpx2.Client(timeout=READ_SECONDS, trust_env=False) as client,
             client.stream("POST", url, json=self._content) as answer,
         ):
             if answer.is_error:
