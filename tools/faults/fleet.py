@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
@@ -152,7 +153,13 @@ class Hit:
     def ready_again(self) -> float:
         """Seconds since the fault, or since a stopped process went on."""
         if self._ends:
-            self._service.process.wait(ENDS_WITHIN)
+            self._wait_for_end()
             self._service.start()
         self._service.wait_until_ready()
         return time.monotonic() - self.at
+
+    def _wait_for_end(self) -> None:
+        try:
+            self._service.process.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            raise SoakFailed(f"{self._service.name} does not end: {self._service.log()}") from None

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -29,8 +30,9 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 class Verdict(StrEnum):
     EQUAL = "equal"
-    ERROR = "ended in an error"
-    LOST = "lost"
+    ERROR = "told an error"
+    CUT = "cut off"  # the connection broke, which HTTP tells from an end
+    LOST = "lost"  # another text, an end that looks like one and is none, or a stream that hangs
 
 
 @dataclass
@@ -42,7 +44,8 @@ class Heard:
     logprobs: list[Any] = field(default_factory=list)
     finish: str | None = None
     done: bool = False  # [DONE] came
-    error: str | None = None  # that its reader was shown
+    error: str | None = None  # that it was told
+    cut: str | None = None  # how its connection broke
 
     def take(self, choice: dict[str, Any]) -> None:
         self.text += choice["text"]
@@ -64,9 +67,11 @@ class Heard:
 
 def judge(heard: Heard, expected: Heard) -> Verdict:
     """Whatever looks like an answer must be the whole one."""
-    if heard.error is not None and heard.begins(expected):
-        return Verdict.ERROR
-    return Verdict.EQUAL if heard.done and heard == expected else Verdict.LOST
+    if heard.error is None and heard.cut is None:
+        return Verdict.EQUAL if heard.done and heard == expected else Verdict.LOST
+    if not heard.begins(expected):
+        return Verdict.LOST
+    return Verdict.CUT if heard.error is None else Verdict.ERROR
 
 
 def requests(seed: int) -> list[dict[str, Any]]:
@@ -92,9 +97,9 @@ class Stream(threading.Thread):
         try:
             self._read()
         except httpx2.TimeoutException:
-            pass  # it hangs: nobody was shown an error
+            pass  # it hangs, and its reader was told nothing
         except httpx2.HTTPError as error:
-            self.heard.error = f"{type(error).__name__}: {error}"
+            self.heard.cut = f"{type(error).__name__}: {error}"
         self._times.append(time.monotonic())
 
     def _read(self) -> None:
@@ -121,8 +126,12 @@ class Stream(threading.Thread):
             self.heard.take(choice)
 
     def longest_gap(self, since: float) -> float:
-        """Seconds between two chunks, or the last one and the end; the later one came since."""
-        return max((b - a for a, b in pairwise(self._times) if b > since), default=0.0)
+        return longest_gap(self._times, since)
+
+
+def longest_gap(times: Sequence[float], since: float) -> float:
+    """Seconds between two chunks, or the last one and the end; the later one came since."""
+    return max((b - a for a, b in pairwise(times) if b > since), default=0.0)
 
 
 def begin(address: str, contents: list[dict[str, Any]]) -> list[Stream]:

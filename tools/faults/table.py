@@ -8,8 +8,8 @@ from pathlib import Path
 from tools.faults.streams import Verdict
 
 HEAD = (
-    "| fault | process | equal | errors | lost or different | longest gap, s | ready again, s |\n"
-    "|---|---|---|---|---|---|---|"
+    "| fault | process | equal | told an error | cut off | lost | longest gap, s | ready again, s |\n"
+    "|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -20,21 +20,23 @@ class Row:
     verdicts: Counter[Verdict]
     gap: float  # the longest of a stream, in seconds
     ready_after: float  # seconds
-    errors: Counter[str]  # those that readers were shown
-    survivable: bool = True  # there was another process to go on with
+    also_fit: frozenset[Verdict] = frozenset()  # beside equal texts
+    most_gap: float = float("inf")
+    errors: tuple[str, ...] = ()  # what readers were told, or saw of a broken connection
 
     def __str__(self) -> str:
         counts = [self.verdicts[each] for each in Verdict]
         cells = (self.fault, self.process, *counts, f"{self.gap:.1f}", f"{self.ready_after:.1f}")
         return f"| {' | '.join(map(str, cells))} |"
 
-    def problems(self, most_gap: float) -> list[str]:
-        found = []
-        if lost := self.verdicts[Verdict.LOST]:
-            found.append(f"{lost} texts differ, or were lost without an error")
-        if self.survivable and (errors := self.verdicts[Verdict.ERROR]):
-            found.append(f"{errors} streams ended in an error that could have gone on")
-        if self.survivable and self.gap > most_gap:
+    @property
+    def problems(self) -> list[str]:
+        found = [
+            f"{count} streams: {verdict}"
+            for verdict, count in self.verdicts.items()
+            if verdict not in {Verdict.EQUAL, *self.also_fit}
+        ]
+        if self.gap > self.most_gap:
             found.append(f"a stream stood still for {self.gap:.1f} s")
         return [f"{self.fault} {self.process}: {problem}" for problem in found]
 
