@@ -8,7 +8,8 @@ from pathlib import Path
 from tools.faults.streams import Verdict
 
 HEAD = (
-    "| fault | process | equal | told an error | cut off | lost | longest gap, s | ready again, s |\n"
+    "| fault | process | equal | told an error | cut off | lost | longest gap, s "
+    "| ready again, s |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
