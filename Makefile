@@ -39,10 +39,14 @@ $(VENV)/pyvenv.cfg:
 # Compiled when the package is installed.
 KERNEL = services/engine/ssd_engine/kernels/cpu/panels.c services/engine/ssd_engine/kernels/cpu/panels_tiles.h
 
+# The torch that is installed here, within what pyproject.toml allows: the newest one brings several
+# GB of CUDA along. `make test TORCH='torch>=2.15,<2.16'` tries another in a new VENV.
+TORCH ?= torch>=2.13,<2.14
+
 # pip would compile what it installs on one core. Some packages bring templates that are no Python:
 # they are passed over, as pip does.
 define install
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRAS)]' '$(TORCH)'
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages || true
 endef
 

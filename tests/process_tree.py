@@ -25,9 +25,14 @@ def spawned(pid: int) -> list[int]:
     ]
 
 
+def state_of(pid: int) -> str:
+    """One letter, as of ps."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 def is_alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return state_of(pid) != "Z"
     except OSError:
         return False
 

@@ -198,7 +198,7 @@ def _client(
         yield GatewayClient(flags["url"], flags["security"], flags["timeout"])
         return
     with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
-        policy = RetryPolicy(retries=flags["retries"])
+        policy = RetryPolicy(retries=flags["retries"], stall_timeout_s=flags["stall_timeout"])
         yield Client.over(endpoints, flags["timeout"], policy)
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from ssd_client import Client
 from ssd_serving.engine.watch import EngineState, EngineWatch
-from tests.process_tree import is_alive, spawned
+from tests.process_tree import is_alive, spawned, state_of
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.scale import full_only
 from tests.waiting import wait_until
 from tools.attack.frozen import HANG_NOW, hung_call
+from tools.attack.half_record import half_a_record
 
 TIMEOUT = "2.5"
 PROMPT = "Once upon a time"
@@ -22,14 +23,28 @@ OPTIONS = {"max_tokens": 600, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
 
 @contextmanager
-def standing_still(service: ServiceProcess, which: int = 0) -> Iterator[None]:
-    """The engine, or one of its ranks."""
-    process = wait_until(lambda: spawned(service.process.pid)[which:])[0]
-    os.kill(process, signal.SIGSTOP)
+def standing_still(service: ServiceProcess, inside_a_record: Path | None) -> Iterator[None]:
+    """The engine, once the file is there; without one, a rank of it."""
+    process = wait_until(lambda: spawned(service.process.pid)[inside_a_record is None :])[0]
+    if inside_a_record is None:
+        os.kill(process, signal.SIGSTOP)
+    else:
+        inside_a_record.touch()
+        wait_until(lambda: state_of(process) == "T")
     try:
         yield
     finally:
-        os.kill(process, signal.SIGCONT)
+        if is_alive(process):
+            os.kill(process, signal.SIGCONT)
+
+
+@contextmanager
+def stopping_inside_records(folder: Path) -> Iterator[Path]:
+    """Engines that are started in here stop inside their next record once this file is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in half_a_record(folder, folder / "stop").items():
+            patch.setenv(name, value)
+        yield folder / "stop"
 
 
 def is_up(service: ServiceProcess, what: str) -> bool:
@@ -38,9 +53,15 @@ def is_up(service: ServiceProcess, what: str) -> bool:
 
 @pytest.mark.parametrize("which", ["engine", full_only("rank")])
 def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: str) -> None:
+    """The engine stops inside a record; a signal ends the service even then."""
     ranks = ["--tp", "2"] if which == "rank" else []
     flags = ["--engine-timeout", TIMEOUT, *ranks]
-    with target(tmp_path / "a", *flags) as first, target(tmp_path / "b") as second:
+    with (
+        target(tmp_path / "b") as second,
+        stopping_inside_records(tmp_path) as stop,
+        target(tmp_path / "a", *flags) as first,
+    ):
+        inside = None if ranks else stop
         with Client(second.address) as alone:
             expected = alone.generate(PROMPT, **OPTIONS).text
         held = ExitStack()
@@ -48,7 +69,7 @@ def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: st
             with client.stream(PROMPT, **OPTIONS) as stream:
                 pieces = stream.text()
                 text = next(pieces)
-                held.enter_context(standing_still(first, int(which == "rank")))
+                held.enter_context(standing_still(first, inside))
                 assert text + "".join(pieces) == expected
                 assert stream.result.resumed == 1
             with held:
@@ -59,6 +80,9 @@ def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: st
             assert is_up(first, "liveness")
         with Client(first.address) as again:
             assert again.generate(PROMPT, **OPTIONS).text == expected
+        with standing_still(first, inside):
+            first.terminate()
+            assert first.wait_for_exit() == 0
 
 
 def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
@@ -86,12 +110,18 @@ def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
             wait_until(lambda: not is_alive(engine), "an engine that hangs ends with its front")
 
 
-def test_a_draft_whose_engine_stands_still_is_left_and_found_again(tmp_path: Path) -> None:
-    with draft(tmp_path / "draft", "--engine-timeout", TIMEOUT) as endpoint:
+def test_a_draft_whose_engine_stands_still_is_left_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        stopping_inside_records(tmp_path) as stop,
+        draft(tmp_path / "draft", "--engine-timeout", TIMEOUT) as endpoint,
+    ):
         flags = ["--draft", endpoint.address, "--link-timeout", "3600"]
+        monkeypatch.setenv("HALF_A_RECORD", "")  # the target's engine does not
         with target(tmp_path / "target", *flags) as server:
             wait_until(lambda: link_states(server) == ["up"], server.log)
-            with standing_still(endpoint):
+            with standing_still(endpoint, stop):
                 wait_until(lambda: not is_up(endpoint, "readiness"), "readiness goes off")
                 wait_until(lambda: link_states(server) != ["up"], "its targets are told")
                 with Client(server.address) as client:

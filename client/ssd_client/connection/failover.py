@@ -7,12 +7,14 @@ from enum import IntEnum
 
 from ssd_client.errors import (
     ClientError,
+    EndpointFailedError,
     EndpointFullError,
     EndpointLeavingError,
     EndpointLostError,
     ModelMismatchError,
 )
 
+DEFAULT_STALL_S = 10.0
 _ALONE = "; a second --target or --retries would resume it"
 
 
@@ -30,6 +32,8 @@ class RetryPolicy:
     # Before an endpoint that was lost is tried again; doubles with each of its losses.
     lost_wait_s: float = 0.5
     lost_wait_max_s: float = 8.0
+    # How long an endpoint may send nothing before the request goes on at another one.
+    stall_timeout_s: float = DEFAULT_STALL_S
 
     def retries_for(self, endpoints: int) -> int:
         return endpoints - 1 if self.retries is None else self.retries
@@ -41,7 +45,7 @@ class _Standing(IntEnum):
     UNTRIED = 0
     FULL = 1
     LOST = 2
-    UNFIT = 3  # serves another model
+    UNFIT = 3  # serves another model, or failed to serve the request
 
 
 @dataclass
@@ -61,6 +65,7 @@ class RetrySchedule:
         self._policy = policy
         self._candidates = [_Candidate(index) for index in range(endpoints)]
         self._losses_left = policy.retries_for(endpoints)
+        self._failure: EndpointFailedError | None = None  # of the endpoint that failed first
         self._tries_left = {
             EndpointFullError: policy.full_tries * endpoints - 1,
             EndpointLeavingError: policy.leaving_tries * endpoints - 1,
@@ -73,6 +78,20 @@ class RetrySchedule:
             self._losses_left += self._policy.retries is None
             self._tries_left[EndpointFullError] += self._policy.full_tries
             self._tries_left[EndpointLeavingError] += self._policy.leaving_tries
+
+    def begin_anew(self, policy: RetryPolicy) -> RetrySchedule:
+        """A schedule in which all is forgotten, but for the endpoint that failed."""
+        anew = RetrySchedule(len(self._candidates), policy)
+        anew._failure = self._failure
+        for mine, theirs in zip(self._candidates, anew._candidates, strict=True):
+            if mine.standing is _Standing.UNFIT:
+                theirs.standing = _Standing.UNFIT
+        return anew
+
+    def may_leave(self, index: int) -> bool:
+        """True if the request may go on elsewhere, though this endpoint is not known to be lost."""
+        others = (each for each in self._candidates if each.index != index)
+        return self._losses_left > 0 and any(each.standing < _Standing.UNFIT for each in others)
 
     def hopeless(self, index: int, failure: ClientError) -> bool:
         """Whether, after this failure, no endpoint is left that was not lost."""
@@ -97,6 +116,11 @@ class RetrySchedule:
                 self._wait(self._candidates[index], _Standing.LOST, failure, now)
             case ModelMismatchError():
                 self._unfit(self._candidates[index], failure)
+            case EndpointFailedError() if self._failure is None and self._losses_left > 0:
+                # Another one may serve it; a request that fails everywhere is tried at no third.
+                self._failure = failure
+                self._losses_left -= 1
+                self._unfit(self._candidates[index], failure)
             case _:
                 raise failure
 
@@ -104,6 +128,8 @@ class RetrySchedule:
         self, candidate: _Candidate, failure: EndpointLostError, tokens: int, now: float
     ) -> None:
         if self._losses_left <= 0:
+            if self._failure is not None:
+                raise self._failure from failure
             hint = _ALONE if len(self._candidates) == 1 and not candidate.losses else ""
             raise EndpointLostError(failure.address, failure.reason, tokens, hint) from failure
         self._losses_left -= 1
@@ -112,11 +138,13 @@ class RetrySchedule:
         candidate.standing = _Standing.LOST
         candidate.ready_at = now + min(wait, self._policy.lost_wait_max_s)
 
-    def _unfit(self, candidate: _Candidate, failure: ModelMismatchError) -> None:
+    def _unfit(
+        self, candidate: _Candidate, failure: ModelMismatchError | EndpointFailedError
+    ) -> None:
         """It is not tried again; the request ends unless an endpoint is left that may fit."""
         candidate.standing = _Standing.UNFIT
         if min(each.standing for each in self._candidates) >= _Standing.LOST:
-            raise failure
+            raise self._failure or failure
 
     def _wait(
         self,

@@ -204,16 +204,22 @@ class LogprobOptions(_message.Message):
     def __init__(self, chosen: bool = ..., top_n: _Optional[int] = ..., prompt: bool = ..., token_bytes: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "tokens", "finish", "prompt")
+    __slots__ = ("started", "tokens", "finish", "prompt", "beat")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     started: GenerateStarted
     tokens: GenerateTokens
     finish: GenerateFinish
     prompt: GeneratePrompt
-    def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., prompt: _Optional[_Union[GeneratePrompt, _Mapping]] = ...) -> None: ...
+    beat: GenerateBeat
+    def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., prompt: _Optional[_Union[GeneratePrompt, _Mapping]] = ..., beat: _Optional[_Union[GenerateBeat, _Mapping]] = ...) -> None: ...
+
+class GenerateBeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GeneratePrompt(_message.Message):
     __slots__ = ("token_ids", "text", "text_lengths", "logprobs")
@@ -228,20 +234,22 @@ class GeneratePrompt(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest", "sequence")
+    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest", "sequence", "beat_millis")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BEAT_MILLIS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     prompt_tokens: int
     model_fingerprint: str
     model_digest: str
     sequence: int
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    beat_millis: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ..., sequence: _Optional[int] = ..., beat_millis: _Optional[int] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "origins", "text_lengths")

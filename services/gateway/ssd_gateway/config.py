@@ -13,6 +13,7 @@ BOUNDS = {
     "max_header_kib": (1, 1024),
     "max_connections": (1, 1_000_000),
     "request_timeout": (1, 86_400),
+    "stall_timeout": (3, 86_400),  # more than what is between two beats of a target
     "read_timeout": (1, 3600),
     "write_timeout": (1, 3600),
     "drain_timeout": (0, 86_400),
@@ -46,6 +47,7 @@ class GatewayConfig:
     max_header_kib: int = 32
     max_connections: int = 4096
     request_timeout: float = 3600.0
+    stall_timeout: float = 10.0
     read_timeout: float = 30.0
     write_timeout: float = 60.0
     refresh_seconds: float = 1.0

@@ -1,13 +1,15 @@
 """What every route needs, made once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
 from ssd.v1 import target_pb2 as pb
+from ssd_client.connection.stall import StallLooker
 from ssd_client.errors import ClientError
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.body import read_json
+from ssd_gateway.http.drain import Drain, leaving
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.http.keys import Keys
 from ssd_gateway.http.request_headers import traceparent_of
@@ -24,13 +26,14 @@ class Gateway:
     pool: TargetPool
     keys: Keys
     metrics: GatewayMetrics
-    draining: bool = False
+    drain: Drain
+    stalls: StallLooker = field(default_factory=StallLooker)
 
     async def read(self, request: Request, kind: type[Fields]) -> Fields:
         """The fields of a request whose caller may ask for it."""
         self.keys.check(request)
-        if self.draining:
-            raise ApiError(503, "the gateway is leaving; try again", "server_error", retry_after=1)
+        if self.drain.begun:
+            raise leaving()
         most = self.config.max_body_mib << 20
         body = await read_json(request, most, self.config.read_timeout)
         return read_fields(body, kind, self.config.allow_unknown_fields)

@@ -52,7 +52,14 @@ class GenerationRoutes:
         targets = gateway.targets_for(fields.model, translated.affinity)
         metadata_of = gateway.metadata_for(request)
         generations = [
-            Generation(targets, each, metadata_of, config.request_timeout)
+            Generation(
+                targets,
+                each,
+                metadata_of,
+                gateway.stalls,
+                config.stall_timeout,
+                config.request_timeout,
+            )
             for each in translated.requests
         ]
         choices = [
@@ -69,6 +76,7 @@ class GenerationRoutes:
             stream,
             config.write_timeout,
             gateway.metrics,
+            gateway.drain,
             request_id,
             translated.params,
         )

@@ -19,12 +19,15 @@ from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDEr
 from ssd_engine.process.children import terminal_signals_blocked
 from ssd_engine.tracing.events import TraceEvent, TraceRing
 from ssd_serving.engine.entry import enter
-from ssd_serving.engine.pipe_poll import PipePoll
+from ssd_serving.engine.record_reader import PipeEnded, RecordReader
 from ssd_serving.engine.records import Beat, Fatal, Ready, encode
 
 log = logging.getLogger(__name__)
 
 SAFE_BYTES = 32_768  # less than any socket's buffer
+EXIT_SECONDS = 5.0  # from the end of the pipe to that of the process
+EXIT_POLL_SECONDS = 0.01
+_LOST = {EXIT_RANK_DIED: "a tensor-parallel rank died", EXIT_NODE_LOST: "a node was lost"}
 
 
 class EngineGone(SSDError):
@@ -49,6 +52,7 @@ class EngineProcess(ABC):
         self._decode = decode
         self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
         self._fatal: Fatal | None = None
+        self._exit: asyncio.Task[None] | None = None  # from the end of the pipe on
         self._heard_at = time.monotonic()
         self.num_blocks = 0  # of the KV cache, once it is loaded
         self.stalled: str | None = None  # why it serves nobody now
@@ -76,7 +80,7 @@ class EngineProcess(ABC):
         self.gone: asyncio.Future[str] = loop.create_future()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._has_data = PipePoll(self._pipe)
+        self._incoming = RecordReader(self._pipe)
         self._process = context.Process(
             target=enter, args=(self._module, theirs, self._options), name="engine"
         )
@@ -129,18 +133,29 @@ class EngineProcess(ABC):
 
     async def stop(self) -> None:
         """End the process; it holds nothing that is worth a farewell."""
-        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        self._stop_reading()
+        if self._exit is not None:
+            self._exit.cancel()
         self._process.kill()
         await asyncio.to_thread(self._process.join)
 
+    def _stop_reading(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+
     def _read(self) -> None:
+        """Takes in what has come. After a record that cannot be taken in nobody knows which tokens
+        a stream lacks: the service ends, as it does when the engine dies."""
+        self._heard_at = time.monotonic()
         try:
-            while self._has_data(0):
-                self._heard_at = time.monotonic()
-                self._receive(self._decode(self._pipe.recv_bytes()))
-        except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-            self._on_exit()
+            for record in self._incoming.read():
+                self._receive(self._decode(record))
+        except PipeEnded:
+            self._stop_reading()
+            self._exit = asyncio.get_running_loop().create_task(self._await_exit())
+        except Exception as error:
+            log.exception("a record of the engine could not be taken in")
+            self._stop_reading()
+            self._end(f"a record of the engine could not be taken in: {error!r}")
 
     def _receive(self, record: Any) -> None:
         match record:
@@ -154,18 +169,28 @@ class EngineProcess(ABC):
             case _:
                 self.dispatch(record)
 
-    def _on_exit(self) -> None:
-        self._process.join(timeout=5)
-        code = self._process.exitcode
-        reason = f"the engine process ended with exit code {code}"
+    async def _await_exit(self) -> None:
+        """The pipe ends a moment before the process does, whose exit code says why."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_SECONDS):
+                while self._process.exitcode is None:
+                    await asyncio.sleep(EXIT_POLL_SECONDS)
+        self._end(self._why_gone())
+
+    def _why_gone(self) -> str:
         if self._fatal is not None:
-            reason = self._fatal.message
-        elif code == EXIT_RANK_DIED:
-            reason = "a tensor-parallel rank died"
-        elif code == EXIT_NODE_LOST:
-            reason = "a node was lost"
-        self.abandon(reason)
-        self.gone.set_result(reason)
+            return self._fatal.message
+        code = self._process.exitcode
+        if code is None:
+            return "the engine process closed its pipe and did not end"
+        return _LOST.get(code, f"the engine process ended with exit code {code}")
+
+    def _end(self, reason: str) -> None:
+        """The engine is gone, or as good as gone; whoever runs the service ends it."""
+        try:
+            self.abandon(reason)
+        finally:
+            self.gone.set_result(reason)
 
 
 def _fits(pipe: Connection, size: int) -> bool:

@@ -32,6 +32,7 @@ from ssd_target.records.engine_records import (
     StepOutput,
     Submit,
     TargetEngineStats,
+    failed,
 )
 from ssd_target.scheduling.kept_kv import KeptKV, KeptOptions
 from ssd_target.scheduling.scheduler import Scheduler
@@ -122,7 +123,7 @@ class EngineCore:
     def _admit_compiled(self) -> None:
         for record, compiled in self._compiling.take(idle=not self._has_rounds):
             if isinstance(compiled, InputError):
-                delta = Delta(record.sequence, [], None, 0, finished=True, error=str(compiled))
+                delta = failed(record.sequence, compiled.problem, compiled.field)
                 self._returned.append(delta)
             else:
                 self.scheduler.add(self._sequence(record, compiled))

@@ -72,7 +72,7 @@ class SpeculationCoordinator:
             options, self._sequences, send, stalled, open_plane, clock, trace, open_features, feed
         )
         self.feed = self.endpoints.feed
-        self.distributions = Distributions(self.endpoints, vocab_size, clock)
+        self.distributions = Distributions(self.endpoints, vocab_size)
         self._pacing = Pacing(options)
         self.metrics = RoundMetrics(self._pacing, trace, clock)
         frames = RoundFrames(self.endpoints, self.distributions, self._pacing, clock)
