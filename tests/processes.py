@@ -223,6 +223,8 @@ def collect(stream: Iterator[pb.GenerateResponse]) -> Output:
             assert not tokens
             _append(prompt, response.prompt)
             continue
+        if response.WhichOneof("event") == "beat":
+            continue
         assert response.WhichOneof("event") == "tokens"
         text += response.tokens.text
         tokens += response.tokens.token_ids

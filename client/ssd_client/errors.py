@@ -72,6 +72,14 @@ class EndpointLostError(ClientError):
         self.reason = reason
 
 
+class EndpointStalledError(EndpointLostError):
+    """Nothing came from the endpoint for too long, and another one may go on."""
+
+
+class EndpointFailedError(ClientError):
+    """The endpoint could not serve the request, by its own fault: another one may."""
+
+
 class EndpointFullError(ClientError):
     """The endpoint did not admit the request; `retry_delay_s` is its advice, if it gave one."""
 
@@ -113,6 +121,8 @@ def _classify(error: grpc.RpcError, address: str, admitted: bool) -> ClientError
         return EndpointLeavingError(f"{address}: {message}", delay_s)
     if _is_lost(code, message):
         return EndpointLostError(address, message)
+    if code == grpc.StatusCode.INTERNAL:
+        return EndpointFailedError(f"{address}: {message}")
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return ClientError(f"{address} does not serve this call, is it a target? ({message})")
     return ClientError(f"{address}: {message}")

@@ -60,6 +60,7 @@ class Script:
     end_after: int | None = None  # the stream ends without a finish
     hang_after: int | None = None
     exit_after: int | None = None  # the whole process dies
+    beat_millis: int = 0  # as its `started` says; it never beats
     pause_s: float = 0.0
     linger_s: float = 0.0  # between the finish and the end of the call
     text: str | None = None  # instead of the pieces of its tokens
@@ -85,7 +86,7 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
         if self.script.refuse:
             self.script.refuse(context)
         seed = request.sampling.seed if request.sampling.HasField("seed") else DRAWN_SEED
-        yield _started(request, seed, self.script.fingerprint)
+        yield _started(request, seed, self.script)
         seed += request.speculation.mode if self.script.by_mode else 0
         ids = unpack(request.generated_token_ids)
         if ids != full_tokens(len(ids), seed):
@@ -164,13 +165,14 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
             self.cancelled.set()
 
 
-def _started(request, seed: int, fingerprint: str) -> target_pb2.GenerateResponse:
+def _started(request, seed: int, script: Script) -> target_pb2.GenerateResponse:
     return target_pb2.GenerateResponse(
         started=target_pb2.GenerateStarted(
             request_id=request.request_id or "made-up",
             seed=seed,
             prompt_tokens=4,
-            model_fingerprint=fingerprint,
+            model_fingerprint=script.fingerprint,
+            beat_millis=script.beat_millis,
         )
     )
 
@@ -232,6 +234,13 @@ def leaving(message: str, delay_s: float, times: int = 1_000) -> Callable:
 
 def status(code: grpc.StatusCode, message: str) -> Callable:
     return lambda context: context.abort(code, message)
+
+
+def silence(context: grpc.ServicerContext) -> None:
+    """Says nothing until the caller has left."""
+    left = threading.Event()
+    if context.add_callback(left.set):
+        left.wait()
 
 
 def _abort(context: grpc.ServicerContext, code: int, message: str, details: list) -> None:

@@ -120,10 +120,10 @@ class Draft:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     @contextlib.asynccontextmanager
-    async def stream(self) -> AsyncIterator[Call]:
-        """A stream on a connection of its own, before any message."""
+    async def stream(self, by: str = "") -> AsyncIterator[Call]:
+        """A stream on a connection of its own, before any message. ``by``: another way there."""
         options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+        async with grpc.aio.insecure_channel(by or self.address, options=options) as channel:
             yield channel.stream_stream(
                 f"/{SERVICE}/Speculate",
                 request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
@@ -131,9 +131,9 @@ class Draft:
             )(timeout=HANG_SECONDS)
 
     @contextlib.asynccontextmanager
-    async def link(self, **changes: Any) -> AsyncIterator[tuple[Call, int]]:
+    async def link(self, by: str = "", **changes: Any) -> AsyncIterator[tuple[Call, int]]:
         """A stream that was welcomed, and its id at the engine."""
-        async with self.stream() as call:
+        async with self.stream(by) as call:
             await call.write(hello(**changes))
             assert (await call.read()).WhichOneof("message") == "welcome"
             yield call, self.engine.ups()[-1]

@@ -133,6 +133,19 @@ def test_a_tool_whose_schema_cannot_be_held_is_named(caller: openai.OpenAI) -> N
     assert "uniqueItems" in refused.value.message
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_rule_that_its_text_cannot_go_on_with_is_the_callers(
+    caller: openai.OpenAI, stream: bool
+) -> None:
+    rule = {"ebnf": 'start: a~400 "b"\na: "a" | "a" a\n'}
+    with pytest.raises(openai.APIError) as refused:
+        list(ask(caller, extra_body=rule, stream=stream))
+    assert (refused.value.type, refused.value.param) == ("invalid_request_error", "ebnf")
+    assert "Too many items" in refused.value.message
+    if not stream:
+        assert isinstance(refused.value, openai.BadRequestError)
+
+
 def nested(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(levels):

@@ -1,6 +1,7 @@
 """What we depend on: bounded, accounted for, and audited where the data for it can be had."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -58,6 +59,19 @@ def test_what_is_installed_here_is_within_the_bounds() -> None:
         for each in map(Requirement, declared(group)):
             if applies(each, ()):
                 assert each.specifier.contains(metadata.version(each.name), prereleases=True), each
+
+
+def test_the_torch_that_make_installs_is_one_of_those_that_users_may_have() -> None:
+    """Theirs may be newer: 2.15 was tried."""
+    (line,) = re.findall(r"^TORCH \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made, allowed = (
+        Requirement(line),
+        next(r for r in map(Requirement, EXTRAS["serve"]) if r.name == "torch"),
+    )
+    lower, upper = sorted(Version(each.version) for each in made.specifier)
+    assert allowed.specifier.contains(lower)
+    assert allowed.specifier.contains("2.15.0")
+    assert upper <= max(Version(each.version) for each in allowed.specifier)
 
 
 # --- the bill of materials ------------------------------------------------------------------------

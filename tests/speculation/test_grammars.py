@@ -38,6 +38,7 @@ PROMPTS = (
 MOST_TOKENS = 160
 LISTED = '''start: word ", " word ", " word
 word: /[a-z]{2,6}/ | "(" /[a-z]{2,6}/ ")"'''
+ENDLESS_CHOICE = 'start: a~400 "b"\na: "a" | "a" a\n'
 BATCH = 8
 
 
@@ -175,6 +176,15 @@ def test_what_cannot_be_followed_is_refused(
         generate(pair.target, pb.GenerateRequest(text="Once", **changes))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details().startswith(field)
+
+
+def test_a_text_that_its_grammar_does_not_let_go_on_is_the_callers_fault(pair: Pair) -> None:
+    """Compiled without a problem: its second token is beyond the parser's bounds."""
+    message = pb.GenerateRequest(text="One", grammar={"context_free": ENDLESS_CHOICE})
+    for mode in (OFF, SYNC, SSD):
+        with pytest.raises(grpc.RpcError, match=r"grammar: .*Too many items") as refused:
+            generate(pair.target, with_speculation(message, mode=mode))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_others_go_on_beside_a_grammar_that_takes_long(pair: Pair) -> None:

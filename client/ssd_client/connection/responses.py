@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -29,8 +29,9 @@ class _End:
 class Responses:
     """Iterates over the responses of a call and raises what ended it; `close` cancels the call."""
 
-    def __init__(self, call: grpc.Call) -> None:
-        self._call = call
+    def __init__(self, call: grpc.Call, look: Callable[[], None] | None = None) -> None:
+        """`look` is called now and then while nothing comes; what it raises ends the iteration."""
+        self._call, self._look = call, look
         self._read: queue.SimpleQueue[target_pb2.GenerateResponse | _End] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(_AHEAD):
@@ -38,7 +39,7 @@ class Responses:
         threading.Thread(target=self._run, name="responses", daemon=True).start()
 
     def __iter__(self) -> Iterator[target_pb2.GenerateResponse]:
-        while not isinstance(response := take(self._read), _End):
+        while not isinstance(response := take(self._read, self._look), _End):
             yield response
             self._room.put(None)
         if response.error is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssd_client.connection.closing import Closing
 from ssd_client.connection.endpoints import DEFAULT_ADDRESS, Endpoint, Endpoints
-from ssd_client.connection.failover import RetryPolicy
+from ssd_client.connection.failover import DEFAULT_STALL_S, RetryPolicy
 from ssd_client.connection.security import PLAIN, Security
 from ssd_client.generate import stream
 from ssd_client.generate.events import Event, Tokens
@@ -63,8 +63,9 @@ class Client(Closing):
 
     A target is HOST:PORT, or dns:///NAME:PORT for all addresses behind a name. `timeout` covers a
     whole request, waits and resumes included; `retries` says how often it is sent again after a
-    target was lost. What goes wrong is a `ClientError`; `BadInputError` where the request is at
-    fault. A client may be used by several threads.
+    target was lost; `stall_timeout`, how many seconds one may send nothing before another goes on.
+    What goes wrong is a `ClientError`; `BadInputError` where the request is at fault. A client may
+    be used by several threads.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class Client(Closing):
         security: Security = PLAIN,
         timeout: float | None = None,
         retries: int | None = None,
+        stall_timeout: float = DEFAULT_STALL_S,
     ) -> None:
         self._endpoints: Sequence[Endpoint] = Endpoints(targets or (DEFAULT_ADDRESS,), security)
-        self._timeout, self._policy = timeout, RetryPolicy(retries=retries)
+        self._timeout = timeout
+        self._policy = RetryPolicy(retries=retries, stall_timeout_s=stall_timeout)
 
     @classmethod
     def over(

@@ -11,7 +11,7 @@ import grpc
 from ssd.v1 import target_pb2
 from ssd_client.connection.closing import AsyncClosing
 from ssd_client.connection.endpoints import DEFAULT_ADDRESS, Endpoints
-from ssd_client.connection.failover import RetryPolicy
+from ssd_client.connection.failover import DEFAULT_STALL_S, RetryPolicy
 from ssd_client.connection.security import PLAIN, Security
 from ssd_client.errors import failure_of
 from ssd_client.generate import stream_async
@@ -69,10 +69,12 @@ class AsyncClient(AsyncClosing):
         security: Security = PLAIN,
         timeout: float | None = None,
         retries: int | None = None,
+        stall_timeout: float = DEFAULT_STALL_S,
     ) -> None:
         self._endpoints = Endpoints(targets or (DEFAULT_ADDRESS,), security)
         self._channels = AsyncChannels()
-        self._timeout, self._policy = timeout, RetryPolicy(retries=retries)
+        self._timeout = timeout
+        self._policy = RetryPolicy(retries=retries, stall_timeout_s=stall_timeout)
 
     def stream(self, prompt: Asked, **options: Unpack[RequestOptions]) -> AsyncStream:
         """The continuation of a text, or of token ids, as it comes."""

@@ -11,6 +11,7 @@ import grpc
 from ssd.v1 import target_pb2
 from ssd_client.connection.endpoints import Endpoints
 from ssd_client.connection.failover import RetryPolicy, RetrySchedule
+from ssd_client.connection.stall import StallWatch
 from ssd_client.errors import (
     ClientError,
     DeadlineError,
@@ -39,6 +40,7 @@ class RoutedEndpoint(Protocol):
 
     address: str
     generation: int  # counts its connections
+    ready: bool  # as far as it is known
 
     def reconnect(self, generation: int) -> None: ...
 
@@ -121,17 +123,32 @@ class Route(Generic[RoutedT]):
         clock: Clock = time,
     ) -> None:
         self._endpoints, self._clock = endpoints, clock
-        self._schedule = RetrySchedule(len(endpoints), policy or RetryPolicy())
+        policy = policy or RetryPolicy()
+        self._schedule = RetrySchedule(len(endpoints), policy, lambda i: endpoints[i].ready)
+        self._stall_timeout_s = policy.stall_timeout_s
         self.progress, self.deadline = RequestProgress(request), Deadline(timeout_s, clock)
         self.index, _ = self._schedule.best()
 
     def restart(self, policy: RetryPolicy) -> None:
         """What was tried so far is forgotten: from now on, retries are those of ``policy``."""
-        self._schedule = RetrySchedule(len(self._endpoints), policy)
+        self._schedule = self._schedule.begin_anew(policy)
 
     @property
     def endpoint(self) -> RoutedT:
         return self._endpoints[self.index]
+
+    def may_leave(self) -> bool:
+        """True if another endpoint may go on with the request."""
+        return self._schedule.may_leave(self.index)
+
+    def watch(self) -> StallWatch:
+        """Watches one attempt at serving the request."""
+        return StallWatch(self._stall_timeout_s, self.may_leave)
+
+    def check_stalled(self, watch: StallWatch) -> None:
+        """Raises EndpointStalledError where the watched attempt stands still."""
+        if watch.look(self._clock.monotonic()):
+            raise watch.failure(self.endpoint.address)
 
     def failure_of(self, error: grpc.RpcError, admitted: bool, generation: int) -> ClientError:
         """``generation``: of the endpoint's connection that the call went over."""

@@ -16,7 +16,13 @@ from ssd.v1 import target_pb2
 from ssd_client.connection.endpoints import Endpoint
 from ssd_client.connection.failover import RetryPolicy
 from ssd_client.connection.responses import Responses
-from ssd_client.errors import ClientError, EndpointLostError, ModelMismatchError
+from ssd_client.connection.stall import StallWatch
+from ssd_client.errors import (
+    ClientError,
+    EndpointLostError,
+    EndpointStalledError,
+    ModelMismatchError,
+)
 from ssd_client.generate.events import Event, Finished, event_of
 from ssd_client.generate.route import Clock, Metadata, Route
 
@@ -52,25 +58,27 @@ def _attempt(route: Route, metadata: Metadata) -> Generator[Event, None, ClientE
     generation = endpoint.generation
     left_s = route.deadline.left_s()
     call = endpoint.target.Generate(progress.request(), timeout=left_s, metadata=metadata)
-    admitted = False
-    with contextlib.closing(Responses(call)) as responses:
+    admitted, watch = False, route.watch()
+    with contextlib.closing(Responses(call, lambda: route.check_stalled(watch))) as responses:
         try:
-            for event in _events(responses, endpoint.address):
+            for event in _events(responses, watch, endpoint.address):
                 admitted = True
                 progress.take(event)
                 yield event
                 if isinstance(event, Finished):
                     responses.let_end(_END_OF_CALL_S)
                     return None
-        except ModelMismatchError as error:
+        except (ModelMismatchError, EndpointStalledError) as error:
             return error
         except grpc.RpcError as error:
             return route.failure_of(error, admitted, generation)
     return EndpointLostError(endpoint.address, "the stream ended before its finish")
 
 
-def _events(responses: Responses, address: str) -> Iterator[Event]:
+def _events(responses: Responses, watch: StallWatch, address: str) -> Iterator[Event]:
     for response in responses:
+        watch.take(response)
         event = event_of(response, address)
         if event is not None:
             yield event
+        watch.wait()

@@ -11,6 +11,7 @@ import grpc
 from ssd.v1 import target_pb2, target_pb2_grpc
 from ssd_client.connection.endpoints import CHANNEL_OPTIONS, Endpoint, Endpoints
 from ssd_client.connection.failover import RetryPolicy
+from ssd_client.connection.stall import StallLooker
 from ssd_client.errors import ClientError, EndpointLostError, ModelMismatchError
 from ssd_client.generate.events import Event, Finished, event_of
 from ssd_client.generate.route import Metadata, Route
@@ -25,6 +26,7 @@ class AsyncChannels:
     def __init__(self) -> None:
         self._channels: dict[str, tuple[int, grpc.aio.Channel]] = {}
         self._left: list[grpc.aio.Channel] = []  # calls may still run over them
+        self.stalls = StallLooker()
 
     def target_of(self, endpoint: Endpoint) -> target_pb2_grpc.TargetServiceStub:
         generation, channel = self._channels.get(endpoint.address, (-1, None))
@@ -87,18 +89,25 @@ class _Attempt:
             timeout=route.deadline.left_s(),
             metadata=(*self._metadata, *endpoint.security.metadata(endpoint.address)),
         )
+        watch = route.watch()
         try:
-            async for response in call:
-                event = event_of(response, endpoint.address)
-                if event is None:
-                    continue
-                admitted = True
-                route.progress.take(event)
-                yield event
-                if isinstance(event, Finished):
-                    await self._let_end(call)
-                    return
+            with self._channels.stalls.watching(watch, call.cancel):
+                async for response in call:
+                    watch.take(response)
+                    event = event_of(response, endpoint.address)
+                    if event is not None:
+                        admitted = True
+                        route.progress.take(event)
+                        yield event
+                    if isinstance(event, Finished):
+                        await self._let_end(call)
+                        return
+                    watch.wait()
             self.failure = EndpointLostError(endpoint.address, "the stream ended before its finish")
+        except asyncio.CancelledError:
+            if not watch.ended():
+                raise
+            self.failure = watch.failure(endpoint.address)
         except ModelMismatchError as error:
             self.failure = error
         except grpc.RpcError as error:

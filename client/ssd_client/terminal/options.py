@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from ssd_client.connection.endpoints import DEFAULT_ADDRESS
+from ssd_client.connection.failover import DEFAULT_STALL_S
 from ssd_client.errors import BadInputError
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
 from ssd_client.local.launcher import DEFAULT_DRAFTS, DEFAULT_MODEL, DEVICES, NO_DRAFT
@@ -192,6 +193,12 @@ serving_options = options(
         "after the tokens received.  [default: one less than there are targets]",
     ),
     click.option("--timeout", type=params.SECONDS, help="For the whole request, resumes included."),
+    click.option(
+        "--stall-timeout",
+        type=params.SECONDS,
+        help="The request goes on at another target where one has sent neither a token nor a sign "
+        f"of life for so long.  [default: {DEFAULT_STALL_S:g}]",
+    ),
     click.option("--request-id", type=params.UTF8, help="Shown in the server's log."),
     click.option(
         "--cache-salt",

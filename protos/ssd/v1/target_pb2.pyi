@@ -204,16 +204,22 @@ class LogprobOptions(_message.Message):
     def __init__(self, chosen: bool = ..., top_n: _Optional[int] = ..., prompt: bool = ..., token_bytes: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "tokens", "finish", "prompt")
+    __slots__ = ("started", "tokens", "finish", "prompt", "beat")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     started: GenerateStarted
     tokens: GenerateTokens
     finish: GenerateFinish
     prompt: GeneratePrompt
-    def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., prompt: _Optional[_Union[GeneratePrompt, _Mapping]] = ...) -> None: ...
+    beat: GenerateBeat
+    def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., tokens: _Optional[_Union[GenerateTokens, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., prompt: _Optional[_Union[GeneratePrompt, _Mapping]] = ..., beat: _Optional[_Union[GenerateBeat, _Mapping]] = ...) -> None: ...
+
+class GenerateBeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GeneratePrompt(_message.Message):
     __slots__ = ("token_ids", "text", "text_lengths", "logprobs")
@@ -228,20 +234,22 @@ class GeneratePrompt(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest", "sequence")
+    __slots__ = ("request_id", "seed", "prompt_tokens", "model_fingerprint", "model_digest", "sequence", "beat_millis")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BEAT_MILLIS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     prompt_tokens: int
     model_fingerprint: str
     model_digest: str
     sequence: int
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    beat_millis: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., model_digest: _Optional[str] = ..., sequence: _Optional[int] = ..., beat_millis: _Optional[int] = ...) -> None: ...
 
 class GenerateTokens(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "origins", "text_lengths")
@@ -407,7 +415,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance", "sampling_defaults", "digest", "chat_format", "draft_inside")
+    __slots__ = ("name", "fingerprint", "tokenizer_fingerprint", "architecture", "num_parameters", "vocab_size", "max_model_len", "max_num_seqs", "dtype", "device", "tensor_parallel_size", "num_kv_blocks", "block_size", "eos_token_ids", "has_chat_template", "version", "speculation_modes", "max_speculation_depth", "speculation_endpoints", "load", "synthetic_acceptance", "sampling_defaults", "digest", "chat_format", "draft_inside", "max_request_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -433,6 +441,7 @@ class GetModelInfoResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CHAT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_INSIDE_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
@@ -458,7 +467,8 @@ class GetModelInfoResponse(_message.Message):
     digest: str
     chat_format: ChatFormat
     draft_inside: DraftInside
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ..., sampling_defaults: _Optional[_Union[SamplingOptions, _Mapping]] = ..., digest: _Optional[str] = ..., chat_format: _Optional[_Union[ChatFormat, _Mapping]] = ..., draft_inside: _Optional[_Union[DraftInside, _Mapping]] = ...) -> None: ...
+    max_request_bytes: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., version: _Optional[str] = ..., speculation_modes: _Optional[_Iterable[_Union[SpeculationMode, str]]] = ..., max_speculation_depth: _Optional[int] = ..., speculation_endpoints: _Optional[_Iterable[_Union[SpeculationEndpoint, _Mapping]]] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ..., sampling_defaults: _Optional[_Union[SamplingOptions, _Mapping]] = ..., digest: _Optional[str] = ..., chat_format: _Optional[_Union[ChatFormat, _Mapping]] = ..., draft_inside: _Optional[_Union[DraftInside, _Mapping]] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class DraftInside(_message.Message):
     __slots__ = ("kind", "name")

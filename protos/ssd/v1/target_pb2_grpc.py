@@ -63,8 +63,8 @@ class TargetServiceServicer(object):
 
     def Generate(self, request, context):
         """Generates a continuation of one prompt. The stream is: one `started`, any
-        number of `tokens`, one `finish`. Cancelling the call frees everything the
-        request holds.
+        number of `tokens`, one `finish`; and a `beat` wherever nothing else came
+        for a while. Cancelling the call frees everything the request holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,11 @@ def main() -> None:
     type=int,
 )
 @option.model()
-@option("--max-links", "Targets at a time; one more is refused.", type=int)
+@option(
+    "--max-links",
+    "Targets at a time; one more is refused, unless somebody has two more than the newcomer.",
+    type=int,
+)
 @option("--max-seqs-per-link", "Sequences of one target. Default: --max-num-seqs.", type=int)
 @option("--depth", "Tokens of the longest branch.", type=int)
 @option("--budget", "Branches of a round at most.", type=int)
@@ -73,7 +77,11 @@ def main() -> None:
 @option(
     "--link-write-timeout", "Seconds after which a target that reads nothing is left.", type=float
 )
-@option("--max-links-per-identity", "Targets of one identity. Default: --max-links.", type=int)
+@option(
+    "--max-links-per-identity",
+    "Targets of one identity: a token, a certificate, else a host. Default: --max-links.",
+    type=int,
+)
 @option.security()
 @option.operation(drained="linked targets")
 def serve(check_config: bool, **options: Any) -> None:

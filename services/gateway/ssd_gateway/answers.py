@@ -8,13 +8,15 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ssd_gateway.http.errors import ApiError, api_error
+from ssd_gateway.http.drain import Drain, leaving
+from ssd_gateway.http.errors import ApiError, api_error, log_failure
 from ssd_gateway.http.events import DONE, PING, EventStream, ReaderGone, event, gone
 from ssd_gateway.http.protocol import incoming
 from ssd_gateway.metrics import GatewayMetrics
@@ -58,8 +60,12 @@ class Answer:
                         self.first_at = time.monotonic()
                     self.news.set()
         except Exception as error:
-            self.failure = self.failure or error
-            self.news.set()
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the answer with an error, if nothing has yet."""
+        self.failure = self.failure or error
+        self.news.set()
 
     @property
     def seconds(self) -> float:
@@ -114,12 +120,14 @@ class AnswerResponse:
         stream: StreamOptions | None,
         write_timeout: float,
         metrics: GatewayMetrics,
+        drain: Drain,
         request_id: str,
         params: Mapping[str, str],
     ) -> None:
         """``stream``: None for one piece. ``params``: names of fields, for errors of targets."""
         self._answer, self._shape, self._stream = answer, shape, stream
         self._write_timeout, self._metrics = write_timeout, metrics
+        self._drain = drain
         self._params = params
         self._sent = False  # the whole answer
         self._cut = False
@@ -132,6 +140,10 @@ class AnswerResponse:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._drain.running(partial(self._answer.fail, leaving())):
+            await self._answer_caller(scope, receive, send)
+
+    async def _answer_caller(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.ensure_future(self._answer_all(scope, receive, send))
         leaving = asyncio.ensure_future(gone(receive))
         try:
@@ -180,11 +192,10 @@ class AnswerResponse:
         send: Send,
     ) -> None:
         self._sent = True
-        self._metrics.failed(problem.status)
-        if problem.status == 500:
-            log.error("a request failed: %s", error, exc_info=not isinstance(error, ApiError))
+        self._metrics.failed(problem)
+        log_failure("a request", error, problem)
         if events.begun:
-            await events.end(event(problem.body()))
+            await events.end(event(problem.body()) + DONE)
         else:
             response = problem.response()
             response.raw_headers.extend(self._headers)

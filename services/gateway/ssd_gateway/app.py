@@ -1,7 +1,8 @@
 """The ASGI application: routes, and what becomes of errors."""
 
-import logging
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -9,14 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd_gateway.gateway import Gateway
-from ssd_gateway.http.errors import ApiError, api_error
+from ssd_gateway.http.drain import Drain, leaving
+from ssd_gateway.http.errors import ApiError, api_error, log_failure
 from ssd_gateway.http.protocol import incoming
 from ssd_gateway.http.request_headers import with_request_id
+from ssd_gateway.metrics import GatewayMetrics
 from ssd_gateway.routes.generation import GenerationRoutes
 from ssd_gateway.routes.models import ModelRoutes
 from ssd_gateway.routes.observation import ObservationRoutes
@@ -24,49 +26,51 @@ from ssd_gateway.routes.openapi import OpenApiRoutes
 from ssd_gateway.routes.operation import OperationRoutes
 from ssd_gateway.routes.page import PageRoutes
 
-log = logging.getLogger(__name__)
-
-Endpoint = Callable[[Request], Awaitable[Any]]
+Endpoint = Callable[[Request], Coroutine[Any, Any, Any]]
 
 
 def make_app(gateway: Gateway) -> Starlette:
     generation, models = GenerationRoutes(gateway), ModelRoutes(gateway)
     operation, observation = OperationRoutes(gateway), ObservationRoutes(gateway)
+    on = Routes(gateway.drain, gateway.metrics)
     routes = [
-        _post("/v1/chat/completions", generation.chat),
-        _post("/v1/completions", generation.completion),
-        _get("/v1/models", models.models),
-        _get("/v1/models/{model:path}", models.model),
-        _post("/tokenize", models.tokenize),
-        _post("/detokenize", models.detokenize),
-        _get("/health", operation.health),
-        _get("/ready", operation.ready),
-        _get("/version", operation.version),
-        _get("/metrics", operation.metrics),
-        _get("/openapi.json", OpenApiRoutes(gateway.config).describe),
-        _get("/ssd/fleet", observation.fleet),
-        _get("/ssd/timeline", observation.timeline),
+        on.post("/v1/chat/completions", generation.chat),
+        on.post("/v1/completions", generation.completion),
+        on.get("/v1/models", models.models),
+        on.get("/v1/models/{model:path}", models.model),
+        on.post("/tokenize", models.tokenize),
+        on.post("/detokenize", models.detokenize),
+        on.get("/health", operation.health),
+        on.get("/ready", operation.ready),
+        on.get("/version", operation.version),
+        on.get("/metrics", operation.metrics),
+        on.get("/openapi.json", OpenApiRoutes(gateway.config).describe),
+        on.get("/ssd/fleet", observation.fleet),
+        on.get("/ssd/timeline", observation.timeline),
     ]
     if gateway.config.page:
         page = PageRoutes()
-        routes += [_get("/", page.index), _get("/page/{name}", page.file)]
-    handlers = {HTTPException: _http_error, Exception: _failure}
+        routes += [on.get("/", page.index), on.get("/page/{name}", page.file)]
+    unrouted = partial(_unrouted, gateway.metrics)
+    handlers: dict[Any, Any] = {HTTPException: unrouted, Exception: _failure}
     return Starlette(
         routes=routes,
-        middleware=[Middleware(SaysLast), *_middleware(gateway)],
+        middleware=[Middleware(SaysLast, drain=gateway.drain), *_middleware(gateway)],
         exception_handlers=handlers,
     )
 
 
 class SaysLast:
-    """An answer to a request that has not come as a whole is the last one of its connection."""
+    """An answer to a request that has not come as a whole, or to one that comes while the gateway
+    leaves, is the last one of its connection."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app, self._drain = app, drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start" and not incoming(scope).is_whole:
+            is_last = self._drain.begun or not incoming(scope).is_whole
+            if message["type"] == "http.response.start" and is_last:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
             await send(message)
@@ -74,25 +78,42 @@ class SaysLast:
         await self._app(scope, receive, answer if scope["type"] == "http" else send)
 
 
-def _get(path: str, endpoint: Endpoint) -> Route:
-    return Route(path, _answered(endpoint), methods=["GET"])
+class Routes:
+    """Endpoints by path, each with an answer to whatever goes wrong in it."""
 
+    def __init__(self, drain: Drain, metrics: GatewayMetrics) -> None:
+        self._drain, self._metrics = drain, metrics
 
-def _post(path: str, endpoint: Endpoint) -> Route:
-    return Route(path, _answered(endpoint), methods=["POST"])
+    def get(self, path: str, endpoint: Endpoint) -> Route:
+        return Route(path, self._answered(endpoint), methods=["GET"])
 
+    def post(self, path: str, endpoint: Endpoint) -> Route:
+        return Route(path, self._answered(endpoint), methods=["POST"])
 
-def _answered(endpoint: Endpoint) -> Endpoint:
-    async def answer(request: Request) -> Any:
+    def _answered(self, endpoint: Endpoint) -> Endpoint:
+        async def answer(request: Request) -> Any:
+            try:
+                return with_request_id(request, await self._drained(endpoint(request)))
+            except Exception as error:
+                problem = api_error(error)
+                self._metrics.failed(problem)
+                log_failure(request.url.path, error, problem)
+                return with_request_id(request, problem.response())
+
+        return answer
+
+    async def _drained(self, answer: Coroutine[Any, Any, Any]) -> Any:
+        """The answer, or that the gateway has left before there was one."""
+        work = asyncio.ensure_future(answer)
         try:
-            return with_request_id(request, await endpoint(request))
-        except Exception as error:
-            problem = api_error(error)
-            if problem.status == 500:
-                log.error("%s failed", request.url.path, exc_info=error)
-            return with_request_id(request, problem.response())
-
-    return answer
+            with self._drain.running(work.cancel):
+                return await work
+        except asyncio.CancelledError:
+            if self._drain.is_over and work.cancelled():
+                raise leaving() from None
+            raise
+        finally:
+            work.cancel()
 
 
 def _middleware(gateway: Gateway) -> list[Middleware]:
@@ -110,25 +131,23 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
     ]
 
 
-async def _http_error(request: Request, error: Exception) -> Any:
-    return with_request_id(request, _problem(request, error))
-
-
-def _problem(request: Request, error: Exception) -> Response:
+async def _unrouted(metrics: GatewayMetrics, request: Request, error: Exception) -> Any:
     """What the router finds: no such path, or not with this method."""
+    problem = _problem(request, error)
+    metrics.failed(problem)
+    response = problem.response()
+    response.headers.update(getattr(error, "headers", None) or {})
+    return with_request_id(request, response)
+
+
+def _problem(request: Request, error: Exception) -> ApiError:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
-        return ApiError(404, f"{request.url.path} is not served here", code="not_found").response()
+        return ApiError(404, f"{request.url.path} is not served here", code="not_found")
     if status == 405:
-        problem = ApiError(
-            405,
-            f"{request.url.path}: {request.method} is not served here",
-            code="method_not_allowed",
-        )
-        response = problem.response()
-        response.headers.update(getattr(error, "headers", None) or {})
-        return response
-    return ApiError(status, str(error)).response()
+        about = f"{request.url.path}: {request.method} is not served here"
+        return ApiError(405, about, code="method_not_allowed")
+    return ApiError(status, str(error))
 
 
 async def _failure(request: Request, error: Exception) -> Any:

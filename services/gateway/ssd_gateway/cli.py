@@ -54,9 +54,15 @@ def main() -> None:
     type=click.Choice(["auto", *TOOL_FORMATS, "none"]),
 )
 @option("--max-body-mib", "Largest body, in MiB.", type=int)
+@option("--max-bodies-mib", "Bodies above 64 KiB at a time, together, in MiB.", type=int)
 @option("--max-header-kib", "Largest headers, in KiB.", type=int)
 @option("--max-connections", "Connections at a time.", type=int)
 @option("--request-timeout", "Seconds that a generation may take.", type=float)
+@option(
+    "--stall-timeout",
+    "Seconds without a token or a beat after which a stream goes on at another target.",
+    type=float,
+)
 @option("--read-timeout", "Seconds that headers, and then a body, may take to come.", type=float)
 @option("--write-timeout", "Seconds after which a caller that reads nothing is left.", type=float)
 @option("--refresh-seconds", "Between two looks at targets.", type=float)

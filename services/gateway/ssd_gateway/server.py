@@ -15,11 +15,15 @@ from ssd_engine.errors import ConfigError
 from ssd_gateway.app import make_app
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.gateway import Gateway
+from ssd_gateway.http.connections import Connections, most_connections
+from ssd_gateway.http.drain import Drain
 from ssd_gateway.http.keys import Keys
 from ssd_gateway.http.protocol import bounded
 from ssd_gateway.metrics import GatewayMetrics
+from ssd_gateway.reading.bodies import BodyReader
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.config import is_loopback, parse_address
+from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
 from ssd_serving.files.reloading import Reloading
 from ssd_serving.observability.grpc_log import tame_grpc_log
@@ -29,6 +33,7 @@ from ssd_serving.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
+FAREWELL_SECONDS = 2.0  # for callers to read how their requests have ended
 KEEP_ALIVE = 75  # seconds between requests of one connection
 BACKLOG = 1024
 RELOAD_SECONDS = 2.0
@@ -76,11 +81,14 @@ class GatewayServer:
         # Keys that nobody has checked are no better than a token of the gateway's own.
         checked = config.token_file is not None or config.target_token_file is None
         keys = Keys(access, self._pool, guarded, passes_on=config.pass_keys and checked)
-        self._gateway = Gateway(config, self._pool, keys, self._metrics)
+        self._drain = Drain(config.drain_timeout)
+        self._bodies = BodyReader(config)
+        self._gateway = Gateway(config, self._pool, keys, self._metrics, self._drain, self._bodies)
 
     async def run(self) -> None:
         config = self._config
         tame_grpc_log()  # what targets send
+        keep_reserve()
         remove_port(config.port_file)
         listening = self._listen()
         port = listening.getsockname()[1]
@@ -105,6 +113,7 @@ class GatewayServer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            await self._bodies.close()
             await self._pool.close()
         log.info("stopped")
 
@@ -128,7 +137,8 @@ class GatewayServer:
             make_app(self._gateway),
             http=bounded(
                 config.max_header_kib << 10,
-                config.max_connections,
+                Connections(most_connections(config.max_connections), self._metrics.dropped),
+                self._metrics.failed,
                 config.read_timeout,
                 config.write_timeout,
             ),
@@ -138,25 +148,24 @@ class GatewayServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            date_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=max(1, int(config.drain_timeout)),
+            timeout_graceful_shutdown=1,  # what had to end has ended before (_Server)
         )
         options.load()
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says is said here
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what it says is said here
         if self._tls is not None:
             options.ssl = server_context(self._tls)
-        return _Server(options)
+        return _Server(options, self._drain)
 
     def _handle_signals(self, server: uvicorn.Server) -> None:
         loop = asyncio.get_running_loop()
 
         def leave() -> None:
-            if self._gateway.draining:
+            if self._drain.begun:
                 server.force_exit = True
-            self._gateway.draining = True
+            self._drain.begin()
             self._metrics.ready.set_function(lambda: 0.0)
             log.info("leaving: requests that run get %g s", self._config.drain_timeout)
             server.should_exit = True
@@ -194,6 +203,32 @@ def _checked(files: TlsFiles) -> TlsFiles:
 
 
 class _Server(uvicorn.Server):
+    """Goes on listening while it drains, so that whoever comes is told to go elsewhere."""
+
+    def __init__(self, options: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(options)
+        self._drain = drain
+
+    async def on_tick(self, counter: int) -> bool:
+        leaves = await super().on_tick(counter)
+        return leaves and (self.force_exit or self._drain.is_done)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._drain.end_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self._close_connections()
+        for connection in list(self.server_state.connections):
+            connection.abort()  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+    async def _close_connections(self) -> None:
+        """Each once its answer is written."""
+        while self.server_state.connections:
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            await asyncio.sleep(0.05)
+
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         """Signals are handled by GatewayServer."""

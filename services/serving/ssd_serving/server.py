@@ -23,6 +23,7 @@ from ssd_serving.calls.trace_service import TraceServicer
 from ssd_serving.config import (
     ServiceConfig,
     is_loopback,
+    knows_callers,
     max_message_bytes,
     parse_address,
 )
@@ -237,11 +238,11 @@ class ServiceServer(ABC):
 
     def _say_what_is_open(self) -> None:
         host, _ = parse_address("", self._service_config.listen)
-        if is_loopback(host) or self._tls is not None:
+        if is_loopback(host):
             return
-        if self._service_config.token_file is None:
+        if not knows_callers(self._service_config):
             log.warning("--insecure: whoever reaches %s can use this service", host)
-        else:
+        elif self._tls is None:
             log.warning("no TLS: tokens and texts travel in the clear to %s", host)
 
     def _listen_metrics(self) -> None:

@@ -1,6 +1,7 @@
 """Two peers fit, or are told why they do not."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from tests.draft.scripted_draft import (
     try_write,
 )
 from tests.waiting import wait_until_async
+from tools.attack.afar import forwarded
 
 Code = grpc.StatusCode
 
@@ -178,6 +180,43 @@ def test_one_link_too_many_is_refused_until_one_ends() -> None:
             await wait_until_async(lambda: draft.engine.num_up == 0)
             async with draft.link():
                 pass
+
+    run(work)
+
+
+def test_whoever_has_most_links_gives_its_idlest_to_others() -> None:
+    async def work() -> None:
+        async with scripted(max_links=4) as draft, contextlib.AsyncExitStack() as links:
+            hog = [await links.enter_async_context(draft.link()) for _ in range(4)]
+            for call, link in (hog[0], hog[2], hog[3]):
+                await call.write(frames(opening(1)))
+                await wait_until_async(lambda link=link: draft.engine.num_frames(link) == 1)
+            afar = forwarded(draft.address)
+            _, first = await links.enter_async_context(draft.link(by=afar))
+            assert draft.engine.downs() == [hog[1][1]]
+            code, text = await status(hog[1][0])
+            assert (code, "gives way" in text) == (Code.RESOURCE_EXHAUSTED, True)
+            assert draft.sample("ssd_draft_links_ended_total", how="full") == 1
+            # Its next hello takes nobody's place, and that of one who has as many neither.
+            assert (await refusal(draft, hello()))[0] == Code.RESOURCE_EXHAUSTED
+            _, second = await links.enter_async_context(draft.link(by=afar))
+            assert draft.engine.downs() == [hog[1][1], hog[0][1]]
+            async with draft.stream(afar) as call:
+                await try_write(call, hello())
+                assert (await status(call))[0] == Code.RESOURCE_EXHAUSTED
+            assert draft.engine.ups()[-2:] == [first, second]
+            assert draft.engine.num_up == 4
+
+    run(work)
+
+
+def test_a_hello_that_does_not_fit_ends_nobodys_link() -> None:
+    async def work() -> None:
+        async with scripted(max_links=2) as draft, draft.link(), draft.link():
+            async with draft.stream(forwarded(draft.address)) as call:
+                await try_write(call, hello(tokenizer_fingerprint="another"))
+                assert (await status(call))[0] == Code.FAILED_PRECONDITION
+            assert draft.engine.downs() == []
 
     run(work)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ssd_draft.planning import plan as plan_module
 from ssd_draft.planning.plan import FILL, Planner
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_engine.sampling.params import SamplingParams
@@ -11,6 +12,7 @@ from ssd_engine.speculation.verification import Verification
 from ssd_engine.text.token_ids import pack_tokens
 
 DEPTH, CHAIN, STEP = 4, 3, 0.001
+ROUNDS = 400
 
 
 def verifying(seconds: float) -> DraftSequence:
@@ -39,3 +41,24 @@ def test_a_chain_is_read_token_by_token_where_the_whole_tree_is_in_time_all_the_
     assert plan.patient is patient
     assert plan.depth == DEPTH
     assert sum(plan.fan_out) == 8
+
+
+def test_a_fan_out_is_kept_while_rates_hardly_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first every round changes it; what has changed for good is followed soon."""
+    computed, compute = [], plan_module.fan_out
+    monkeypatch.setattr(
+        plan_module, "fan_out", lambda *args, **most: computed.append(0) or compute(*args, **most)
+    )
+    planner, clock, sequence = Planner(DEPTH, 8), StepClock(), verifying(1.0)
+
+    def rounds(accepted: int) -> list[int]:
+        for _ in range(ROUNDS):
+            planner.observe(sequence, accepted, 0, 16)
+            plan = planner.plan(sequence, clock, 0)
+        return plan.fan_out
+
+    first = rounds(accepted=0)
+    assert first[0] > first[CHAIN]
+    assert 8 <= len(computed) <= ROUNDS // 4
+    then = rounds(accepted=CHAIN)
+    assert then[0] < then[CHAIN]

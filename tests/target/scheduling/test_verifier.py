@@ -292,7 +292,7 @@ def test_what_can_be_drawn_is_before_a_grammar_ends(options: dict[str, Any], dra
     sequence.grammar = cast(Any, EndingGrammar(len(sequence.output) + drawable))
     (outcome,) = verify([round_of(sequence, plain[:2])], ForwardResult(lambda: logits))
     if not drawable:
-        assert outcome == NothingDrawn("grammar: a bound was reached")
+        assert outcome == NothingDrawn("a bound was reached", "grammar")
     else:
         assert isinstance(outcome, RoundOutcome)
         assert outcome.tokens == plain[:drawable]
@@ -340,6 +340,24 @@ def test_certain_tokens_need_no_logits(options: dict[str, Any], where: str, righ
     assert found == expected
     assert isinstance(found, RoundOutcome)
     assert found.accepted >= len(certain) + right
+
+
+class LongOutput(list[int]):
+    """Too long to be gone through in every round."""
+
+    def __add__(self, other: object) -> Any:
+        pytest.fail("the output was copied")
+
+    def __iter__(self) -> Any:
+        pytest.fail("the output was gone through")
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "filtered"])
+def test_a_round_does_not_copy_what_is_committed(name: str) -> None:
+    sequence = make_sequence(OPTIONS[name])
+    expected = verify_one(round_of(sequence, [6, 7, 8]), make_logits(4, seed=1))
+    sequence.output = LongOutput(sequence.output)
+    assert verify_one(round_of(sequence, [6, 7, 8]), make_logits(4, seed=1)) == expected
 
 
 def test_certain_tokens_have_logits_where_log_probabilities_are_told() -> None:

@@ -1,5 +1,6 @@
 """The front's side of the engine process: links come, speak and go."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -57,6 +58,16 @@ class DraftEngine(EngineProcess):
         up = sum(link.known_to_engine for link in own)
         return up, len(own) - up
 
+    def link_to_give_way(self, identity: str) -> TargetLink | None:
+        """Return the idlest link of whoever has most links, if that leaves it as many as
+        ``identity`` has with one more."""
+        up = [link for link in self._links.values() if link.known_to_engine]
+        held = Counter(link.identity for link in up)
+        most = max(held, key=lambda each: held[each], default=identity)
+        if held[identity] + 1 >= held[most]:
+            return None
+        return min((link for link in up if link.identity == most), key=lambda each: each.used)
+
     def new_link(self) -> TargetLink:
         """A stream that has yet to greet."""
         self._next_id += 1
@@ -71,7 +82,8 @@ class DraftEngine(EngineProcess):
 
     def pass_on(self, link: TargetLink, frames: list[TargetFrame], size: int) -> None:
         """``size``: the bytes of these frames, as they came."""
-        if frames:
+        if frames and link.known_to_engine:
+            link.used = time.monotonic()
             link.window.add(len(frames), size)
             self.send(TargetFrames(link.id, frames))
 

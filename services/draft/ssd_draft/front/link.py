@@ -1,6 +1,7 @@
 """A link: one stream of one target, as the front sees it. No gRPC here."""
 
 import asyncio
+import time
 from collections import deque
 from enum import Enum
 
@@ -145,7 +146,8 @@ class TargetLink:
 
     def __init__(self, link_id: int, max_frames: int, max_bytes: int) -> None:
         self.id = link_id
-        self.identity = ""  # who the target is, as far as that is known
+        self.identity = ""  # who the target is, or its host where nobody is known
+        self.used = time.monotonic()  # when it came, or its last frames did
         self.state = TargetLinkState.GREETING
         self.came_up = False
         self.window = Window(max_frames, max_bytes)

@@ -135,7 +135,7 @@ class DraftServicer:
         # However the stream ends, also in the middle of a write, the link ends with it.
         context.add_done_callback(lambda _: self._engine.end(link))
         try:
-            link.identity = self._access.identity(context).name
+            link.identity = self._access.holder(context)
             admitted = await self._shake_hands(link, context)
             await exchange(
                 link.failure,
@@ -174,7 +174,7 @@ class DraftServicer:
         serving = self._ready()
         if self.draining:
             raise NotServing("the endpoint is draining; use another one")
-        if self._engine.num_up >= serving.max_links:
+        if self._is_full(serving) and self._engine.link_to_give_way(identity) is None:
             raise ServerFull(
                 f"the endpoint has its {serving.max_links} links (--max-links)", RETRY_SECONDS
             )
@@ -191,6 +191,17 @@ class DraftServicer:
             raise ServerFull("too many handshakes at a time", RETRY_SECONDS)
         return serving
 
+    def _is_full(self, serving: DraftServing) -> bool:
+        return self._engine.num_up >= serving.max_links
+
+    def _make_room(self, identity: str, serving: DraftServing) -> None:
+        """Nobody keeps a place by having come first: whoever has most links gives one up."""
+        goes = self._engine.link_to_give_way(identity) if self._is_full(serving) else None
+        if goes is not None:
+            self._engine.end(goes)
+            words = f"{goes.identity!r} has most links: this one gives way to one of {identity!r}"
+            goes.fail(ServerFull(words, RETRY_SECONDS))
+
     async def _shake_hands(
         self, link: TargetLink, context: grpc.aio.ServicerContext
     ) -> AdmittedLink:
@@ -198,6 +209,7 @@ class DraftServicer:
         hello = await _read_hello(link, context)
         serving = self._admit(link.identity)  # a place may have gone while the target was silent
         limits = check_hello(hello, serving.endpoint)
+        self._make_room(link.identity, serving)
         admitted = AdmittedLink(link, hello.target_name or "?", hello.epoch, limits)
         interface = interface_to(context.peer())
         self._engine.welcome(link, link_up(link.id, hello, limits, interface))

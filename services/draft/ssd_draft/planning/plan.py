@@ -18,6 +18,9 @@ FILL, LEAST_FILL = 0.85, 0.3
 LATE, IN_TIME = 0.024, 0.004
 MOST_IN_A_ROW = 4
 MANY, MOST_AFTER_MANY = 8, 8
+# A fan-out is good for an eighth of the rounds that its rates were measured in, and no more than
+# this many: they have hardly changed meanwhile.
+MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,27 @@ class AcceptanceRates:
     alpha: AcceptanceRate = field(default_factory=AcceptanceRate)
     rejected: MissRate = field(default_factory=lambda: MissRate(REJECTED, max_fan_out=RANKS))
     full: MissRate = field(default_factory=lambda: MissRate(FULL, max_fan_out=RANKS))
+    _fan_outs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    _rounds: int = 0
+    _good_until: int = 0  # so many rounds: fan-outs are computed anew then
+
+    def observe(self, length: int, accepted: int, rank: int | None, ranked: int) -> None:
+        """A round with a speculation of this length has ended."""
+        if length:
+            self.alpha.observe(accepted, length)
+        if ranked:
+            (self.full if accepted == length else self.rejected).observe(rank, ranked)
+        self._rounds += 1
+        if self._rounds > self._good_until:
+            self._good_until = self._rounds + min(self._rounds // 8, MOST_ROUNDS - 1)
+            self._fan_outs.clear()
 
     def fan_out(self, length: int, budget: int) -> list[int]:
-        rejected, full = self.rejected.law, self.full.law
-        return fan_out(length, self.alpha.value, rejected, full, budget, most=RANKS)
+        case = (length, budget)
+        if case not in self._fan_outs:
+            rejected, full, alpha = self.rejected.law, self.full.law, self.alpha.value
+            self._fan_outs[case] = fan_out(length, alpha, rejected, full, budget, most=RANKS)
+        return self._fan_outs[case]
 
 
 class Planner:
@@ -64,8 +84,6 @@ class Planner:
         self._lists = {True: hit_list, False: miss_list}
         kinds = product(Verification, (True, False))  # with whether it came from the cache
         self._rates = {kind: AcceptanceRates() for kind in kinds}
-        # By what has been measured.
-        self._fan_outs: dict[tuple[Verification, bool, int, int], list[int]] = {}
         self._fill = dict.fromkeys(Verification, FILL)  # their steps take different times
         self._late_in_a_row = dict.fromkeys(Verification, 0)
         self._in_time_in_a_row = dict.fromkeys(Verification, 0)
@@ -85,12 +103,7 @@ class Planner:
     ) -> None:
         """A round has ended: so many tokens were right, the next one had this rank."""
         rates = self._rates[sequence.verification, sequence.source is Source.CACHE]
-        if sequence.speculation:
-            rates.alpha.observe(accepted, len(sequence.speculation))
-        if ranked:
-            whole = accepted == len(sequence.speculation)
-            (rates.full if whole else rates.rejected).observe(rank, ranked)
-        self._fan_outs.clear()
+        rates.observe(len(sequence.speculation), accepted, rank, ranked)
 
     def plan(self, sequence: DraftSequence, clock: StepClock, others: int) -> RoundPlan:
         """``others``: rows that further sequences will put into the same forwards."""
@@ -103,10 +116,8 @@ class Planner:
             padded = (*given, *(given[-1:] * (length + 1)))
             return RoundPlan(list(padded[: length + 1]), depth, patient)
         budget, depth = self._affordable(sequence, clock, depth, others)
-        case = (sequence.verification, from_cache, length, budget)
-        if case not in self._fan_outs:
-            self._fan_outs[case] = self._rates[case[:2]].fan_out(length, budget)
-        return RoundPlan(self._fan_outs[case], depth, patient)
+        rates = self._rates[sequence.verification, from_cache]
+        return RoundPlan(rates.fan_out(length, budget), depth, patient)
 
     def _has_time(self, sequence: DraftSequence, clock: StepClock, depth: int, others: int) -> bool:
         """Whether the deepest and widest tree is ready in time, though the chain is read token by

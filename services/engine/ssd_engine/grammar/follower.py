@@ -73,7 +73,7 @@ class GrammarFollower:
     def _is_stopped(self) -> bool:
         if not self._matcher.is_error():
             return False
-        self.problem = self._matcher.get_error().strip()
+        self.problem = self._matcher.get_error().replace("<non-verbose/>", "").strip()
         return True
 
     def _find_allowed(self, text: list[int]) -> Allowed | None:

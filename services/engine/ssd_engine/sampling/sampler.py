@@ -4,7 +4,7 @@ A token is argmax(log p + g): p the distribution after all sampling options, g t
 ``noise.py``. Each row is computed from its own inputs alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ class SampleRow:
 
     params: SamplingParams
     prompt: Sequence[int]
-    output: Sequence[int]  # everything after the prompt and before the token to be drawn
+    output: Collection[int]  # everything after the prompt and before the token to be drawn
     allowed: Allowed | None = None  # by its grammar
 
     @property
@@ -107,7 +107,7 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
         penalty = torch.tensor(params.repetition_penalty, dtype=value.dtype, device=value.device)
         logits[seen] = torch.where(value > 0, value / penalty, value * penalty)
     if row.output and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = np.unique(np.array(row.output, dtype=np.int64), return_counts=True)
+        tokens, counts = np.unique(np.array([*row.output], dtype=np.int64), return_counts=True)
         cost = params.presence_penalty + params.frequency_penalty * counts
         logits[torch.from_numpy(tokens).to(logits.device)] -= torch.from_numpy(cost).to(logits)
 

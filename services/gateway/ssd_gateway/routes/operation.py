@@ -19,7 +19,7 @@ class OperationRoutes:
 
     async def ready(self, request: Request) -> Response:
         gateway = self._gateway
-        able = any(target.ready for target in gateway.pool) and not gateway.draining
+        able = any(target.ready for target in gateway.pool) and not gateway.drain.begun
         headers = {} if able else {"retry-after": "1"}
         return Response(status_code=200 if able else 503, headers=headers)
 

@@ -5,18 +5,23 @@ reads it sees no difference.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.connection.failover import RetryPolicy
+from ssd_client.connection.stall import StallLooker
 from ssd_client.errors import ClientError, EndpointLostError, ModelMismatchError
 from ssd_client.generate.events import event_of
 from ssd_client.generate.route import Route
 from ssd_gateway.targets.target import Metadata, Target
+
+log = logging.getLogger(__name__)
 
 # Before the first token, who asks can wait as well as we can: each target is asked once.
 AT_FIRST = RetryPolicy(full_tries=1, leaving_tries=1)
@@ -34,9 +39,13 @@ class Generation:
         targets: Sequence[Target],
         request: pb.GenerateRequest,
         metadata_of: MetadataOf,
+        stalls: StallLooker,
+        stall_timeout_s: float,
         timeout_s: float | None = None,
     ) -> None:
-        self._route = Route(targets, request, timeout_s, AT_FIRST)
+        at_first = replace(AT_FIRST, stall_timeout_s=stall_timeout_s)
+        self._route = Route(targets, request, timeout_s, at_first)
+        self._stalls = stalls
         self._metadata_of = metadata_of
         self.num_moves = 0
         self._failure: ClientError | None = None
@@ -71,15 +80,24 @@ class Generation:
             metadata=self._metadata_of(target),
         )
         target.in_flight += 1
+        watch = route.watch()
         try:
-            async for response in call:
-                admitted = True
-                if self._take(response):
-                    yield response
-                if response.WhichOneof("event") == "finish":
-                    await _let_end(call)
-                    return
+            with self._stalls.watching(watch, call.cancel):
+                async for response in call:
+                    watch.take(response)
+                    admitted = True
+                    if self._take(response):
+                        yield response
+                    if response.WhichOneof("event") == "finish":
+                        await _let_end(call)
+                        return
+                    watch.wait()
             self._failure = EndpointLostError(target.address, "the stream ended before its finish")
+        except asyncio.CancelledError:
+            if not watch.ended():
+                raise
+            self._failure = watch.failure(target.address)
+            log.info("a stream leaves target %s", self._failure)
         except ModelMismatchError as error:
             self._failure = error
         except grpc.RpcError as error:
@@ -102,6 +120,8 @@ class Generation:
                 if event is not None:
                     progress.take(event)
                 return not begun
+            case "beat":
+                return False
         return True
 
 

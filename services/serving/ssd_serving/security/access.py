@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -64,6 +65,13 @@ class Access:
             return Identity(token.name, token.allowance)
         name = _common_name(context)
         return Identity(name) if name else ANONYMOUS
+
+    def holder(self, context: grpc.aio.ServicerContext) -> str:
+        """Whose share a call takes: that of its identity, or of its host where that is nobody."""
+        identity = self.identity(context)
+        return (
+            unquote(context.peer()).rpartition(":")[0] if identity is ANONYMOUS else identity.name
+        )
 
     def name_of(self, context: grpc.aio.ServicerContext) -> str:
         """Who calls, as far as that is known: a token that has expired has a name, too."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Rows
 
 from ssd_engine.forward.result import ForwardResult
-from ssd_target.records.engine_records import Delta
+from ssd_target.records.engine_records import Delta, failed
 from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence
 from ssd_target.scheduling.verifier import (
@@ -41,8 +41,7 @@ class RoundCommitter:
         """Ends a sequence for which nothing can be drawn."""
         self._scheduler.cancel(sequence.id)
         self._speculator.end(sequence.id)
-        cached = sequence.num_cached_tokens
-        return Delta(sequence.id, [], None, cached, finished=True, error=why.problem)
+        return failed(sequence.id, why.problem, why.field, sequence.num_cached_tokens)
 
     def _end_round(self, work: Work, outcome: RoundOutcome | NothingDrawn) -> Delta:
         sequence, cached = work.sequence, work.sequence.num_cached_tokens

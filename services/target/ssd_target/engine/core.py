@@ -32,6 +32,7 @@ from ssd_target.records.engine_records import (
     StepOutput,
     Submit,
     TargetEngineStats,
+    failed,
 )
 from ssd_target.scheduling.kept_kv import KeptKV, KeptOptions
 from ssd_target.scheduling.scheduler import Scheduler
@@ -83,7 +84,7 @@ class EngineCore:
         )
         speculator.feed.follow_pool(self.scheduler.pool)
         self._watch = FeatureWatch(runner, speculator)
-        self._watch.follow()
+        self._watch.catch_up()
         committer = RoundCommitter(self.scheduler, speculator, verify)
         parts = (runner, self.scheduler, speculator, committer, self._trace)
         self._decode = DecodeForward(*parts)
@@ -97,7 +98,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._has_rounds or len(self._compiling) > 0
+        return self._has_rounds or len(self._compiling) > 0 or self._watch.is_behind
 
     @property
     def _has_rounds(self) -> bool:
@@ -122,7 +123,7 @@ class EngineCore:
     def _admit_compiled(self) -> None:
         for record, compiled in self._compiling.take(idle=not self._has_rounds):
             if isinstance(compiled, InputError):
-                delta = Delta(record.sequence, [], None, 0, finished=True, error=str(compiled))
+                delta = failed(record.sequence, compiled.problem, compiled.field)
                 self._returned.append(delta)
             else:
                 self.scheduler.add(self._sequence(record, compiled))

@@ -6,6 +6,7 @@ A client that reads slowly lets it grow; the engine never waits. So it is bounde
 import asyncio
 
 from ssd_engine.errors import SSDError
+from ssd_serving.engine.records import Beat
 from ssd_target.records.engine_records import Delta
 
 # In memory, about; objects of Python are not small.
@@ -14,27 +15,37 @@ TOKEN_BYTES = 40
 LOGPROBS_BYTES = 200
 LOGPROB_BYTES = 120
 
+Item = Delta | SSDError | Beat
 
-class Backlog(asyncio.Queue[Delta | SSDError]):
+
+class Backlog(asyncio.Queue[Item]):
     """Deltas in order; an error is the last thing in it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.size = 0  # in bytes
+        self._had_news = True  # since the last beat was due
 
-    def _put(self, item: Delta | SSDError) -> None:
+    def beat(self) -> None:
+        """Put a beat where nothing came since the last one was due, and nothing waits."""
+        if not self._had_news and self.empty():
+            self.put_nowait(Beat())
+        self._had_news = False
+
+    def _put(self, item: Item) -> None:
         super()._put(item)
         self.size += size_of(item)
+        self._had_news = not isinstance(item, Beat)
 
-    def _get(self) -> Delta | SSDError:
-        item: Delta | SSDError = super()._get()
+    def _get(self) -> Item:
+        item: Item = super()._get()
         self.size -= size_of(item)
         return item
 
     @property
-    def head(self) -> Delta | SSDError:
+    def head(self) -> Item:
         """The next one; there must be one."""
-        item: Delta | SSDError = self._queue[0]
+        item: Item = self._queue[0]  # type: ignore[attr-defined]
         return item
 
     def replace(self, error: SSDError) -> None:
@@ -44,8 +55,8 @@ class Backlog(asyncio.Queue[Delta | SSDError]):
         self.put_nowait(error)
 
 
-def size_of(item: Delta | SSDError) -> int:
-    if isinstance(item, SSDError):
+def size_of(item: Item) -> int:
+    if not isinstance(item, Delta):
         return 0
     logprobs = item.logprobs or ()
     tops = sum(len(each.top) for each in logprobs)

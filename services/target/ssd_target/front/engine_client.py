@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from multiprocessing.connection import Connection
+from typing import Any
 
 from ssd_engine.errors import SSDError
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
@@ -11,6 +12,7 @@ from ssd_serving.rpc.status import ReaderBehind
 from ssd_serving.security.allowances import IdentityAccount
 from ssd_target.config import EngineOptions
 from ssd_target.front.backlog import Backlog
+from ssd_target.front.beats import StreamBeats
 from ssd_target.links.links import Links
 from ssd_target.records.engine_records import (
     Cancel,
@@ -44,6 +46,7 @@ class EngineClient(EngineProcess):
         )
         self._max_backlog = max_backlog
         self._streams: dict[int, Backlog] = {}
+        self._beats = StreamBeats()
         self._accounts: dict[int, IdentityAccount] = {}  # by sequence that was submitted
         # By sequence that is cancelled, and may still take room in the engine.
         self._leaving: dict[int, IdentityAccount] = {}
@@ -100,6 +103,10 @@ class EngineClient(EngineProcess):
     def end_all(self, error: SSDError) -> None:
         for stream in self._streams.values():
             stream.put_nowait(error)
+
+    def _receive(self, record: Any) -> None:
+        super()._receive(record)
+        self._beats.heard(self._streams.values())
 
     def dispatch(self, record: StepOutput | LinkSend | LinkStalled | PlaneAbility) -> None:
         match record:

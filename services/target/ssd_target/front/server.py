@@ -241,6 +241,7 @@ class TargetServer(ServiceServer):
             )
         )
         info = _model_info(self._config, plan, self._tokenizer, ready, self._digest.result())
+        info.max_request_bytes = self._max_request_bytes
         if self._inside is not None:
             info.draft_inside.CopyFrom(self._inside)
         self._servicer.serving = TargetServing(
@@ -301,6 +302,7 @@ def _draft_credentials(config: TargetConfig) -> DraftCredentials:
         config.tls_key,
         config.draft_token_file,
         config.insecure,
+        config.insecure_plane,
     )
 
 
@@ -342,7 +344,7 @@ def _engine_options(
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
         plane_kinds=kinds_named(config.plane_kind),
-        links_have_tls=config.draft_tls_ca is not None,
+        hides_rows=config.draft_tls_ca is not None and not config.insecure_plane,
     )
 
 

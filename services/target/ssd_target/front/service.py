@@ -3,15 +3,16 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import grpc
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.errors import SSDError
+from ssd_engine.errors import InputError, SSDError
 from ssd_engine.text.completion import Completion, FinishReason
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_serving.engine.client import EngineGone
+from ssd_serving.engine.records import Beat
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.rpc.messages import Kind
 from ssd_serving.rpc.plane_messages import encode_report
@@ -27,7 +28,8 @@ from ssd_serving.rpc.status import (
 from ssd_serving.rpc.streams import write_in_time
 from ssd_serving.security.access import Access
 from ssd_serving.security.allowances import Accounts, IdentityAccount
-from ssd_target.front.backlog import Backlog, size_of
+from ssd_target.front.backlog import Backlog, Item, size_of
+from ssd_target.front.beats import BEAT_SECONDS
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.parsing import Parser
@@ -55,6 +57,7 @@ REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+BEAT = pb.GenerateResponse(beat=pb.GenerateBeat())
 Answer = TypeVar("Answer")
 
 
@@ -278,6 +281,9 @@ class TargetServicer:
                     yield event
             while completion.finish is None:
                 batch = await next_committed(deltas)
+                if not batch:
+                    yield BEAT
+                    continue
                 for scores in [delta.prompt_scores for delta in batch if delta.prompt_scores]:
                     for response in prompt.scored(scores, request.prompt_logprobs or 0):
                         yield response
@@ -305,33 +311,36 @@ def _outcome(error: SSDError) -> str:
 
 async def next_committed(deltas: Backlog) -> list[Delta]:
     """Wait for one delta, then take all that have gathered: a slow reader gets larger pieces. An
-    error is raised only after what was committed before it."""
-    batch = [_committed(await deltas.get())]
-    size = size_of(batch[0])
+    error is raised only after what was committed before it. Nothing, where the engine goes on and
+    has none yet."""
+    first = await deltas.get()
+    if isinstance(first, Beat):
+        return []
+    if not _is_committed(first):
+        raise _failure(first)
+    batch = [first]
+    size = size_of(first)
     while not (deltas.empty() or batch[-1].finished or size >= MAX_GATHERED):
-        if _failure(deltas.head) is not None:
+        if not _is_committed(head := deltas.head):
             break
-        batch.append(_committed(deltas.get_nowait()))
-        size += size_of(batch[-1])
+        batch.append(head)
+        deltas.get_nowait()
+        size += size_of(head)
     return batch
 
 
-def _committed(delta: Delta | SSDError) -> Delta:
-    failure = _failure(delta)
-    if failure is not None:
-        raise failure
-    return delta
+def _is_committed(item: Item) -> TypeGuard[Delta]:
+    return isinstance(item, Delta) and item.error is None and not item.returned
 
 
-def _failure(delta: Delta | SSDError) -> SSDError | None:
+def _failure(item: Delta | SSDError) -> SSDError:
     """Why there are no more tokens."""
-    if isinstance(delta, SSDError):
-        return delta
-    if delta.error is not None:
-        return RequestFailed(delta.error)
-    if delta.returned:
+    if isinstance(item, SSDError):
+        return item
+    if item.error is None:
         return HandedOver("the server is draining, and had not begun; use another endpoint")
-    return None
+    # The caller's fault where a field of the request is named.
+    return InputError(item.field, item.error) if item.field else RequestFailed(item.error)
 
 
 def _with_endpoints(serving: TargetServing) -> pb.GetModelInfoResponse:
@@ -378,6 +387,7 @@ def _started(request: ParsedRequest, sequence: int, serving: TargetServing) -> p
             model_fingerprint=serving.info.fingerprint,
             model_digest=serving.info.digest,
             sequence=sequence,
+            beat_millis=int(1000 * BEAT_SECONDS),
         )
     )
 

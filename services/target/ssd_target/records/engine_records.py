@@ -93,6 +93,7 @@ class Delta(Record, frozen=True):
     cached_tokens: int
     finished: bool
     error: str | None = None
+    field: str = ""  # of the request, where that is at fault for the error
     speculation: SpeculationStats | None = None  # with the last tokens
     source: int = 0  # where speculated tokens among them came from, a Source; 0: there are none
     accepted: int = 0  # so many, the first ones
@@ -101,6 +102,11 @@ class Delta(Record, frozen=True):
     # Before any tokens: lines of log probabilities, as ReportedLogprobs reads them, of tokens of
     # the prompt, each time the next ones; the first token has none.
     prompt_scores: bytes = b""
+
+
+def failed(sequence: int, problem: str, field: str = "", cached_tokens: int = 0) -> Delta:
+    """The end of a sequence that cannot go on. ``field``: of the request, where it is at fault."""
+    return Delta(sequence, [], None, cached_tokens, finished=True, error=problem, field=field)
 
 
 class PlaneAbility(Record, frozen=True):

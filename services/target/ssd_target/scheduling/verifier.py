@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.result import ForwardResult, RejectionVerdict
 from ssd_engine.grammar.allowed import Allowed
+from ssd_engine.sampling.history import Extended
 from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.rejection import SampledSpeculation, verify_rejection
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample, target_distribution
@@ -40,6 +41,7 @@ class NothingDrawn:
     """Takes the place of an outcome: nothing can be drawn."""
 
     problem: str
+    field: str = ""  # of the request, where that is at fault
 
 
 NON_FINITE = NothingDrawn(
@@ -65,7 +67,7 @@ def sample_rows(work: Work) -> list[SampleRow]:
         SampleRow(
             sequence.sampling,
             sequence.prompt,
-            sequence.output + speculated[:i] if i else sequence.output,
+            Extended(sequence.output, speculated[:i]) if i else sequence.output,
             _allowed(sequence, speculated[:i]),
         )
         for i in range(certain, certain + work.chunk.num_logits)
@@ -144,7 +146,7 @@ def _drawn_by_device(
         count = grammar.num_allowed(work.sequence.output, tokens)
         path, tokens = _up_to(count, path, tokens)
         if not tokens:
-            return NothingDrawn(f"grammar: {grammar.problem}")
+            return NothingDrawn(grammar.problem, "grammar")
     if wanted is None:
         return RoundOutcome(path, tokens, None)
     values = [scored.logprobs(span.start + i, wanted) for i in range(len(tokens))]
@@ -292,7 +294,7 @@ def _outcome(
     work: Work, path: Rows[int], tokens: list[int], logits: Tensor, finite: list[bool]
 ) -> RoundOutcome | NothingDrawn:
     if not tokens and work.sequence.grammar is not None:
-        return NothingDrawn(f"grammar: {work.sequence.grammar.problem}")
+        return NothingDrawn(work.sequence.grammar.problem, "grammar")
     # Rows after the first wrong token do not exist for plain decoding: they cannot fail a request.
     if not all(finite[: len(tokens) - work.num_certain]):
         return NON_FINITE

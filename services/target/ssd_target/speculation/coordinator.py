@@ -72,7 +72,7 @@ class SpeculationCoordinator:
             options, self._sequences, send, stalled, open_plane, clock, trace, open_features, feed
         )
         self.feed = self.endpoints.feed
-        self.distributions = Distributions(self.endpoints, vocab_size, clock)
+        self.distributions = Distributions(self.endpoints, vocab_size)
         self._pacing = Pacing(options)
         self.metrics = RoundMetrics(self._pacing, trace, clock)
         frames = RoundFrames(self.endpoints, self.distributions, self._pacing, clock)
@@ -221,6 +221,10 @@ class SpeculationCoordinator:
     def boundaries(self) -> tuple[int, ...]:
         """Where the target's hidden states are to be watched."""
         return self.feed.wanted(self.endpoints, self._now())
+
+    def prepare_watch(self, boundaries: tuple[int, ...]) -> None:
+        """Steps are captured that tell these."""
+        self.feed.boundaries.prepare(boundaries, self._now())
 
     def watch(self, boundaries: tuple[int, ...]) -> None:
         """Forwards that are launched from now on tell these."""

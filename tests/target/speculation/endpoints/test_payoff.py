@@ -12,6 +12,7 @@ from ssd_target.speculation.endpoints.payoff import (
     LONGEST_PAUSE,
     PLAIN_ROUNDS,
     PROBE_ROUNDS,
+    STEADY_STEPS,
     Payoff,
     Rate,
     TrialPhase,
@@ -89,6 +90,20 @@ def test_without_auto_off_an_endpoint_is_kept_whatever_it_is_worth() -> None:
     for _ in range(1000):
         payoff.observe(True, 1, 1.0)
     assert payoff.speculates
+
+
+def test_what_rounds_without_are_worth_is_forgotten_at_every_batch_size() -> None:
+    payoff = Payoff()
+    for num_rows in (1, 2, 4):
+        for _ in range(STEADY_STEPS + 1):
+            payoff.about_to_run(num_rows)
+        rounds_of_phases(payoff, tokens=3, seconds=0.012, num_phases=2)
+        assert payoff.current.without.rounds
+    payoff.forget_without()
+    for num_rows in (1, 2, 4):
+        for _ in range(STEADY_STEPS + 1):
+            payoff.about_to_run(num_rows)
+        assert not payoff.current.without.rounds
 
 
 def share_of_rounds_on(gain: float, seed: int, rounds: int) -> float:

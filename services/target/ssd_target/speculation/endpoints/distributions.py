@@ -1,10 +1,10 @@
 """What speculated tokens were drawn from: how each row of a forward that has ended is verified.
 
-Rows that have not come in time are no reason to wait: they cut the speculation before the first of
-them, which keeps the target's distribution.
+Nothing waits for rows: those that are not there when the forward has ended cut the speculation
+before the first of them, which keeps the target's distribution.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,14 +20,11 @@ from ssd_target.speculation.endpoints.sequence_speculation import (
 )
 
 DRAWN_THERE = (Source.CACHE, Source.JUST_IN_TIME)  # by the endpoint, which says from what
-ROWS_SECONDS = 0.05  # that distributions may come later than the end of their forward
 
 
 class Distributions:
-    def __init__(
-        self, endpoints: DraftEndpoints, vocab_size: int, clock: Callable[[], float]
-    ) -> None:
-        self._endpoints, self._vocab_size, self._now = endpoints, vocab_size, clock
+    def __init__(self, endpoints: DraftEndpoints, vocab_size: int) -> None:
+        self._endpoints, self._vocab_size = endpoints, vocab_size
 
     def expect(self, row: RowSpeculation) -> None:
         """The round of this row was launched: its endpoint will send what it drew from."""
@@ -38,10 +35,9 @@ class Distributions:
 
     def of(self, rows: Sequence[RowSpeculation]) -> list[DraftDistributions | None]:
         """How each row of the forward that has just ended is verified."""
-        deadline = self._now() + ROWS_SECONDS
-        return [self._of_row(row, deadline) for row in rows]
+        return [self._of_row(row) for row in rows]
 
-    def _of_row(self, row: RowSpeculation, deadline: float) -> DraftDistributions | None:
+    def _of_row(self, row: RowSpeculation) -> DraftDistributions | None:
         state = row.state
         if state.request.verification is not Verification.REJECTION or not row.speculation:
             return None
@@ -49,18 +45,18 @@ class Distributions:
             state.stats.fell_back("coupled: the endpoint is not trusted")
             return None
         if row.source in DRAWN_THERE:
-            row.wire = self._receive(row, max(0.0, deadline - self._now()))
+            row.wire = self._receive(row)
             row.num_cut = max(0, len(row.speculation) - len(row.wire))
         state.stats.rejection_rounds += 1
         return DraftDistributions(row.wire)
 
-    def _receive(self, row: RowSpeculation, seconds: float) -> Tensor:
+    def _receive(self, row: RowSpeculation) -> Tensor:
         """Without rows, the speculation is cut at its start."""
         state, rows = row.state, None
         endpoint = self._endpoints.of(state)
         if endpoint is not None and endpoint.receiver is not None:
             try:
-                rows = endpoint.receiver.receive(_key(state), len(row.speculation), seconds)
+                rows = endpoint.receiver.receive(_key(state), len(row.speculation), 0.0)
             except PlaneBroken as error:
                 self._endpoints.give_up(endpoint, f"the tensor plane broke: {error}")
         if rows is None:

@@ -179,5 +179,6 @@ class Payoff:
             self.current.observe(speculated, tokens, row_seconds)
 
     def forget_without(self) -> None:
-        """Rounds without it go another way from now on."""
-        self.current.without = Rate()
+        """Rounds without it go another way from now on, at every batch size."""
+        for comparison in self._by_size.values():
+            comparison.without = Rate()
