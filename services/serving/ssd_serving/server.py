@@ -12,7 +12,7 @@ import click
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from ssd_engine.errors import ConfigError
+from ssd_engine.errors import ConfigError, SSDError
 from ssd_engine.process.children import settle_memory
 from ssd_serving.calls.health import Health
 from ssd_serving.calls.health_server import HealthServer, bound
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 END_SECONDS = 1.0  # for statuses of the last calls to get out
+LOOK_SECONDS = 1.0  # between two looks at gRPC's server
 SPARE_CALLS = 128  # health checks, and calls on their way to being refused
 LIVENESS, READINESS = "liveness", "readiness"
 UP = health_pb2.HealthCheckResponse.SERVING
@@ -130,7 +131,8 @@ class ServiceServer(ABC):
         """No call is served any more: say farewell to others."""
 
     async def run(self) -> None:
-        """Serves until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
+        """Serves until SIGTERM, SIGINT, or the end of the engine or of gRPC's server; the latter two
+        raise SSDError."""
         keep_reserve()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
@@ -152,9 +154,13 @@ class ServiceServer(ABC):
             log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
             if await self._load():
                 watching = self._supervisor.start("engine_watch", self._watch_engine)
-                await self._first_of(self._engine_process.gone)
+                deaf = asyncio.ensure_future(_until_ended(server))
+                await self._first_of(deaf)
                 watching.cancel()
                 await self._drain()
+                if deaf.done() and not self._stop.is_set():
+                    raise SSDError("the service ends: gRPC accepts no calls any more")
+                deaf.cancel()
             if not self._stop.is_set():
                 self._engine_process.raise_if_gone()
         finally:
@@ -351,6 +357,13 @@ def check_or_serve(
         await make_server().run()
 
     asyncio.run(run())
+
+
+async def _until_ended(server: grpc.aio.Server) -> None:
+    """gRPC stops a server whose own loop has failed. It says so in the log alone, and whoever holds
+    a call open keeps the server from being seen as terminated."""
+    while server._server.is_running():
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
