@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from ssd_serving.engine.records import Beat
-from ssd_target.front.backlog import Backlog
-from ssd_target.front.beats import BEAT_SECONDS, StreamBeats
+from ssd_target.front.backlog import BEAT_SECONDS, Backlog, StreamBeats
 from ssd_target.front.service import _next
 from ssd_target.records.engine_records import Delta
 
