@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from ssd_serving.engine.records import Beat
-from ssd_target.front.backlog import Backlog
-from ssd_target.front.beats import BEAT_SECONDS, StreamBeats
-from ssd_target.front.service import _next
+from ssd_target.front.backlog import BEAT_SECONDS, Backlog, StreamBeats
+from ssd_target.front.service import next_committed
 from ssd_target.records.engine_records import Delta
 
 DELTA = Delta(1, [7], None, 0, False)
@@ -62,8 +61,8 @@ def test_beats_do_not_gather_before_a_slow_reader(heard: Heard) -> None:
 
 def test_a_beat_is_a_message_of_its_own_and_never_holds_up_tokens(heard: Heard) -> None:
     heard.stream.put_nowait(Beat())
-    assert asyncio.run(_next(heard.stream)) == []
+    assert asyncio.run(next_committed(heard.stream)) == []
     heard.stream.put_nowait(DELTA)
     heard.stream.put_nowait(Beat())
-    assert asyncio.run(_next(heard.stream)) == [DELTA]
+    assert asyncio.run(next_committed(heard.stream)) == [DELTA]
     assert heard.stream.empty()
