@@ -46,13 +46,12 @@ class Faults:
         self._wait_until_half_way(streams)
         service = fleet.service_of(place)
         hit, since = Hit(service, place, number), time.monotonic()
-        with ThreadPoolExecutor() as pool:
-            if number is signal.SIGSTOP:
-                heard = self._finish_beside_a_stopped(streams, hit, place)
-                ready_after = hit.ready_again()
-            else:
-                ready = pool.submit(hit.ready_again)
-                heard, ready_after = finish(streams), ready.result()
+        if number is signal.SIGSTOP:
+            _let_stand(streams, place)
+            hit.go_on()
+        with ThreadPoolExecutor(1) as pool:
+            ready = pool.submit(hit.ready_again)
+            heard, ready_after = finish(streams), ready.result()
         return Row(
             fault,
             str(place),
@@ -64,18 +63,6 @@ class Faults:
             tuple(dict.fromkeys(filter(None, (each.error or each.cut for each in heard)))),
         )
 
-    def _finish_beside_a_stopped(
-        self, streams: list[Stream], hit: Hit, place: Place
-    ) -> list[Heard]:
-        """It stands until they are over; a gateway, that they have no way around, for a while."""
-        if place.is_gateway:
-            time.sleep(STOPPED_SECONDS)
-            hit.go_on()
-            return finish(streams)
-        heard = finish(streams)
-        hit.go_on()
-        return heard
-
     def _wait_until_half_way(self, streams: Sequence[Stream]) -> None:
         """All have begun, none is over, and half of all tokens are there."""
         half = sum(len(each.token_ids) for each in self._expected) // 2
@@ -86,6 +73,14 @@ class Faults:
             if all(come) and sum(come) >= half:
                 return
             time.sleep(0.005)
+
+
+def _let_stand(streams: list[Stream], place: Place) -> None:
+    """Until streams are over; a gateway, which its streams have no way around, for a while."""
+    if place.is_gateway:
+        time.sleep(STOPPED_SECONDS)
+    else:
+        finish(streams)
 
 
 def cases(faults: Sequence[str], processes: Sequence[str]) -> Iterator[Case]:
