@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.attack import scenes
+from tools.attack import doors, scenes
 from tools.attack.frozen import TIMEOUT, freezes
 from tools.attack.watch import Row
 from tools.bench_kit import setting
@@ -29,10 +29,12 @@ WATCHED: dict[str, Callable[[Path], Row]] = {
     "guessed_prompts": scenes.guessed_prompts,
     "silent_health_calls": scenes.on_health_port("silent_health_calls"),
     "long_look_ups": scenes.long_look_ups,
+    **doors.WATCHED,
 }
 TOLD: dict[str, Callable[[Path], str]] = {
     "rotten_weights": scenes.rotten_weights,
     "strangers": scenes.strangers,
+    **doors.TOLD,
 }
 FROZEN = "frozen"
 HEAD = ("attack", "before", "during", "after", "MiB", "most", "after", "files", "most", "after")
