@@ -108,8 +108,14 @@ def _descriptors() -> list[int]:
 
 
 def _copy_of(number: int) -> socket.socket:
-    """gRPC may close its own meanwhile, and the number be that of something else."""
-    return socket.socket(fileno=os.dup(number))
+    """gRPC may close its own meanwhile, and the number be that of something else. Raises OSError
+    for what is no socket."""
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _shut_down(connection: Connection) -> bool:
