@@ -68,6 +68,9 @@ def test_every_attack_is_led_and_nothing_is_confirmed_or_lost() -> None:
     print(told)
     for line in (
         "24 of 24 probes answered",
+        "24 of 24 newcomers were served",
+        "0 of which were refused",
+        "tls_alone: refused by 3 of 3 services",
         "0 cached tokens told at most",
         "rotten_weights: not gone on with",
         "strangers: two nodes are ready",

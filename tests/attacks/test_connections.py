@@ -73,11 +73,12 @@ def test_idle_connections_leave_descriptors_and_the_other_port_free(small: Attac
     front = small.target.process.pid
     with small.target.channel() as channel:
         expected = generate(channel, OTHER, request())
-        with idle_connections(small.target.address, 1050):
+        with idle_connections(small.target.address, 1050, hello=PREFACE):
             assert len(os.listdir(f"/proc/{front}/fd")) < DESCRIPTORS - 50
             assert is_alive(health_address(small))
             assert generate(channel, OTHER, request()) == expected
-            wait_until(lambda: is_served(small.target.address), "the silent ones are left")
+            wait_until(lambda: is_served(small.target.address), "the idle ones are left")
+            assert "idle connections of 127.0.0.9 made room for others" in small.target.log()
         with idle_connections(health_address(small), 1050):
             assert len(os.listdir(f"/proc/{front}/fd")) < DESCRIPTORS - 50
             assert is_alive(small.target.address)

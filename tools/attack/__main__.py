@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.attack import scenes
+from tools.attack import doors, scenes
 from tools.attack.frozen import TIMEOUT, freezes
 from tools.attack.gateway_scenes import on_gateway
 from tools.attack.watch import Row
@@ -32,10 +32,12 @@ WATCHED: dict[str, Callable[[Path], Row]] = {
     "long_look_ups": scenes.long_look_ups,
     "idle_http_connections": on_gateway("idle_http_connections"),
     "large_bodies": on_gateway("large_bodies"),
+    **doors.WATCHED,
 }
 TOLD: dict[str, Callable[[Path], str]] = {
     "rotten_weights": scenes.rotten_weights,
     "strangers": scenes.strangers,
+    **doors.TOLD,
 }
 FROZEN = "frozen"
 HEAD = ("attack", "before", "during", "after", "MiB", "most", "after", "files", "most", "after")

@@ -7,6 +7,8 @@ import contextlib
 import itertools
 import os
 import queue
+import resource
+import socket
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from tools.attack.callers import (
     OTHERS_PROMPTS,
     UNLIMITED,
     bearer,
+    chat,
     others_prompt,
     request,
 )
@@ -34,6 +37,8 @@ THREADS = 8
 IDLE_CONNECTIONS, STRANGERS, SILENT_CALLS, LONG_PROMPTS = 1050, 192, 70, 20
 NICE = 10  # an attacker's own work is done on another machine
 LOOKED_UP = 100_000  # tokens of a sequence at a draft
+HOG_MESSAGES = 2_000
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and settings
 
 
 def channel_to(address: str) -> grpc.Channel:
@@ -104,6 +109,46 @@ def idle_connections(address: str, number: int = IDLE_CONNECTIONS) -> None:
         if len(held) > number:
             held = held[number // 2 :]
             time.sleep(0.5)
+
+
+def greeted_connections(address: str, number: int = 5000) -> None:
+    """Connections that say hello to gRPC and nothing more; what is hung up comes back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * number)), hard))
+    held: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            connection = connect(address)
+            connection.sendall(HELLO)
+            held.append(connection)
+        if len(held) > number:
+            for each in held[: number // 2]:
+                each.close()
+            held = held[number // 2 :]
+            time.sleep(0.5)
+
+
+def hellos(address: str, number: int = 64) -> None:
+    """Links that greet and say nothing more; those that end are made again."""
+
+    def act(_: int) -> None:
+        with contextlib.suppress(grpc.RpcError), channel_to(address) as channel:
+            HandMadeLink(channel).ended.wait()
+        time.sleep(0.5)
+
+    on_threads(number, act)
+
+
+def template_hogs(address: str) -> None:
+    """Chats of many messages, which the template takes seconds to render."""
+    stub = rpc.TargetServiceStub(channel_to(address))
+    message = chat([f"{i} lambs" for i in range(HOG_MESSAGES)], tokens=1)
+
+    def act(_: int) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            list(stub.Generate(message, metadata=bearer(UNLIMITED)))
+
+    on_threads(THREADS, act)
 
 
 def strangers(address: str) -> None:
@@ -181,6 +226,7 @@ class HandMadeLink:
         next(self._call)
         self._answered: queue.Queue[int] = queue.Queue()
         self.refused: list[int] = []  # sequences that the draft does not hold, or gave up
+        self.ended = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -191,6 +237,7 @@ class HandMadeLink:
                         self._answered.put(frame.sequence)
                     elif frame.HasField("notice"):
                         self.refused.append(frame.sequence)
+        self.ended.set()
 
     def open(self, sequence: int, prompt: list[int]) -> None:
         opened = draft_pb.Open(
@@ -225,6 +272,9 @@ ATTACKS: dict[str, Callable[..., None]] = {
         silent_health_calls,
         guessed_prompts,
         long_look_ups,
+        greeted_connections,
+        hellos,
+        template_hogs,
     )
 } | GATEWAY_ATTACKS
 

@@ -39,3 +39,20 @@ def request(prompt: str, tokens: int = 8, seed: int = 5) -> pb.GenerateRequest:
         sampling=pb.SamplingOptions(temperature=0.8, seed=seed),
         stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
     )
+
+
+# Counts, for each message, those before it, as Mistral's templates do; says the last one alone.
+SLOW_TEMPLATE = """
+{%- for message in messages %}
+  {%- set users = messages[:loop.index] | selectattr("role", "equalto", "user") | list | length %}
+{%- endfor %}
+{{- messages[-1].content }}"""
+
+
+def chat(contents: list[str], tokens: int = 8) -> pb.GenerateRequest:
+    messages = [pb.ChatMessage(role="user", content=text) for text in contents]
+    return pb.GenerateRequest(
+        chat=pb.ChatPrompt(messages=messages),
+        sampling=pb.SamplingOptions(temperature=0.8, seed=5),
+        stop=pb.StopOptions(max_tokens=tokens, ignore_eos=True),
+    )

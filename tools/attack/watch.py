@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tools.attack.callers import OTHER, bearer, others_prompt, request
 from tools.soak.services import Service, figures_of
@@ -66,14 +67,18 @@ class Row:
 
 def others_first_token(address: str) -> Callable[[int], float]:
     """Return what asks on a connection that is kept, and gives the milliseconds."""
+    return first_token_of(address, lambda number: request(others_prompt(number), seed=number))
+
+
+def first_token_of(
+    address: str, request_of: Callable[[int], pb.GenerateRequest]
+) -> Callable[[int], float]:
     options = [("grpc.use_local_subchannel_pool", 1)]
     stub = rpc.TargetServiceStub(grpc.insecure_channel(address, options))
 
     def ask(number: int) -> float:
         begin, first = time.monotonic(), 0.0
-        call = stub.Generate(
-            request(others_prompt(number), seed=number), timeout=120, metadata=bearer(OTHER)
-        )
+        call = stub.Generate(request_of(number), timeout=120, metadata=bearer(OTHER))
         for response in call:
             if not first and response.WhichOneof("event") == "tokens":
                 first = time.monotonic() - begin

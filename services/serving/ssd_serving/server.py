@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ssd_engine.errors import ConfigError, SSDError
 from ssd_engine.process.children import settle_memory
+from ssd_serving.calls.connection_room import ConnectionRoom
 from ssd_serving.calls.health import Health
 from ssd_serving.calls.health_server import HealthServer, bound
 from ssd_serving.calls.refusals import REASONS, ReportRefusals, methods_of
@@ -38,7 +39,7 @@ from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.plan import ModelPlan
 from ssd_serving.preflight import check_here
-from ssd_serving.rpc.connections import connection_options
+from ssd_serving.rpc.connections import connection_options, most_connections
 from ssd_serving.security.access import Access, Guard
 from ssd_serving.security.tls import server_credentials
 from ssd_serving.server_security import tls_files
@@ -112,6 +113,9 @@ class ServiceServer(ABC):
         self._background: list[asyncio.Future[Any]] = []
         self._drain_timeout = config.drain_timeout
         self._refusals = self._make_refusals()
+        self._connections_closed = metrics.counter(
+            "ssd_connections_closed", "Idle connections that made room for others."
+        )
 
     @abstractmethod
     def prepare(self) -> None:
@@ -144,6 +148,7 @@ class ServiceServer(ABC):
         self._listen_metrics()
         self._say_what_is_open()
         self._engine_process.start()
+        room = asyncio.ensure_future(self._connection_room(port).watch())
         try:
             await server.start()
             if health_server is not None:
@@ -164,6 +169,7 @@ class ServiceServer(ABC):
             if not self._stop.is_set():
                 self._engine_process.raise_if_gone()
         finally:
+            room.cancel()
             remove_port(self._service_config.port_file)
             # Connections are told, too: who holds an idle one connects elsewhere.
             await server.stop(grace=END_SECONDS)
@@ -225,6 +231,9 @@ class ServiceServer(ABC):
         failed = self._service_metrics.reload_failures.labels("tls").inc
         credentials = server_credentials(self._tls, failed)
         return bound("--listen", address, lambda at: server.add_secure_port(at, credentials))
+
+    def _connection_room(self, port: int) -> ConnectionRoom:
+        return ConnectionRoom(port, most_connections(), self._connections_closed.inc)
 
     def _make_health_server(self) -> HealthServer | None:
         """It says up or down to whoever asks without a certificate."""
