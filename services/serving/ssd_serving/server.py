@@ -135,8 +135,8 @@ class ServiceServer(ABC):
         """No call is served any more: say farewell to others."""
 
     async def run(self) -> None:
-        """Serves until SIGTERM, SIGINT, or the end of the engine or of gRPC's server; the latter two
-        raise SSDError."""
+        """Serves until SIGTERM or SIGINT. The end of the engine, or of gRPC's server, raises
+        SSDError."""
         keep_reserve()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
