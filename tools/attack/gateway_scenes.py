@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tools.attack.callers import OTHERS_PROMPTS, others_prompt
 from tools.attack.scenes import PROBES, seconds_until, started
-from tools.attack.watch import Row, Watch, attacker
-from tools.soak.services import Service, figures_of
+from tools.attack.watch import Row, Watch, attacker, num_files
+from tools.soak.services import Service
 
 
 class GatewayService(Service):
@@ -90,7 +90,7 @@ def on_gateway(name: str, files: int = 0) -> Callable[[Path], Row]:
             @contextlib.contextmanager
             def probed() -> Iterator[None]:
                 with attacker(name, front.address):
-                    seconds_until(lambda: figures_of(front.process.pid).descriptors >= files)
+                    seconds_until(lambda: num_files(front.process.pid) >= files)
                     yield
                     answered.extend(is_alive(front.address) for _ in range(PROBES))
 
