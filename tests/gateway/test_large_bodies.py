@@ -103,10 +103,10 @@ def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn(
         process, done = ReadingProcess(), list[int]()
 
         async def one(size: int) -> None:
-            await process.prepare(size_of, bytes(size), TERMS)
+            await process.prepare(size_of, bytes(size), TERMS, lambda: size == 5)
             done.append(size)
 
-        tasks = [asyncio.ensure_future(one(size)) for size in (50, 40, 30, 20, 10)]
+        tasks = [asyncio.ensure_future(one(size)) for size in (50, 40, 30, 20, 10, 5)]
         await asyncio.sleep(0)
         tasks[0].cancel()  # it has the first turn
         tasks[2].cancel()

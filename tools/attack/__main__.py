@@ -30,7 +30,7 @@ WATCHED: dict[str, Callable[[Path], Row]] = {
     "guessed_prompts": scenes.guessed_prompts,
     "silent_health_calls": scenes.on_health_port("silent_health_calls"),
     "long_look_ups": scenes.long_look_ups,
-    "idle_http_connections": on_gateway("idle_http_connections"),
+    "idle_http_connections": on_gateway("idle_http_connections", files=4000),
     "large_bodies": on_gateway("large_bodies"),
     **doors.WATCHED,
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tools.attack.afar import connect
 
-IDLE_CONNECTIONS, BODIES = 5000, 30
+IDLE_CONNECTIONS, COMING_BACK, BODIES = 5000, 10, 30
 HOST = b"host: 127.0.0.1\r\n"
 ASK = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 # The largest that is read with the shipped model, and the largest without regard for any model.
@@ -22,11 +22,15 @@ def idle_http_connections(address: str, number: int = IDLE_CONNECTIONS) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     held = selectors.DefaultSelector()
+    for _ in range(number):
+        with contextlib.suppress(OSError):
+            _keep(held, connect(address))
     while True:
-        for _ in range(number - len(held.get_map())):
+        for _ in range(min(COMING_BACK, number - len(held.get_map()))):
             with contextlib.suppress(OSError):
                 _keep(held, connect(address))
-        for key, _ in held.select(timeout=0.1):
+        time.sleep(0.1)
+        for key, _ in held.select(timeout=0):
             _drop_if_closed(held, key.fileobj)  # type: ignore[arg-type]
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tools.attack.callers import OTHERS_PROMPTS, others_prompt
-from tools.attack.scenes import PROBES, started
-from tools.attack.watch import Row, Watch, attacker
+from tools.attack.scenes import PROBES, seconds_until, started
+from tools.attack.watch import Row, Watch, attacker, num_files
 from tools.soak.services import Service
 
 
@@ -57,6 +57,16 @@ def others_first_token(address: str) -> Callable[[int], float]:
     return ask
 
 
+def read_large_body(address: str) -> None:
+    """So that the process for them is there; no target takes this one."""
+    body = json.dumps({"prompt": "hen " * 50_000}).encode()
+    request = urllib.request.Request(
+        f"http://{address}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=60)
+
+
 @contextlib.contextmanager
 def gateway(folder: Path) -> Iterator[GatewayService]:
     target = Service("target", "ssd_target", ["stories-target"], folder)
@@ -66,17 +76,21 @@ def gateway(folder: Path) -> Iterator[GatewayService]:
             yield front
 
 
-def on_gateway(name: str) -> Callable[[Path], Row]:
+def on_gateway(name: str, files: int = 0) -> Callable[[Path], Row]:
+    """``files``: descriptors that the gateway has once the attack is under way."""
+
     def lead(folder: Path) -> Row:
         with gateway(folder) as front:
             ask = others_first_token(front.address)
             for number in range(OTHERS_PROMPTS):  # each is cached from now on
                 ask(number)
+            read_large_body(front.address)
             answered: list[bool] = []
 
             @contextlib.contextmanager
             def probed() -> Iterator[None]:
                 with attacker(name, front.address):
+                    seconds_until(lambda: num_files(front.process.pid) >= files)
                     yield
                     answered.extend(is_alive(front.address) for _ in range(PROBES))
 

@@ -1,6 +1,8 @@
 """What others notice while a service is attacked: their first tokens, its memory and its files."""
 
 import contextlib
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -8,18 +10,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tools.attack.callers import OTHER, bearer, others_prompt, request
-from tools.soak.services import Service, figures_of
+from tools.soak.services import Service
 
 BEFORE_SECONDS, DURING_SECONDS, REST_SECONDS, AFTER_SECONDS = 4.0, 8.0, 5.0, 4.0
 SETTLE_SECONDS = 1.0  # until an attack is under way
 PAUSE_SECONDS = 0.05  # between two requests of the others
 TIMES, SLACK_MS, MOST_MIB, SPARE_FILES = 2.0, 100.0, 300.0, 8
+
+
+def rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def num_files(pid: int) -> int:
+    """What each of them is would take so long that others seem to wait."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @dataclass
@@ -111,9 +124,9 @@ class Watch:
 
     def _sample(self, phase: Phase, stop: threading.Event) -> None:
         while True:
-            found = [figures_of(pid) for pid in self._service.processes().values()]
-            phase.mib.append(sum(each.rss_mib for each in found))
-            phase.files.append(sum(each.descriptors for each in found))
+            pids = list(self._service.processes().values())
+            phase.mib.append(sum(map(rss_mib, pids)))
+            phase.files.append(sum(map(num_files, pids)))
             if stop.wait(0.25):
                 return
 

@@ -1,11 +1,13 @@
 """Reads the bodies of requests: small ones at once, large ones elsewhere, and not too many."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from starlette.requests import Request
 
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.http.body import read_json
+from ssd_gateway.http.events import gone
 from ssd_gateway.reading.prepared import Asked, Prepare, Prepared, Terms
 from ssd_gateway.reading.process import ReadingProcess
 from ssd_gateway.reading.room import BodyRoom
@@ -37,7 +39,9 @@ class BodyReader:
             body = await read_json(request, most, self._seconds, LARGE_BYTES, make_room)
             if len(body) <= LARGE_BYTES:
                 return how(body, terms)
-            return await self._process.prepare(how, body, terms)
+            leaving = asyncio.ensure_future(gone(request.receive))
+            held.callback(leaving.cancel)
+            return await self._process.prepare(how, body, terms, leaving.done)
 
     async def close(self) -> None:
         await self._process.close()

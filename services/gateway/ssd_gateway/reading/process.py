@@ -8,7 +8,7 @@ import pickle
 import struct
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -30,8 +30,17 @@ class ReadingProcess:
         self._numbers = itertools.count()
         self._is_busy = False
 
-    async def prepare(self, how: Prepare[Asked], body: bytes, terms: Terms) -> Prepared[Asked]:
+    async def prepare(
+        self,
+        how: Prepare[Asked],
+        body: bytes,
+        terms: Terms,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> Prepared[Asked]:
+        """``is_gone``: the caller, for whom nothing is read any more."""
         async with self._turn(len(body)):
+            if is_gone():
+                raise ApiError(499, "the caller has gone")
             result = await self._ask(how, body, terms)
         if isinstance(result, ApiError):
             raise result
