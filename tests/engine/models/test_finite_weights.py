@@ -94,7 +94,9 @@ def test_what_a_dtype_does_not_hold_is_said_to_be_that(tmp_path: Path) -> None:
     make_model("qwen3", tmp_path)
     change(tmp_path, {MATRIX: spoilt(1e6, (0, 0))})
     make_runner(tmp_path)
-    with pytest.raises(ModelError, match=r"down_proj.weight: 1 values are too large for float16; -"):
+    with pytest.raises(
+        ModelError, match=r"down_proj.weight: 1 values are too large for float16; -"
+    ):
         make_runner(tmp_path, dtype="float16")
 
 

@@ -22,7 +22,6 @@ from ssd_engine.models.linear import Matrix
 from ssd_engine.models.tensor_parallel import TensorParallel
 from ssd_engine.process.progress import tracked
 
-
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ALL_ROWS: Mapping[str, int] = {}
 
