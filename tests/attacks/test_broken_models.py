@@ -338,10 +338,13 @@ CASES: dict[str, Case] = {
     "vocab_size: enormous": Case(config(vocab_size=10**15), (f"vocab_size: {POSITIVE}",)),
     "vocab_size: a list": Case(config(vocab_size=[4096]), ("vocab_size", "got a list")),
     "rms_norm_eps: not a number": Case(
-        config(rms_norm_eps=float("nan")), ("rms_norm_eps: a number above 0", "got NaN")
+        config(rms_norm_eps=float("nan")), ("rms_norm_eps: a number from 1e-30 on", "got NaN")
     ),
     "rms_norm_eps: infinite": Case(
         has_raw("config.json", "rms_norm_eps", "1e400"), ("rms_norm_eps: a number", "got Infinity")
+    ),
+    "rms_norm_eps: none in float32": Case(
+        config(rms_norm_eps=1e-300), ("rms_norm_eps: a number from 1e-30 on", "got 1e-300")
     ),
     "rms_norm_eps: a string": Case(config(rms_norm_eps="1e-5"), ("rms_norm_eps: a number",)),
     "max_position_embeddings: 0": Case(
@@ -364,10 +367,17 @@ CASES: dict[str, Case] = {
         config(rope_parameters={"rope_type": ["linear"]}), ("rope_type: a string is needed",)
     ),
     "rope_parameters: infinite": Case(
-        config(rope_parameters={"rope_theta": float("inf")}), ("rope_theta: a number above 0",)
+        config(rope_parameters={"rope_theta": float("inf")}), ("rope_theta: a number from 1 on",)
+    ),
+    "rope_theta: next to nothing": Case(
+        config(rope_theta=1e-300), ("rope_theta: a number from 1 on", "got 1e-300")
+    ),
+    "rope_parameters: a factor of next to nothing": Case(
+        config(rope_parameters={"rope_type": "linear", "factor": 1e-300}),
+        ("factor: a number from 1 on", "got 1e-300"),
     ),
     "rope_parameters: no factor": Case(
-        config(rope_parameters={"rope_type": "linear"}), ("factor: a number above 0", "got null")
+        config(rope_parameters={"rope_type": "linear"}), ("factor: a number from 1 on", "got null")
     ),
     "rope_parameters: factors the wrong way round": Case(
         config(
@@ -396,6 +406,12 @@ CASES: dict[str, Case] = {
         config(tie_word_embeddings="yes"), ("tie_word_embeddings: true or false", "got 'yes'")
     ),
     "tie_word_embeddings: 1": Case(config(tie_word_embeddings=1), ("tie_word_embeddings: true",)),
+    "dtype: int4": Case(
+        config(dtype="int4"), ("config.json: dtype: int4 is not supported, only float32, bfloat16",)
+    ),
+    "torch_dtype: int4": Case(
+        config(torch_dtype="int4"), ("torch_dtype: int4 is not supported", "get the model in one")
+    ),
     "torch_dtype: a number": Case(
         config(torch_dtype=7), ("torch_dtype: a string is needed, got 7",)
     ),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ssd_engine.checkpoints.model_config import ModelConfig, check_tensor_parallel
 from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config, parse_shape
 from ssd_engine.errors import ConfigError
-from ssd_engine.execution.runner_options import DTYPE_NAMES, RunnerOptions, parse_devices
+from ssd_engine.execution.runner_options import RunnerOptions, parse_devices
 from ssd_engine.process.addresses import split_address
 from ssd_engine.tensor_plane.protocol.handshake import ANY_KIND, PlaneKind
 from ssd_serving.observability.telemetry import check_otlp_endpoint
@@ -271,9 +271,7 @@ def _dtype(config: ServiceConfig, model: ModelConfig, device: str) -> str:
     """On a CPU it is float32: exact means equal tokens, and few CPUs compute bf16 any faster."""
     if config.dtype != "auto":
         return config.dtype
-    if device == "cpu":
-        return "float32"
-    return model.dtype if model.dtype in DTYPE_NAMES else "bfloat16"
+    return "float32" if device == "cpu" else model.dtype
 
 
 def _max_model_len(config: ServiceConfig, model: ModelConfig) -> int:

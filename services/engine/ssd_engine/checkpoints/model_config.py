@@ -24,6 +24,10 @@ MAX_LAYERS = 4096
 MAX_VOCABULARY = 1 << 24
 MIN_POSITIONS, MAX_POSITIONS = 8, 1 << 24
 MAX_NUMBER = 1e30
+MIN_EPS = 1e-30  # less is none in float32: a row of zeros would become NaN
+MIN_THETA = MIN_FACTOR = 1.0  # with less, positions turn faster than one can tell them apart
+MIN_FREQ_FACTOR = 1e-3
+DTYPES = ("float32", "bfloat16", "float16")  # of weights
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def parse_model_config(raw: Mapping[str, Any], source: object = "config.json") -
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
     vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
-    eps = fields.number("rms_norm_eps", 1, 1e-6)
+    eps = fields.number("rms_norm_eps", 1, 1e-6, MIN_EPS)
     return ModelConfig(
         architecture=family.model_type,
         vocab_size=vocab,
@@ -124,7 +128,7 @@ def parse_model_config(raw: Mapping[str, Any], source: object = "config.json") -
         ),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         traits=family.read_traits(fields),
-        dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
+        dtype=_dtype(fields),
         eos_token_ids=_eos_tokens(fields, vocab) or (),
     )
 
@@ -156,6 +160,17 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.problem("hidden_act", f"{named(activation)} is not supported, only silu")
 
 
+def _dtype(fields: Fields) -> str:
+    """Both spellings: ``dtype`` (new) and ``torch_dtype`` (old)."""
+    for key in ("dtype", "torch_dtype"):
+        name = fields.text(key, DTYPES[0])
+        if name not in DTYPES:
+            kinds = ", ".join(DTYPES)
+            fix = "get the model in one of these, or name the one that its weights have"
+            raise fields.problem(key, f"{named(name)} is not supported, only {kinds}: {fix}")
+    return fields.text("dtype", fields.text("torch_dtype", DTYPES[0]))
+
+
 def _kv_heads(fields: Fields, heads: int) -> int:
     kv_heads = fields.integer("num_key_value_heads", 1, MAX_WIDTH, heads)
     if heads % kv_heads:
@@ -180,7 +195,8 @@ def _parse_rope(fields: Fields) -> RopeConfig:
     """Both spellings: ``rope_parameters`` (new) and ``rope_theta`` with ``rope_scaling`` (old)."""
     old, new = fields.nested("rope_scaling"), fields.nested("rope_parameters")
     rope = Fields(new.source if new.values else old.source, {**old.values, **new.values})
-    theta = rope.number("rope_theta", MAX_NUMBER, fields.number("rope_theta", MAX_NUMBER, 10000.0))
+    theta = fields.number("rope_theta", MAX_NUMBER, 10000.0, MIN_THETA)
+    theta = rope.number("rope_theta", MAX_NUMBER, theta, MIN_THETA)
     for each in (fields, rope):
         if each.number("partial_rotary_factor", MAX_NUMBER, 1.0) != 1.0:
             raise each.problem("partial_rotary_factor", "only 1.0 is supported")
@@ -188,7 +204,7 @@ def _parse_rope(fields: Fields) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta)
     if kind == "linear":
-        return RopeConfig(theta, linear_factor=rope.number("factor", MAX_NUMBER))
+        return RopeConfig(theta, linear_factor=rope.number("factor", MAX_NUMBER, least=MIN_FACTOR))
     if kind == "llama3":
         return RopeConfig(theta, llama3=_llama3_scaling(rope))
     raise rope.problem(
@@ -198,9 +214,9 @@ def _parse_rope(fields: Fields) -> RopeConfig:
 
 def _llama3_scaling(rope: Fields) -> Llama3Scaling:
     scaling = Llama3Scaling(
-        factor=rope.number("factor", MAX_NUMBER),
-        low_freq_factor=rope.number("low_freq_factor", MAX_NUMBER),
-        high_freq_factor=rope.number("high_freq_factor", MAX_NUMBER),
+        factor=rope.number("factor", MAX_NUMBER, least=MIN_FACTOR),
+        low_freq_factor=rope.number("low_freq_factor", MAX_NUMBER, least=MIN_FREQ_FACTOR),
+        high_freq_factor=rope.number("high_freq_factor", MAX_NUMBER, least=MIN_FREQ_FACTOR),
         original_max_position_embeddings=rope.integer(
             "original_max_position_embeddings", 1, MAX_POSITIONS
         ),

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd_engine.checkpoints.model_config import DTYPES
 from ssd_engine.checkpoints.model_expansion import ModelShape
 from ssd_engine.errors import ConfigError
 
-DTYPE_NAMES = ("float32", "bfloat16", "float16")
+DTYPE_NAMES = DTYPES
 # The fastest for the device; on a CUDA device Triton's; none but torch's own operations.
 KERNELS = ("auto", "triton", "torch")
 

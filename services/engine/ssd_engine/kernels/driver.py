@@ -90,6 +90,15 @@ def compile_source(source: str, defines: Mapping[str, int | str], arch: str) -> 
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ssd.cu", 0, None, None)
+    try:
+        return _compile(nvrtc, program, defines, arch)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _compile(
+    nvrtc: ctypes.CDLL, program: ctypes.c_void_p, defines: Mapping[str, int | str], arch: str
+) -> bytes:
     options = [
         f"--gpu-architecture={arch}",
         "--std=c++17",
@@ -106,7 +115,6 @@ def compile_source(source: str, defines: Mapping[str, int | str], arch: str) -> 
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     binary = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, binary)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return binary.raw
 
 

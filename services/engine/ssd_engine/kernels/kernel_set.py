@@ -48,6 +48,12 @@ def choose_kernels(option: str, device: torch.device, steady: bool = False) -> K
         return INTERPRETED
     properties: Any = torch.cuda.get_device_properties(device)
     is_hopper = (properties.major, properties.minor) == HOPPER
+    if option == "auto" and not is_hopper:
+        log.warning(
+            "this GPU is an sm_%d%d, and our CUDA sources are for sm_%d%d alone: Triton's kernels "
+            "serve, which are slower",
+            *(properties.major, properties.minor, *HOPPER),
+        )
     return KernelSet(
         hopper=is_hopper and option == "auto",
         blas=option == "auto" and not steady and has_whole_device(device),

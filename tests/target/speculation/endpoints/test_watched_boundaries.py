@@ -157,3 +157,16 @@ def test_what_there_is_no_memory_for_is_not_tried_again_by_the_same_link() -> No
     inside = WatchedBoundaries(inside=(2,))
     inside.give_up((2,), [], 0.0)
     assert inside.wanted([], 1000.0) == ()
+
+
+def test_nothing_is_kept_of_links_that_are_gone() -> None:
+    """Pods come and go for months: some are left out, for others there is no memory."""
+    watched, stays = WatchedBoundaries(), reader(0, (1, 3))
+    watched.watch(watched.wanted([stays], 0.0), 0.0)
+    for link in range(1, 400, 2):
+        many = reader(link, tuple(range(4, 4 + MOST_BOUNDARIES)))
+        other = reader(link + 1, (2,))
+        watched.wanted([stays, many, other], 0.0)
+        watched.give_up((1, 2, 3), [stays, many, other], 0.0)
+    watched.wanted([stays], 0.0)
+    assert watched._given_up == watched._left_out == set()

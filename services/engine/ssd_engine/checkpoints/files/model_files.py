@@ -145,12 +145,16 @@ class Fields:
         kind = Annotated[int, Meta(ge=low, le=high)]
         return int(self.read(key, kind, f"an integer in [{low}, {high}]", default))
 
-    def number(self, key: str, below: float, default: float | None = None) -> float:
-        """One that is greater than 0. Neither NaN nor infinity is."""
+    def number(
+        self, key: str, below: float, default: float | None = None, least: float = 0
+    ) -> float:
+        """One that is greater than 0, or at least as large as ``least``. Neither NaN nor infinity
+        is."""
         from msgspec import Meta
 
-        kind = Annotated[float, Meta(gt=0, lt=below)]
-        return float(self.read(key, kind, f"a number above 0 and below {below:g}", default))
+        kind = Annotated[float, Meta(ge=least, lt=below) if least else Meta(gt=0, lt=below)]
+        lowest = f"from {least:g} on" if least else "above 0"
+        return float(self.read(key, kind, f"a number {lowest} and below {below:g}", default))
 
     def flag(self, key: str) -> bool:
         """False where it is absent."""

@@ -51,7 +51,9 @@ class WatchedBoundaries:
         """Those of as many readers as there is room for; empty without any. Endpoints that only
         requests have named come last."""
         asked: set[int] = set()
-        for each in sorted(endpoints, key=lambda endpoint: endpoint.named):
+        known = sorted(endpoints, key=lambda endpoint: endpoint.named)
+        self._forget_all_but(known)
+        for each in known:
             read = each.boundaries(now)
             if not read or (each.link, each.epoch) in self._given_up:
                 continue
@@ -62,10 +64,16 @@ class WatchedBoundaries:
                 self._leave_out(each)
         return asked
 
+    def _forget_all_but(self, endpoints: list[DraftEndpoint]) -> None:
+        """Links come and go for as long as the target lives."""
+        if self._given_up or self._left_out:
+            here = {(each.link, each.epoch) for each in endpoints}
+            self._given_up &= here
+            self._left_out &= here
+
     def _leave_out(self, endpoint: DraftEndpoint) -> None:
         visit = (endpoint.link, endpoint.epoch)
         if visit not in self._left_out:
-            self._left_out = {other for other in self._left_out if other[0] != endpoint.link}
             self._left_out.add(visit)
             log.warning(
                 "link %d is not told the hidden states that its head reads: at most %d boundaries "
@@ -94,5 +102,4 @@ class WatchedBoundaries:
             self._without_memory.add(boundaries)
         for each in endpoints:
             if not set(each.boundaries(now)) <= set(self.now):
-                self._given_up = {other for other in self._given_up if other[0] != each.link}
                 self._given_up.add((each.link, each.epoch))
