@@ -1,0 +1,148 @@
+"""langchain-openai: chats, chains of tools, and structure in its three ways."""
+
+from typing import Any, Literal
+
+import scenarios
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict
+from scenarios import KEY, MODEL, STORY, TOO_LONG, URL, check, check_weather, raises, scenario
+
+model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY)
+
+
+class Trip(BaseModel):
+    """A trip."""
+
+    model_config = ConfigDict(extra="forbid")  # a story has no end of further fields
+    city: Literal["Bern", "Basel"]
+    by_train: bool
+
+
+class Weather(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    city: Literal["Bern", "Basel", "Chur"]
+    days: Literal[1, 2, 3]
+
+
+@tool(args_schema=Weather)
+def get_weather(city: str, days: int) -> str:
+    """Tell the weather."""
+    return f"sunny in {city} for {days} days"
+
+
+@scenario("chat")
+def chat() -> None:
+    answer = model.invoke(STORY)
+    check(answer.content, answer)
+    check(answer.usage_metadata and answer.usage_metadata["output_tokens"] > 0, answer)
+    check(answer.response_metadata["finish_reason"] in ("stop", "length"), answer)
+
+
+@scenario("chat, streamed")
+def streamed() -> None:
+    chunks = list(model.stream([("system", "Be brief."), ("user", STORY)]))
+    check("".join(each.text for each in chunks), chunks)
+
+
+@scenario("chat, streamed with usage")
+def usage() -> None:
+    whole: Any = None
+    for chunk in ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, stream_usage=True).stream(STORY):
+        whole = chunk if whole is None else whole + chunk
+    check(whole.usage_metadata and whole.usage_metadata["output_tokens"] > 0, whole)
+
+
+@scenario("chat, asynchronous")
+async def asynchronous() -> None:
+    fresh = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, max_tokens=20)
+    check((await fresh.ainvoke(STORY)).content, "nothing")
+    check([chunk async for chunk in fresh.astream(STORY)], "no chunk")
+    check(len(await fresh.abatch([STORY, STORY])) == 2, "no batch")
+
+
+@scenario("completion")
+def completion() -> None:
+    fresh = OpenAI(model=MODEL, base_url=URL, api_key=KEY)
+    check(fresh.invoke("Once upon a time"), "nothing")
+    check("".join(fresh.stream("Once upon a time")), "nothing streamed")
+
+
+@scenario("tool, named")
+def named() -> None:
+    answer = model.bind_tools([get_weather], tool_choice="get_weather").invoke(STORY)
+    (call,) = answer.tool_calls
+    check_weather(call["args"])
+
+
+@scenario("tool, required, and its result")
+def required() -> None:
+    answer = model.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(
+        STORY
+    )
+    check(isinstance(answer, AIMessage) and len(answer.tool_calls) == 1, answer)
+    (call,) = answer.tool_calls
+    result = get_weather.invoke(call)
+    check(isinstance(result, ToolMessage), result)
+    told = model.bind_tools([get_weather]).invoke([HumanMessage(STORY), answer, result])
+    check(isinstance(told, AIMessage), told)
+
+
+@scenario("tool, streamed")
+def tool_streamed() -> None:
+    whole: Any = None
+    for chunk in model.bind_tools([get_weather], tool_choice="get_weather").stream(STORY):
+        whole = chunk if whole is None else whole + chunk
+    (call,) = whole.tool_calls
+    check_weather(call["args"])
+
+
+@scenario("structure, by its default")
+def structure() -> None:
+    found = model.with_structured_output(Trip).invoke(STORY)
+    check(isinstance(found, Trip), found)
+
+
+@scenario("structure, by a call")
+def structure_by_call() -> None:
+    found = model.with_structured_output(Trip, method="function_calling").invoke(STORY)
+    check(isinstance(found, Trip), found)
+
+
+@scenario("structure, streamed")
+def structure_streamed() -> None:
+    *_, last = model.with_structured_output(Trip).stream(STORY)
+    check(isinstance(last, Trip), last)
+
+
+@scenario("structure, with the answer beside it")
+def structure_raw() -> None:
+    found: Any = model.with_structured_output(Trip, include_raw=True).invoke(STORY)
+    check(isinstance(found["parsed"], Trip) and found["parsing_error"] is None, found)
+
+
+@scenario("too long")
+def too_long() -> None:
+    raises(ContextOverflowError, lambda: model.invoke(TOO_LONG))
+    raises(ContextOverflowError, lambda: list(model.stream(TOO_LONG)))
+
+
+@scenario("too long: another model takes it")
+def fallback() -> None:
+    short = ChatOpenAI(model=scenarios.SHORT_MODEL, base_url=URL, api_key=KEY)
+    both = short.with_fallbacks([model], exceptions_to_handle=(ContextOverflowError,))
+    answer = both.invoke(scenarios.TOO_LONG_FOR_SHORT)
+    check(answer.response_metadata["model_name"] == MODEL, answer)
+
+
+@scenario("left in the middle")
+def left() -> None:
+    stream = model.stream(STORY)
+    next(stream)
+    stream.close()
+
+
+if __name__ == "__main__":
+    scenarios.main()
