@@ -121,6 +121,9 @@ def test_the_table_of_a_page_is_replaced_and_no_other(tmp_path: Path) -> None:
     page.write_text(f"| a | b |\n|---|---|\n\n{table([old, old])}\n\n| c |\n")
     write(page, [new])
     assert page.read_text() == f"| a | b |\n|---|---|\n\n{table([new])}\n\n| c |\n"
+    page.write_text(f"{HEAD}\n\nno row yet\n")
+    write(page, [new])
+    assert page.read_text() == f"{table([new])}\n\nno row yet\n"
     assert str(new) == "| kill | gateway | 0 | 0 | 8 | 0 | 2.5 | 1.0 |"
 
 

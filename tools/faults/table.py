@@ -51,7 +51,7 @@ def write(page: Path, rows: Sequence[Row]) -> None:
     before, head, after = page.read_text().partition(HEAD)
     if not head:
         raise SystemExit(f"{page} has no table that begins with {HEAD.splitlines()[0]}")
-    lines = after.lstrip("\n").splitlines(keepends=True)
+    lines = after.removeprefix("\n").splitlines(keepends=True)
     while lines and lines[0].startswith("|"):
         lines.pop(0)
     page.write_text(f"{before}{table(rows)}\n{''.join(lines)}")
