@@ -24,7 +24,8 @@ class Client:
         return self.script.endswith(".py")
 
 
-# Within a major version, as those are what applications take by themselves: a new one is read first.
+# Within a major version: what one breaks is read before it is allowed. Of openai and ai for Node the
+# ones that run on Node 20 are allowed, too, and npm takes what fits the Node that is there.
 CLIENTS = (
     Client(
         "openai",
