@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack faults protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-eagle      a head that reads its target's hidden states beside a draft model"
 	@echo "make soak       ten minutes of mixed load while drafts are killed: what is left behind?"
 	@echo "make attack     hostile callers, frozen engines, rotten weights: what do others notice?"
+	@echo "make faults     each process is killed, stopped, terminated: what became of eight streams?"
 	@echo "make protos     generate the Python code of protos/"
 	@echo "make manifests  build deploy/ with kubectl, for the tests"
 	@echo "make sbom       the software bill of materials: build/sbom.json"
@@ -123,6 +124,9 @@ soak: $(VENV)/.dev
 
 attack: $(VENV)/.dev
 	$(BIN)/python -m tools.attack
+
+faults: $(VENV)/.dev
+	$(BIN)/python -m tools.faults
 
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py

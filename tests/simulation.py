@@ -164,6 +164,9 @@ class Watched(ByForward):
     def features(self) -> Tensor | None:
         return self._target.features
 
+    def prepare_watch(self, boundaries: Rows[int]) -> bool:
+        return self._target.prepare_watch(boundaries)
+
     def watch(self, boundaries: Rows[int]) -> None:
         self._target.watch(boundaries)
 

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from ssd_client.connection.endpoints import DEFAULT_ADDRESS, connect_one
-from ssd_client.connection.failover import RetryPolicy
+from ssd_client.connection.failover import DEFAULT_STALL_S, RetryPolicy
 from ssd_client.connection.security import Security
 from ssd_client.errors import BadInputError, ClientError, EndpointLostError
 from ssd_client.generate.api import Client, Stream
@@ -198,7 +198,8 @@ def _client(
         yield GatewayClient(flags["url"], flags["security"], flags["timeout"])
         return
     with serving(notes, flags["target"], plan, flags["security"]) as endpoints:
-        policy = RetryPolicy(retries=flags["retries"], stall_timeout_s=flags["stall_timeout"])
+        stall_s = DEFAULT_STALL_S if flags["stall_timeout"] is None else flags["stall_timeout"]
+        policy = RetryPolicy(retries=flags["retries"], stall_timeout_s=stall_s)
         yield Client.over(endpoints, flags["timeout"], policy)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd_client import Client
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
+from ssd_client import Client, Started
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from tests.process_tree import is_alive, spawned, state_of
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
@@ -20,6 +22,7 @@ from tools.attack.half_record import half_a_record
 TIMEOUT = "2.5"
 PROMPT = "Once upon a time"
 OPTIONS = {"max_tokens": 600, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+SHORTER = {**OPTIONS, "max_tokens": 200}
 
 
 @contextmanager
@@ -83,6 +86,53 @@ def test_clients_go_on_elsewhere_and_probes_hear_of_it(tmp_path: Path, which: st
         with standing_still(first, inside):
             first.terminate()
             assert first.wait_for_exit() == 0
+
+
+def test_clients_leave_a_frozen_target_before_anything_else_notices(tmp_path: Path) -> None:
+    """Its engine, its front, or both: 60 seconds are left of --engine-timeout. A stream that only
+    waits for its turn is told that the engine goes on, and stays."""
+    with target(tmp_path / "a", "--max-num-seqs", "1") as first, target(tmp_path / "b") as second:
+        with Client(second.address) as alone:
+            expected = alone.generate(PROMPT, **SHORTER).text
+        front, engine = first.process.pid, spawned(first.process.pid)[0]
+        for frozen in ([engine], [front], [front, engine]):
+            with Client(first.address, second.address, stall_timeout=3.0) as client:
+                assert left_for_another(client, frozen) == [expected, expected]
+
+
+def left_for_another(client: Client, frozen: list[int]) -> list[str]:
+    """The texts of a stream that runs, and of one that queues behind it, at a target of which
+    these processes freeze."""
+    with client.stream(PROMPT, **SHORTER) as running, client.stream(PROMPT, **SHORTER) as queued:
+        pieces = running.text()
+        text = next(pieces)
+        assert isinstance(next(queued), Started)
+        for process in frozen:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            texts = [text + "".join(pieces), "".join(queued.text())]
+            assert (running.result.resumed, len(queued.result.endpoints)) == (1, 2)
+        finally:
+            for process in frozen:
+                os.kill(process, signal.SIGCONT)
+        return texts
+
+
+def test_a_stream_that_queues_is_told_that_the_engine_goes_on(tmp_path: Path) -> None:
+    with (
+        target(tmp_path, "--max-num-seqs", "1") as service,
+        service.channel() as channel,
+        Client(service.address) as client,
+        client.stream(PROMPT, **{**OPTIONS, "max_tokens": None}) as running,
+    ):
+        next(running.text())
+        stub = rpc.TargetServiceStub(channel)
+        call = stub.Generate(pb.GenerateRequest(text=PROMPT, stop=pb.StopOptions(max_tokens=4)))
+        assert next(call).started.beat_millis > 0
+        assert next(call).WhichOneof("event") == "beat"
+        running.close()
+        kinds = [each.WhichOneof("event") for each in call]
+        assert [kind for kind in kinds if kind != "beat"][-1] == "finish"
 
 
 def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(

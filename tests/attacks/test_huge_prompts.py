@@ -45,7 +45,7 @@ MIB = 1 << 20
 MANY = 60
 REFUSED = (
     (20_000, "100 tokens are allowed", grpc.StatusCode.INVALID_ARGUMENT),
-    (1_000_000, "beyond the context", grpc.StatusCode.INVALID_ARGUMENT),
+    (1_000_000, "maximum context length", grpc.StatusCode.INVALID_ARGUMENT),
     (8 * MIB, "larger than max", grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
 LIMITS = RequestLimits(vocab_size=300, max_model_len=100_000, kv_tokens=100_000, eos_token_ids=())

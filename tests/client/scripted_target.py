@@ -236,6 +236,13 @@ def status(code: grpc.StatusCode, message: str) -> Callable:
     return lambda context: context.abort(code, message)
 
 
+def silence(context: grpc.ServicerContext) -> None:
+    """Says nothing until the caller has left."""
+    left = threading.Event()
+    if context.add_callback(left.set):
+        left.wait()
+
+
 def _abort(context: grpc.ServicerContext, code: int, message: str, details: list) -> None:
     packed = []
     for detail in details:

@@ -46,6 +46,7 @@ LABELS |= {
     "kind": 8,
     "place": 2,
     "stream": 2,
+    "task": 8,
 }
 MOST_SERIES = 300  # of one service
 STEP = 60.0
@@ -130,7 +131,7 @@ def test_every_label_is_shown_from_the_start(exported: Exported) -> None:
 
 def test_a_gateway_counts_what_it_passes_on(exported: Exported) -> None:
     _, _, gateway = exported
-    assert by_label(gateway, "ssd_gateway_requests_total") == {"200": 1}
+    assert gateway["ssd_gateway_requests_total"] == {(("reason", "served"), ("status", "200")): 1}
     assert one(gateway, "ssd_gateway_tokens_total") == 8
     assert one(gateway, "ssd_gateway_targets") == one(gateway, "ssd_gateway_targets_ready") == 1
     assert one(gateway, "ssd_gateway_running") == one(gateway, "ssd_gateway_moves_total") == 0

@@ -23,13 +23,18 @@ class ScriptedModel(rpc.TargetServiceServicer):
     chat_format: pb.ChatFormat
     says: Callable[[pb.GenerateRequest], str]
     dies_after: int | None = None
+    max_request_bytes: int = 0
     prompt: str = ""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     address: str = ""
 
     def GetModelInfo(self, request: Any, context: Any) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(
-            name="scripted", max_num_seqs=64, max_model_len=1 << 20, chat_format=self.chat_format
+            name="scripted",
+            max_num_seqs=64,
+            max_model_len=1 << 20,
+            chat_format=self.chat_format,
+            max_request_bytes=self.max_request_bytes,
         )
 
     def Generate(

@@ -8,6 +8,7 @@ import pytest
 
 from ssd_gateway.cli import serve
 from ssd_gateway.config import GatewayConfig
+from ssd_gateway.openai import messages, tools
 from ssd_gateway.openai.fields import REFUSED, ChatRequest, CompletionRequest
 from ssd_gateway.routes.openapi import description
 
@@ -31,9 +32,22 @@ def test_every_endpoint_is_named() -> None:
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
 def test_every_field_is_honoured_or_refused(kind: type[msgspec.Struct]) -> None:
-    honoured, _, refused = section("Fields").partition("Refused, unless")
+    honoured, _, refused = section("Fields").partition("\n### ")[0].partition("Refused, unless")
     assert {field.encode_name for field in msgspec.structs.fields(kind)} <= codes(honoured)
     assert codes(refused) == REFUSED.keys() | {"--allow-unknown-fields"}
+
+
+def test_what_changes_nothing_inside_messages_and_tools_is_named() -> None:
+    """That it changes nothing is tested where messages and tools are translated."""
+    rows = re.findall(r"^\| `([^`]+)` \|(.*?)\|(.*?)\|(.*?)\|$", section("Fields"), re.MULTILINE)
+    ignored = {place: codes(cell) for place, _, cell, _ in rows}
+    assert ignored["messages[]"] == set(messages.IGNORED)
+    assert ignored["messages[].tool_calls[]"] == set(messages.IGNORED_OF_CALLS)
+    assert ignored["tools[]"] == set(tools.IGNORED)
+    used = {place: codes(cell) for place, cell, _, _ in rows}
+    assert used["tools[]"] == set(tools.ToolFields.__struct_fields__)
+    assert used["tools[].function"] == set(tools.FunctionFields.__struct_fields__)
+    assert codes(rows[0][3]) == messages.REFUSED.keys()
 
 
 def test_flags_exist_and_have_the_defaults_that_are_told() -> None:
@@ -41,6 +55,6 @@ def test_flags_exist_and_have_the_defaults_that_are_told() -> None:
     elsewhere = {"--local-model", "--local-draft", "--trace-events"}
     assert set(re.findall(r"`(--[a-z-]+)", TEXT)) <= known | elsewhere
     rows = re.findall(r"^\| `--([a-z-]+)` \| (\d+)", section("Limits"), re.MULTILINE)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for flag, default in rows:
         assert float(default) == getattr(GatewayConfig(), flag.replace("-", "_"))

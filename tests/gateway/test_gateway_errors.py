@@ -62,7 +62,9 @@ def test_what_the_context_has_no_room_for_has_a_code(
     status, error = refused(gateway, path, body)
     assert (status, error["param"]) == (400, param)
     assert error["code"] == "context_length_exceeded", error
-    assert error["message"].startswith(f"{param}: ")
+    words = r"This model's maximum context length is \d+ tokens\. However, you requested \d+ "
+    assert re.match(words, error["message"]), error
+    assert error["type"] == "invalid_request_error"
     assert CONTRACT.search(error["message"]) is None
 
 

@@ -5,6 +5,7 @@ import pytest
 from ssd.v1 import target_pb2 as pb
 from tools.bench_kit import Generated
 from tools.gpu import features as features_section
+from tools.gpu import head_comes as coming_section
 from tools.gpu import heads as section
 from tools.gpu.features import features
 from tools.gpu.heads import DEPTH, Place, heads, rows_to_tell
@@ -72,3 +73,11 @@ def test_what_features_cost_is_rehearsed_on_a_cpu() -> None:
     assert not any(FAILED in row for row in rows), rows
     [told] = [row for row in rows if row["measured"].startswith("rows told")]
     assert told["off by"] < 1e-4
+
+
+def test_a_head_that_comes_is_rehearsed_on_a_cpu() -> None:
+    rows = coming_section.head_comes(coming_section.REHEARSED)
+    assert not any(FAILED in row for row in rows), rows
+    assert [row["boundaries"] for row in rows] == ["1 2", "2 3", "0 1"]
+    late = coming_section.Waits([4.0] * 20, [5.0, 25.0], [9.0])
+    assert coming_section._row(coming_section.GPU, late)[FAILED].startswith("streams wait 21.0 ms")

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from ssd_client.cli import cli
 from ssd_draft.cli import main as draft_main
+from ssd_gateway.cli import main as gateway_main
 from ssd_serving.rpc.interfaces import interface_to
 from ssd_serving.security.access import Access
 from ssd_target.cli import main as target_main
@@ -89,8 +90,9 @@ def test_nothing_listens_unguarded_beyond_the_host(check: Check, flags: tuple[st
         ("--listen", "127.8.8.8:0"),
         ("--listen", "[::1]:0"),
         ("--listen", "localhost:0"),
-        (*TLS, "--listen", "0.0.0.0:0", "--metrics-listen", "0.0.0.0:0"),
+        (*TLS, "--metrics-listen", "0.0.0.0:0"),
         (*TLS, "--tls-ca", "@ca.crt", "--listen", "0.0.0.0:0"),
+        (*TLS, "--token-file", "@tokens.toml", "--listen", "0.0.0.0:0"),
         ("--token-file", "@tokens.toml", "--listen", "0.0.0.0:0"),
         ("--health-listen", "0.0.0.0:0"),
     ],
@@ -100,6 +102,20 @@ def test_what_is_guarded_or_stays_on_the_host_may_listen(
 ) -> None:
     code, output = check(*flags)
     assert code == 0, output
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "gateway"])
+def test_tls_alone_is_no_guard(program: str, folder: Path) -> None:
+    """It encrypts, and says nothing of who calls."""
+    main, about = {**PROGRAMS, "gateway": (gateway_main, "--target=127.0.0.1:1")}[program]
+    command = ["serve", about, *placed(folder, TLS), "--listen", "0.0.0.0:0", "--check-config"]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert "TLS alone lets everybody in; give --tls-ca, or --token-file" in refused.output
+    assert len(refused.output.splitlines()) == 1
+    for guard in (("--tls-ca", "@ca.crt"), ("--token-file", "@tokens.toml"), ("--insecure",)):
+        allowed = CliRunner().invoke(main, [*command, *placed(folder, guard)])
+        assert allowed.exit_code == 0, allowed.output
 
 
 @pytest.mark.parametrize(

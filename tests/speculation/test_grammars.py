@@ -182,7 +182,7 @@ def test_a_text_that_its_grammar_does_not_let_go_on_is_the_callers_fault(pair: P
     """Compiled without a problem: its second token is beyond the parser's bounds."""
     message = pb.GenerateRequest(text="One", grammar={"context_free": ENDLESS_CHOICE})
     for mode in (OFF, SYNC, SSD):
-        with pytest.raises(grpc.RpcError, match="grammar: .*Too many items") as refused:
+        with pytest.raises(grpc.RpcError, match=r"grammar: .*Too many items") as refused:
             generate(pair.target, with_speculation(message, mode=mode))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

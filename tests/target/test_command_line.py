@@ -176,9 +176,9 @@ class TestModels:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def run_serve(*flags: str) -> subprocess.CompletedProcess[str]:
+def run_serve(*flags: str, model: str = "stories-draft") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ssd_target", "serve", "stories-draft", *flags],
+        [sys.executable, "-m", "ssd_target", "serve", model, *flags],
         capture_output=True,
         text=True,
         timeout=120,
@@ -203,6 +203,19 @@ def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
     assert result.returncode == 2
     assert "--max-model-len" in last_line(result)
     assert "160" in last_line(result)
+
+
+def test_weights_that_are_no_numbers_are_refused_before_anybody_is_served(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(resolve_model("stories-draft"), copy)
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"][5] = torch.nan
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    result = run_serve("--listen", "127.0.0.1:0", model=str(copy))
+    assert result.returncode == 2
+    line = rf"error: .*{copy}/model.safetensors: weight model.norm.weight: 1 of \d+ values are NaN"
+    assert re.match(line, last_line(result))
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.full

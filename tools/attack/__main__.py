@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tools.attack import scenes
 from tools.attack.frozen import TIMEOUT, freezes
+from tools.attack.gateway_scenes import on_gateway
 from tools.attack.watch import Row
 from tools.bench_kit import setting
 
@@ -29,6 +30,8 @@ WATCHED: dict[str, Callable[[Path], Row]] = {
     "guessed_prompts": scenes.guessed_prompts,
     "silent_health_calls": scenes.on_health_port("silent_health_calls"),
     "long_look_ups": scenes.long_look_ups,
+    "idle_http_connections": on_gateway("idle_http_connections"),
+    "large_bodies": on_gateway("large_bodies"),
 }
 TOLD: dict[str, Callable[[Path], str]] = {
     "rotten_weights": scenes.rotten_weights,

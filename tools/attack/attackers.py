@@ -28,6 +28,7 @@ from tools.attack.callers import (
     others_prompt,
     request,
 )
+from tools.attack.gateway_attackers import GATEWAY_ATTACKS
 
 THREADS = 8
 IDLE_CONNECTIONS, STRANGERS, SILENT_CALLS, LONG_PROMPTS = 1050, 192, 70, 20
@@ -225,7 +226,7 @@ ATTACKS: dict[str, Callable[..., None]] = {
         guessed_prompts,
         long_look_ups,
     )
-}
+} | GATEWAY_ATTACKS
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Engines that stand still: when it is noticed, and whether texts go on elsewhere."""
+"""Engines that stand still: when it is noticed, whether texts go on elsewhere, and whether a signal
+ends the service."""
 
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from ssd_client import Client
+from tools.attack.half_record import half_a_record
 from tools.attack.scenes import seconds_until, started
 from tools.soak.services import Service
 
@@ -23,6 +26,7 @@ SLACK = 2.0
 ASKED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 PROMPT = "Once upon a time"
 FLAGS = ["--engine-timeout", str(TIMEOUT), "--threads", "1"]
+LEAVE_SECONDS = 60
 HANG_NOW = "hang-now"
 # A call of the device that does not come back, and lets nothing else of its process run.
 HUNG_CALL = """
@@ -49,12 +53,14 @@ class Frozen:
     what: str
     noticed: float  # seconds until readiness is off
     same_text: bool
+    leaves: bool  # when it is told to, frozen as it is
 
     def __str__(self) -> str:
-        late = self.noticed > TIMEOUT + SLACK or not self.same_text
+        good = self.noticed <= TIMEOUT + SLACK and self.same_text and self.leaves
         text = "the same text elsewhere" if self.same_text else "ANOTHER TEXT"
-        head = "PROBLEM: " if late else ""
-        return f"{head}{self.what}: readiness off after {self.noticed:.1f} s, {text}"
+        end = "SIGTERM ends it" if self.leaves else "SIGTERM DOES NOT END IT"
+        head = "" if good else "PROBLEM: "
+        return f"{head}{self.what}: readiness off after {self.noticed:.1f} s, {text}, {end}"
 
 
 def freezes(folder: Path) -> Iterator[Frozen]:
@@ -64,6 +70,7 @@ def freezes(folder: Path) -> Iterator[Frozen]:
         yield _target("engine", folder, spare, expected)
         yield _target("rank", folder, spare, expected, "--tp", "2")
         yield _device_call(folder, spare, expected)
+        yield _inside_a_record(folder, spare, expected)
         yield _draft_engine(folder, expected)
 
 
@@ -80,6 +87,14 @@ def _device_call(folder: Path, spare: Service, expected: str) -> Frozen:
         with started(service):
             hang = (folder / HANG_NOW).touch
             return _freeze("device call", service, spare, expected, hang)
+
+
+def _inside_a_record(folder: Path, spare: Service, expected: str) -> Frozen:
+    stop = folder / "stop"
+    with _environment(half_a_record(folder, stop)):
+        service = Service("half-a-record", "ssd_target", ["stories-target", *FLAGS], folder)
+        with started(service):
+            return _freeze("inside a record", service, spare, expected, stop.touch)
 
 
 def hung_call(folder: Path) -> dict[str, str]:
@@ -122,7 +137,15 @@ def _freeze(
         with _noticed(service) as noticed:
             text += "".join(pieces)
         resumed = stream.result.resumed == 1
-    return Frozen(what, noticed[0], resumed and text == expected)
+    return Frozen(what, noticed[0], resumed and text == expected, _leaves(service))
+
+
+def _leaves(service: Service) -> bool:
+    service.process.terminate()
+    try:
+        return service.process.wait(LEAVE_SECONDS) == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 @contextlib.contextmanager
@@ -150,7 +173,7 @@ def _draft_engine(folder: Path, expected: str) -> Frozen:
                 os.kill(_engine_processes(draft)[0], signal.SIGSTOP)
                 with _noticed(draft) as noticed:
                     text += "".join(pieces)
-            return Frozen("draft engine", noticed[0], text == expected)
+            return Frozen("draft engine", noticed[0], text == expected, _leaves(draft))
 
 
 def _engine_processes(service: Service) -> list[int]:

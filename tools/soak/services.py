@@ -92,7 +92,7 @@ class Service:
     def wait_until_ready(self) -> None:
         self._wait(self._port_file.exists)
         self.address = f"127.0.0.1:{int(self._port_file.read_text())}"
-        self._wait(self._is_ready)
+        self._wait(self.is_ready)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         end = time.monotonic() + START_SECONDS
@@ -103,7 +103,7 @@ class Service:
                 raise SoakFailed(f"{self.name} does not become ready: {self.log()}")
             time.sleep(0.1)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         request = health_pb2.HealthCheckRequest(service="readiness")
         with grpc.insecure_channel(self.address) as channel:
             try:

@@ -53,6 +53,8 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Za-z:.%]+\]|[^\s:/\[\]]+):(?P<port>[0-9
 class Endpoint:
     """One service, a target or a draft. Connects with its first call."""
 
+    ready = True  # nobody asks before it is called
+
     def __init__(
         self, address: str, server_name: str | None = None, security: Security = PLAIN
     ) -> None:

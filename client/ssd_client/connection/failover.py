@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
 from ssd_client.errors import (
+    BadInputError,
     ClientError,
     EndpointFailedError,
     EndpointFullError,
@@ -14,7 +16,7 @@ from ssd_client.errors import (
     ModelMismatchError,
 )
 
-DEFAULT_STALL_S = 10.0
+DEFAULT_STALL_S, LEAST_STALL_S = 10.0, 3.0
 _ALONE = "; a second --target or --retries would resume it"
 
 
@@ -34,6 +36,13 @@ class RetryPolicy:
     lost_wait_max_s: float = 8.0
     # How long an endpoint may send nothing before the request goes on at another one.
     stall_timeout_s: float = DEFAULT_STALL_S
+
+    def __post_init__(self) -> None:
+        if not self.stall_timeout_s >= LEAST_STALL_S:
+            raise BadInputError(
+                f"stall_timeout: {self.stall_timeout_s:g} s is too short, a target that goes on "
+                f"says so every 2 s: give {LEAST_STALL_S:g} or more"
+            )
 
     def retries_for(self, endpoints: int) -> int:
         return endpoints - 1 if self.retries is None else self.retries
@@ -59,10 +68,16 @@ class _Candidate:
 class RetrySchedule:
     """The endpoints of one request, by index, and what is left of its retries."""
 
-    def __init__(self, endpoints: int, policy: RetryPolicy) -> None:
+    def __init__(
+        self,
+        endpoints: int,
+        policy: RetryPolicy,
+        is_ready: Callable[[int], bool] = lambda index: True,
+    ) -> None:
+        """`is_ready`: whether an endpoint, by its index, serves as far as it is known."""
         if endpoints < 1:
             raise ValueError("at least one endpoint is needed")
-        self._policy = policy
+        self._policy, self._is_ready = policy, is_ready
         self._candidates = [_Candidate(index) for index in range(endpoints)]
         self._losses_left = policy.retries_for(endpoints)
         self._failure: EndpointFailedError | None = None  # of the endpoint that failed first
@@ -81,7 +96,7 @@ class RetrySchedule:
 
     def begin_anew(self, policy: RetryPolicy) -> RetrySchedule:
         """A schedule in which all is forgotten, but for the endpoint that failed."""
-        anew = RetrySchedule(len(self._candidates), policy)
+        anew = RetrySchedule(len(self._candidates), policy, self._is_ready)
         anew._failure = self._failure
         for mine, theirs in zip(self._candidates, anew._candidates, strict=True):
             if mine.standing is _Standing.UNFIT:
@@ -90,8 +105,11 @@ class RetrySchedule:
 
     def may_leave(self, index: int) -> bool:
         """True if the request may go on elsewhere, though this endpoint is not known to be lost."""
-        others = (each for each in self._candidates if each.index != index)
-        return self._losses_left > 0 and any(each.standing < _Standing.UNFIT for each in others)
+        return self._losses_left > 0 and any(
+            each.standing < _Standing.UNFIT and self._is_ready(each.index)
+            for each in self._candidates
+            if each.index != index
+        )
 
     def hopeless(self, index: int, failure: ClientError) -> bool:
         """Whether, after this failure, no endpoint is left that was not lost."""
@@ -101,8 +119,14 @@ class RetrySchedule:
 
     def best(self) -> tuple[int, float]:
         """The endpoint to try next, and the moment from which it may be."""
-        best = min(self._candidates, key=lambda each: (each.standing, each.ready_at))
+        best = min(self._candidates, key=self._rank)
         return best.index, best.ready_at
+
+    def _rank(self, candidate: _Candidate) -> tuple[bool, bool, bool, _Standing, float]:
+        """The lower the better: of those that may do, the ones that are ready."""
+        standing = candidate.standing
+        unfit, gone = standing is _Standing.UNFIT, standing >= _Standing.LOST
+        return unfit, gone, not self._is_ready(candidate.index), standing, candidate.ready_at
 
     def note(self, index: int, failure: ClientError, tokens: int, now: float) -> None:
         """Takes a failed attempt into account; raises what ends the request."""

@@ -209,5 +209,5 @@ def _named(name: str) -> Iterator[None]:
     """What a message cannot hold is the caller's, and is called by its name."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadInputError(f"{name}: {error}") from None

@@ -40,6 +40,7 @@ class RoutedEndpoint(Protocol):
 
     address: str
     generation: int  # counts its connections
+    ready: bool  # as far as it is known
 
     def reconnect(self, generation: int) -> None: ...
 
@@ -123,7 +124,7 @@ class Route(Generic[RoutedT]):
     ) -> None:
         self._endpoints, self._clock = endpoints, clock
         policy = policy or RetryPolicy()
-        self._schedule = RetrySchedule(len(endpoints), policy)
+        self._schedule = RetrySchedule(len(endpoints), policy, lambda i: endpoints[i].ready)
         self._stall_timeout_s = policy.stall_timeout_s
         self.progress, self.deadline = RequestProgress(request), Deadline(timeout_s, clock)
         self.index, _ = self._schedule.best()

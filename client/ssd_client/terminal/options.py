@@ -196,10 +196,8 @@ serving_options = options(
     click.option(
         "--stall-timeout",
         type=params.SECONDS,
-        default=DEFAULT_STALL_S,
-        show_default=True,
         help="The request goes on at another target where one has sent neither a token nor a sign "
-        "of life for so long.",
+        f"of life for so long.  [default: {DEFAULT_STALL_S:g}]",
     ),
     click.option("--request-id", type=params.UTF8, help="Shown in the server's log."),
     click.option(

@@ -30,9 +30,11 @@ def check_url_alone(flags: Mapping[str, Any]) -> None:
     """--url contradicts other ways to a target; who goes on where is the gateway's business."""
     if flags["url"] is None:
         return
-    for name in ("target", "local", "retries"):
+    for name in ("target", "local", "retries", "stall_timeout"):
         if flags.get(name) not in (None, False, ()):
-            raise BadInputError(f"--{name}: not with --url, leave one of them out")
+            raise BadInputError(
+                f"--{name.replace('_', '-')}: not with --url, leave one of them out"
+            )
 
 
 def pick(kind: type[_Flags], flags: Mapping[str, Any]) -> _Flags:

@@ -32,3 +32,9 @@ class InputError(SSDError):
         self.field = field
         self.problem = problem
         self.reason = reason
+
+
+def too_long(field: str, context: int, requested: str) -> InputError:
+    """A request that a context has no room for. It begins with the words that programs look for."""
+    words = f"This model's maximum context length is {context} tokens. However, you requested"
+    return InputError(field, f"{words} {requested}", TOO_LONG)

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ssd_gateway.http.drain import Drain, leaving
-from ssd_gateway.http.errors import ApiError, api_error
+from ssd_gateway.http.errors import ApiError, api_error, log_failure
 from ssd_gateway.http.events import DONE, PING, EventStream, ReaderGone, event, gone
 from ssd_gateway.http.protocol import incoming
 from ssd_gateway.metrics import GatewayMetrics
@@ -192,9 +192,8 @@ class AnswerResponse:
         send: Send,
     ) -> None:
         self._sent = True
-        self._metrics.failed(problem.status)
-        if problem.status == 500:
-            log.error("a request failed: %s", error, exc_info=not isinstance(error, ApiError))
+        self._metrics.failed(problem)
+        log_failure("a request", error, problem)
         if events.begun:
             await events.end(event(problem.body()) + DONE)
         else:

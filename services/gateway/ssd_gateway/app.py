@@ -1,8 +1,8 @@
 """The ASGI application: routes, and what becomes of errors."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -10,15 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd_gateway.gateway import Gateway
 from ssd_gateway.http.drain import Drain, leaving
-from ssd_gateway.http.errors import ApiError, api_error
+from ssd_gateway.http.errors import ApiError, api_error, log_failure
 from ssd_gateway.http.protocol import incoming
 from ssd_gateway.http.request_headers import with_request_id
+from ssd_gateway.metrics import GatewayMetrics
 from ssd_gateway.routes.generation import GenerationRoutes
 from ssd_gateway.routes.models import ModelRoutes
 from ssd_gateway.routes.observation import ObservationRoutes
@@ -26,15 +26,13 @@ from ssd_gateway.routes.openapi import OpenApiRoutes
 from ssd_gateway.routes.operation import OperationRoutes
 from ssd_gateway.routes.page import PageRoutes
 
-log = logging.getLogger(__name__)
-
 Endpoint = Callable[[Request], Coroutine[Any, Any, Any]]
 
 
 def make_app(gateway: Gateway) -> Starlette:
     generation, models = GenerationRoutes(gateway), ModelRoutes(gateway)
     operation, observation = OperationRoutes(gateway), ObservationRoutes(gateway)
-    on = Routes(gateway.drain)
+    on = Routes(gateway.drain, gateway.metrics)
     routes = [
         on.post("/v1/chat/completions", generation.chat),
         on.post("/v1/completions", generation.completion),
@@ -53,7 +51,8 @@ def make_app(gateway: Gateway) -> Starlette:
     if gateway.config.page:
         page = PageRoutes()
         routes += [on.get("/", page.index), on.get("/page/{name}", page.file)]
-    handlers = {HTTPException: _http_error, Exception: _failure}
+    unrouted = partial(_unrouted, gateway.metrics)
+    handlers: dict[Any, Any] = {HTTPException: unrouted, Exception: _failure}
     return Starlette(
         routes=routes,
         middleware=[Middleware(SaysLast, drain=gateway.drain), *_middleware(gateway)],
@@ -82,8 +81,8 @@ class SaysLast:
 class Routes:
     """Endpoints by path, each with an answer to whatever goes wrong in it."""
 
-    def __init__(self, drain: Drain) -> None:
-        self._drain = drain
+    def __init__(self, drain: Drain, metrics: GatewayMetrics) -> None:
+        self._drain, self._metrics = drain, metrics
 
     def get(self, path: str, endpoint: Endpoint) -> Route:
         return Route(path, self._answered(endpoint), methods=["GET"])
@@ -97,8 +96,8 @@ class Routes:
                 return with_request_id(request, await self._drained(endpoint(request)))
             except Exception as error:
                 problem = api_error(error)
-                if problem.status == 500:
-                    log.error("%s failed", request.url.path, exc_info=error)
+                self._metrics.failed(problem)
+                log_failure(request.url.path, error, problem)
                 return with_request_id(request, problem.response())
 
         return answer
@@ -132,25 +131,23 @@ def _middleware(gateway: Gateway) -> list[Middleware]:
     ]
 
 
-async def _http_error(request: Request, error: Exception) -> Any:
-    return with_request_id(request, _problem(request, error))
-
-
-def _problem(request: Request, error: Exception) -> Response:
+async def _unrouted(metrics: GatewayMetrics, request: Request, error: Exception) -> Any:
     """What the router finds: no such path, or not with this method."""
+    problem = _problem(request, error)
+    metrics.failed(problem)
+    response = problem.response()
+    response.headers.update(getattr(error, "headers", None) or {})
+    return with_request_id(request, response)
+
+
+def _problem(request: Request, error: Exception) -> ApiError:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
-        return ApiError(404, f"{request.url.path} is not served here", code="not_found").response()
+        return ApiError(404, f"{request.url.path} is not served here", code="not_found")
     if status == 405:
-        problem = ApiError(
-            405,
-            f"{request.url.path}: {request.method} is not served here",
-            code="method_not_allowed",
-        )
-        response = problem.response()
-        response.headers.update(getattr(error, "headers", None) or {})
-        return response
-    return ApiError(status, str(error)).response()
+        about = f"{request.url.path}: {request.method} is not served here"
+        return ApiError(405, about, code="method_not_allowed")
+    return ApiError(status, str(error))
 
 
 async def _failure(request: Request, error: Exception) -> Any:

@@ -54,6 +54,7 @@ def main() -> None:
     type=click.Choice(["auto", *TOOL_FORMATS, "none"]),
 )
 @option("--max-body-mib", "Largest body, in MiB.", type=int)
+@option("--max-bodies-mib", "Bodies above 64 KiB at a time, together, in MiB.", type=int)
 @option("--max-header-kib", "Largest headers, in KiB.", type=int)
 @option("--max-connections", "Connections at a time.", type=int)
 @option("--request-timeout", "Seconds that a generation may take.", type=float)

@@ -10,6 +10,7 @@ from ssd_serving.config import check_bounds, check_listening
 
 BOUNDS = {
     "max_body_mib": (1, 1024),
+    "max_bodies_mib": (1, 65_536),
     "max_header_kib": (1, 1024),
     "max_connections": (1, 1_000_000),
     "request_timeout": (1, 86_400),
@@ -44,6 +45,7 @@ class GatewayConfig:
     allow_unknown_fields: bool = False
     tool_parser: str = "auto"
     max_body_mib: int = 16
+    max_bodies_mib: int = 64
     max_header_kib: int = 32
     max_connections: int = 4096
     request_timeout: float = 3600.0
@@ -80,6 +82,11 @@ def check_gateway(config: GatewayConfig) -> None:
                 "--target-tls-ca or --target-tls, or say --insecure"
             )
     check_bounds(config, BOUNDS)
+    if config.max_bodies_mib < config.max_body_mib:
+        raise ConfigError(
+            f"--max-bodies-mib: {config.max_bodies_mib} has no room for one body of "
+            f"--max-body-mib {config.max_body_mib}"
+        )
     check_listening(config)
     if (config.target_tls_cert is None) != (config.target_tls_key is None):
         raise ConfigError("--target-tls-cert and --target-tls-key belong together: give both")

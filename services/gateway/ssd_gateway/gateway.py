@@ -8,13 +8,13 @@ from ssd.v1 import target_pb2 as pb
 from ssd_client.connection.stall import StallLooker
 from ssd_client.errors import ClientError
 from ssd_gateway.config import GatewayConfig
-from ssd_gateway.http.body import read_json
 from ssd_gateway.http.drain import Drain, leaving
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.http.keys import Keys
-from ssd_gateway.http.request_headers import traceparent_of
+from ssd_gateway.http.request_headers import request_id_of, traceparent_of
 from ssd_gateway.metrics import GatewayMetrics
-from ssd_gateway.openai.fields import Fields, read_fields
+from ssd_gateway.reading.bodies import BodyReader
+from ssd_gateway.reading.prepared import Asked, Prepare, Terms
 from ssd_gateway.targets.pool import TargetPool
 from ssd_gateway.targets.routing import in_order
 from ssd_gateway.targets.target import Metadata, Target
@@ -27,25 +27,40 @@ class Gateway:
     keys: Keys
     metrics: GatewayMetrics
     drain: Drain
+    bodies: BodyReader
     stalls: StallLooker = field(default_factory=StallLooker)
 
-    async def read(self, request: Request, kind: type[Fields]) -> Fields:
-        """The fields of a request whose caller may ask for it."""
+    async def prepare(self, request: Request, how: Prepare[Asked]) -> tuple[str | None, Asked]:
+        """The model that the body names, and what targets are asked for it; the caller may ask."""
         self.keys.check(request)
         if self.drain.begun:
             raise leaving()
-        most = self.config.max_body_mib << 20
-        body = await read_json(request, most, self.config.read_timeout)
-        return read_fields(body, kind, self.config.allow_unknown_fields)
-
-    async def learn(self, request: Request, model: str | None) -> None:
-        """Targets that tell what they serve only to those who have a key are asked with the
-        caller's. So is who names a model that nobody serves: the refusal names those that are."""
         await self._learn(request)
+        prepared = await self.bodies.read(request, how, self._terms(request))
+        request_id_of(request, prepared.request_id)
+        await self._check_served(request, prepared.model)
+        if prepared.asked is None:
+            raise prepared.problem or RuntimeError("neither an answer nor a problem")
+        return prepared.model, prepared.asked
+
+    def _terms(self, request: Request) -> Terms:
+        known = [target.info for target in self.pool if target.info is not None]
+        return Terms(
+            request_id_of(request),
+            {None: self._chat_format(None)} | {i.name: self._chat_format(i.name) for i in known},
+            max((info.max_request_bytes for info in known), default=0) or None,
+            self.config.allow_unknown_fields,
+        )
+
+    async def _check_served(self, request: Request, model: str | None) -> None:
+        """A refusal names the models that are served, as far as this caller may know them."""
         if not any(target.serves(model) for target in self.pool):
             await self.infos(request)
+        self.targets_for(model)
 
     async def _learn(self, request: Request) -> None:
+        """Targets that tell what they serve only to those who have a key are asked with the
+        caller's."""
         metadata_of = self.metadata_for(request)
         for target in self.pool:
             if target.info is None and target.ready:
@@ -89,10 +104,10 @@ class Gateway:
             raise ApiError(503, "no target is known", "server_error", retry_after=1)
         return in_order(serving, affinity)
 
-    def chat_format(self, model: str | None) -> pb.ChatFormat:
+    def _chat_format(self, model: str | None) -> pb.ChatFormat:
         """How the model writes calls and thoughts; --tool-parser has the last word on calls."""
         form = pb.ChatFormat()
-        known = [each.info for each in self.targets_for(model) if each.info is not None]
+        known = [each.info for each in self.pool if each.serves(model) and each.info is not None]
         if known:
             form.CopyFrom(known[0].chat_format)
         if self.config.tool_parser != "auto":

@@ -15,16 +15,21 @@ from ssd_engine.errors import ConfigError
 from ssd_gateway.app import make_app
 from ssd_gateway.config import GatewayConfig
 from ssd_gateway.gateway import Gateway
+from ssd_gateway.http.connections import Connections, most_connections
 from ssd_gateway.http.drain import Drain
 from ssd_gateway.http.keys import Keys
 from ssd_gateway.http.protocol import bounded
 from ssd_gateway.metrics import GatewayMetrics
+from ssd_gateway.reading.bodies import BodyReader
 from ssd_gateway.targets.pool import TargetPool
 from ssd_serving.config import is_loopback, parse_address
+from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
 from ssd_serving.files.reloading import Reloading
+from ssd_serving.observability.grpc_log import tame_grpc_log
 from ssd_serving.security.tls import TlsFiles, check_ca, check_key_pair, server_context
 from ssd_serving.server_security import make_access, tls_files
+from ssd_serving.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -77,18 +82,22 @@ class GatewayServer:
         checked = config.token_file is not None or config.target_token_file is None
         keys = Keys(access, self._pool, guarded, passes_on=config.pass_keys and checked)
         self._drain = Drain(config.drain_timeout)
-        self._gateway = Gateway(config, self._pool, keys, self._metrics, self._drain)
+        self._bodies = BodyReader(config)
+        self._gateway = Gateway(config, self._pool, keys, self._metrics, self._drain, self._bodies)
 
     async def run(self) -> None:
         config = self._config
+        tame_grpc_log()  # what targets send
+        keep_reserve()
         remove_port(config.port_file)
         listening = self._listen()
         port = listening.getsockname()[1]
         server = self._make_server()
         self._handle_signals(server)
         self._listen_metrics()
-        refreshing = asyncio.ensure_future(self._pool.run())
-        reloading = asyncio.ensure_future(self._reload_certificates(server))
+        supervisor = Supervisor(self._metrics.task_failed)
+        refreshing = supervisor.start("targets", self._pool.run)
+        reloading = supervisor.start("certificates", lambda: self._reload_certificates(server))
         try:
             write_port(config.port_file, port)
             scheme = "http" if self._tls is None else "https"
@@ -104,6 +113,7 @@ class GatewayServer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            await self._bodies.close()
             await self._pool.close()
         log.info("stopped")
 
@@ -127,7 +137,8 @@ class GatewayServer:
             make_app(self._gateway),
             http=bounded(
                 config.max_header_kib << 10,
-                config.max_connections,
+                Connections(most_connections(config.max_connections), self._metrics.dropped),
+                self._metrics.failed,
                 config.read_timeout,
                 config.write_timeout,
             ),
@@ -137,14 +148,13 @@ class GatewayServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            date_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,  # what had to end has ended before (_Server)
         )
         options.load()
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says is said here
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what it says is said here
         if self._tls is not None:
             options.ssl = server_context(self._tls)
         return _Server(options, self._drain)

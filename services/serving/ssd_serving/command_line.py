@@ -97,6 +97,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "insecure",
         "draft_tls_ca",
         "draft_token_file",
+        "insecure_plane",
         "share_prefixes",
         "limit_requests",
         "limit_tokens_per_minute",
@@ -286,7 +287,7 @@ class OptionFactory:
             ),
             self(
                 "--insecure",
-                "Allow ports beyond this host that neither TLS nor tokens guard.",
+                "Allow ports beyond this host whose callers show neither certificate nor token.",
                 is_flag=True,
             ),
             self(

@@ -158,20 +158,33 @@ def check_listening(config: ListeningConfig) -> None:
     if config.tls_ca is not None and config.tls_cert is None:
         raise ConfigError("--tls-ca needs --tls-cert and --tls-key: it asks clients for theirs")
     with_tls = config.tls_cert is not None
-    _check_exposure(config, "--listen", config.listen, with_tls or config.token_file is not None)
+    _check_exposure(config, "--listen", config.listen, knows_callers(config), CALLERS[with_tls])
     if config.metrics_listen is not None:
-        _check_exposure(config, "--metrics-listen", config.metrics_listen, with_tls)
+        _check_exposure(config, "--metrics-listen", config.metrics_listen, with_tls, METRICS)
     _check_port_file(config.port_file)
 
 
-def _check_exposure(config: ListeningConfig, flag: str, address: str, guarded: bool) -> None:
+def knows_callers(config: ListeningConfig) -> bool:
+    """Whether callers show who they are. TLS alone encrypts, and lets everybody in."""
+    return config.tls_ca is not None or config.token_file is not None
+
+
+METRICS = "nothing guards it; give --tls-cert and --tls-key"
+CALLERS = {
+    False: f"{METRICS} with --tls-ca, or --token-file",
+    True: "TLS alone lets everybody in; give --tls-ca, or --token-file",
+}
+
+
+def _check_exposure(
+    config: ListeningConfig, flag: str, address: str, guarded: bool, lacks: str
+) -> None:
     host, _ = parse_address(flag, address)
     if guarded or config.insecure or is_loopback(host):
         return
-    tokens = "" if flag == "--metrics-listen" else ", or --token-file"
     raise ConfigError(
-        f"{flag} {address}: other hosts could connect, and nothing guards it; give --tls-cert and "
-        f"--tls-key{tokens}, listen on 127.0.0.1, or say --insecure"
+        f"{flag} {address}: other hosts could connect, and {lacks}, listen on 127.0.0.1, or say "
+        "--insecure"
     )
 
 

@@ -12,17 +12,18 @@ import click
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from ssd_engine.errors import ConfigError
+from ssd_engine.errors import ConfigError, SSDError
 from ssd_engine.process.children import settle_memory
 from ssd_serving.calls.health import Health
 from ssd_serving.calls.health_server import HealthServer, bound
 from ssd_serving.calls.refusals import REASONS, ReportRefusals, methods_of
-from ssd_serving.calls.request_interceptor import ClientGone, ReadRequests
+from ssd_serving.calls.request_interceptor import ReadRequests
 from ssd_serving.calls.trace_service import SERVICE as TRACES
 from ssd_serving.calls.trace_service import TraceServicer
 from ssd_serving.config import (
     ServiceConfig,
     is_loopback,
+    knows_callers,
     max_message_bytes,
     parse_address,
 )
@@ -32,6 +33,7 @@ from ssd_serving.engine.records import Ready
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
+from ssd_serving.observability.grpc_log import tame_grpc_log
 from ssd_serving.observability.metrics import ServiceMetrics
 from ssd_serving.observability.telemetry import Spans
 from ssd_serving.plan import ModelPlan
@@ -40,12 +42,14 @@ from ssd_serving.rpc.connections import connection_options
 from ssd_serving.security.access import Access, Guard
 from ssd_serving.security.tls import server_credentials
 from ssd_serving.server_security import tls_files
+from ssd_serving.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
 END_SECONDS = 1.0  # for statuses of the last calls to get out
+LOOK_SECONDS = 1.0  # between two looks at gRPC's server
 SPARE_CALLS = 128  # health checks, and calls on their way to being refused
 LIVENESS, READINESS = "liveness", "readiness"
 UP = health_pb2.HealthCheckResponse.SERVING
@@ -87,9 +91,13 @@ class ServiceServer(ABC):
         max_request_bytes: int,
         spans: Spans,
         name: str,
+        supervisor: Supervisor,
     ) -> None:
         """``max_calls``: live calls that the service has a use for. ``max_request_bytes``: of the
         longest message that it can make use of. ``name``: of what is served, for traces."""
+        self._supervisor = supervisor
+        self._engine_watch = EngineWatch(config.engine_timeout)
+        self._engine_state = EngineState.MOVING  # that callers and probes were told
         self._spans = spans
         self._traces = TraceServicer(self.role, name, engine.trace)
         self._service_config = config
@@ -123,7 +131,8 @@ class ServiceServer(ABC):
         """No call is served any more: say farewell to others."""
 
     async def run(self) -> None:
-        """Serves until SIGTERM, SIGINT or the death of the engine; the latter raises SSDError."""
+        """Serves until SIGTERM, SIGINT, or the end of the engine or of gRPC's server; the latter two
+        raise SSDError."""
         keep_reserve()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
@@ -144,10 +153,14 @@ class ServiceServer(ABC):
             write_port(self._service_config.port_file, port)
             log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
             if await self._load():
-                watching = asyncio.ensure_future(self._watch_engine())
-                await self._first_of(self._engine_process.gone)
+                watching = self._supervisor.start("engine_watch", self._watch_engine)
+                deaf = asyncio.ensure_future(_until_ended(server))
+                await self._first_of(deaf)
                 watching.cancel()
                 await self._drain()
+                if deaf.done() and not self._stop.is_set():
+                    raise SSDError("the service ends: gRPC accepts no calls any more")
+                deaf.cancel()
             if not self._stop.is_set():
                 self._engine_process.raise_if_gone()
         finally:
@@ -168,7 +181,7 @@ class ServiceServer(ABC):
         self._stop.set()
 
     def _make_server(self) -> grpc.aio.Server:
-        logging.getLogger(ClientGone.logger).addFilter(ClientGone())
+        tame_grpc_log()
         server = grpc.aio.server(
             interceptors=(self._refusals, Guard(self._access), ReadRequests(self._caller)),
             # Admission refuses politely; this bounds what is held before admission is asked.
@@ -218,18 +231,18 @@ class ServiceServer(ABC):
         address = self._service_config.health_listen
         if address is None:
             return None
-        server = HealthServer(self._health, self._refusals)
+        server = HealthServer(self._health, self._refusals, self._supervisor)
         port = server.bind("--health-listen", address)
         log.info("health on %s:%d", parse_address("", address)[0], port)
         return server
 
     def _say_what_is_open(self) -> None:
         host, _ = parse_address("", self._service_config.listen)
-        if is_loopback(host) or self._tls is not None:
+        if is_loopback(host):
             return
-        if self._service_config.token_file is None:
+        if not knows_callers(self._service_config):
             log.warning("--insecure: whoever reaches %s can use this service", host)
-        else:
+        elif self._tls is None:
             log.warning("no TLS: tokens and texts travel in the clear to %s", host)
 
     def _listen_metrics(self) -> None:
@@ -274,12 +287,11 @@ class ServiceServer(ABC):
         """An engine that stands still serves nobody: callers are told so, and may go elsewhere. It
         may go on; after twice the time it is taken for dead, and whoever looks after processes may
         start another one."""
-        engine, watch = self._engine_process, EngineWatch(self._service_config.engine_timeout)
-        before = watch.state
+        engine, watch = self._engine_process, self._engine_watch
         while True:
             await asyncio.sleep(watch.interval)
             now = watch.look(engine.silent_seconds)
-            if now is before:
+            if now is self._engine_state:
                 continue
             log.log(logging.INFO if now is EngineState.MOVING else logging.ERROR, _SAID[now])
             if now is EngineState.STALLED:
@@ -289,7 +301,7 @@ class ServiceServer(ABC):
                 engine.stalled = None
             await self._set_health(READINESS, UP if now is EngineState.MOVING else DOWN)
             await self._set_health(LIVENESS, DOWN if now is EngineState.DEAD else UP)
-            before = now
+            self._engine_state = now
 
     async def _first_of(self, future: "asyncio.Future[Any]") -> None:
         """Return when the future is done, the engine is gone, or a signal came."""
@@ -345,6 +357,13 @@ def check_or_serve(
         await make_server().run()
 
     asyncio.run(run())
+
+
+async def _until_ended(server: grpc.aio.Server) -> None:
+    """gRPC stops a server whose own loop has failed. It says so in the log alone, and whoever holds
+    a call open keeps the server from being seen as terminated."""
+    while server._server.is_running():
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:

@@ -137,6 +137,11 @@ def main() -> None:
     type=Path,
 )
 @option("--draft-token-file", "File with the bearer token for speculation endpoints.", type=Path)
+@option(
+    "--insecure-plane",
+    "Let rows of a link with TLS leave this host in clear text: tensor planes have no TLS.",
+    is_flag=True,
+)
 @option("--limit-requests", "Requests that an identity may have at a time.", type=int)
 @option(
     "--limit-tokens-per-minute",

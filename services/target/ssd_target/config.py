@@ -87,6 +87,7 @@ class TargetConfig(ServiceConfig):
     synthetic_acceptance: float | None = None
     draft_tls_ca: Path | None = None
     draft_token_file: Path | None = None
+    insecure_plane: bool = False
     limit_requests: int | None = None
     limit_tokens_per_minute: int | None = None
     limit_prompt_tokens: int | None = None
@@ -150,7 +151,7 @@ class EngineOptions:
     head: HeadOptions | None  # in place of these two
     cluster: ClusterOptions | None  # None: all ranks are on one node
     plane_kinds: tuple[PlaneKind, ...]  # that the operator allows
-    links_have_tls: bool = False
+    hides_rows: bool = False  # links have TLS: what travels beside them does not leave the host
 
 
 def check_config(config: TargetConfig) -> None:

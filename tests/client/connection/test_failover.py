@@ -7,12 +7,15 @@ import pytest
 from ssd_client.connection.failover import RetryPolicy, RetrySchedule
 from ssd_client.errors import (
     BadInputError,
+    EndpointFailedError,
     EndpointFullError,
     EndpointLeavingError,
     EndpointLostError,
+    ModelMismatchError,
 )
 
 LOST = EndpointLostError("a:1", "gone")
+FAILED = EndpointFailedError("a:1: out of cheese")
 
 
 def full(delay_s):
@@ -124,3 +127,59 @@ def test_endpoints_that_come_later_have_retries_of_their_own():
     assert rota.hopeless(2, LOST)
     with pytest.raises(EndpointLostError):
         rota.note(2, LOST, 0, now=0.0)
+
+
+def test_a_request_that_failed_is_tried_at_one_other_endpoint():
+    rota = RetrySchedule(3, RetryPolicy())
+    rota.note(0, FAILED, 5, now=0.0)
+    assert rota.best() == (1, 0.0)
+    with pytest.raises(EndpointFailedError, match="b:1"):
+        rota.note(1, EndpointFailedError("b:1: no"), 5, now=0.0)
+
+
+@pytest.mark.parametrize("other", [LOST, ModelMismatchError("another model")])
+def test_a_failure_is_reported_where_the_other_endpoint_is_of_no_use(other):
+    rota = RetrySchedule(2, RetryPolicy())
+    rota.note(0, FAILED, 5, now=0.0)
+    with pytest.raises(EndpointFailedError, match="out of cheese"):
+        rota.note(1, other, 5, now=0.0)
+
+
+@pytest.mark.parametrize(("endpoints", "retries"), [(1, None), (1, 5), (3, 0)])
+def test_a_failure_with_no_other_endpoint_or_no_retries_ends_the_request(endpoints, retries):
+    with pytest.raises(EndpointFailedError):
+        RetrySchedule(endpoints, RetryPolicy(retries=retries)).note(0, FAILED, 5, now=0.0)
+
+
+def test_a_failure_is_remembered_when_all_else_is_forgotten():
+    rota = RetrySchedule(2, RetryPolicy())
+    rota.note(0, FAILED, 0, now=0.0)
+    anew = rota.begin_anew(RetryPolicy(retries=12))
+    assert anew.best() == (1, 0.0)
+    with pytest.raises(EndpointFailedError):
+        anew.note(1, FAILED, 3, now=1.0)
+
+
+def test_an_endpoint_is_left_of_our_own_accord_only_for_another():
+    assert not RetrySchedule(1, RetryPolicy(retries=9)).may_leave(0)
+    rota = RetrySchedule(2, RetryPolicy())
+    assert rota.may_leave(0)
+    rota.note(0, LOST, 0, now=0.0)
+    assert not rota.may_leave(1)  # a loss of this one would be the last
+
+
+def test_of_endpoints_that_may_do_the_ready_ones_are_asked_first():
+    ready = {0, 2}
+    rota = RetrySchedule(3, RetryPolicy(), ready.__contains__)
+    assert rota.may_leave(0)
+    rota.note(0, LOST, 0, now=0.0)
+    assert rota.best() == (2, 0.0)
+    assert rota.may_leave(2)  # the first one: it was lost, and is back
+    ready.clear()
+    assert not rota.may_leave(2)  # it may go on, where others surely would not
+    assert rota.best() == (1, 0.0)  # somebody has to be asked
+
+
+def test_a_stall_timeout_below_the_beats_is_refused():
+    with pytest.raises(BadInputError, match=r"stall_timeout: 2 s is too short.*give 3 or more"):
+        RetryPolicy(stall_timeout_s=2.0)

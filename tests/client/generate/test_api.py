@@ -23,6 +23,7 @@ from ssd_client import (
     Started,
     Tokens,
 )
+from ssd_client.connection import stall
 from ssd_client.generate.request import (
     ChatPrompt,
     TextPrompt,
@@ -30,8 +31,8 @@ from ssd_client.generate.request import (
     build_request,
 )
 from ssd_client.generate.request_options import RequestOptions
-from tests.client.scripted_target import full_text, full_tokens
-from tests.waiting import HANG_SECONDS
+from tests.client.scripted_target import Running, full_text, full_tokens
+from tests.waiting import HANG_SECONDS, wait_until_async
 
 GUIDE = Path(__file__).parents[3] / "docs/python.md"
 LOST = (5, grpc.StatusCode.UNAVAILABLE, "Socket closed")
@@ -140,6 +141,31 @@ def test_events_come_as_they_are_and_add_up(start):
     assert (kinds[0], kinds[-1]) == (Started, Finished)
     assert kinds.count(Moved) == 1
     assert stream.result.text == "".join(e.text for e in events if isinstance(e, Tokens))
+
+
+async def stand_still(client: AsyncClient, server: Running) -> None:
+    """Once the server hangs, time passes for who looks at streams, and for nobody else."""
+    now = [1e6]
+    client._channels.stalls._clock = lambda: now[0]
+    await wait_until_async(server.target.hanging.is_set)
+    for _ in range(50):
+        now[0] += stall.LOOK_SECONDS
+        client._channels.stalls.look()
+        await asyncio.sleep(0.01)
+
+
+def test_a_target_that_stands_still_is_left_on_asyncio_too(start):
+    first, second = start(hang_after=4, beat_millis=2000), start()
+
+    async def go_on() -> GenerationResult:
+        async with AsyncClient(first.address, second.address) as client:
+            going = asyncio.create_task(client.generate("Once"))
+            await stand_still(client, first)
+            return await going
+
+    result = asyncio.run(go_on())
+    assert result.text == full_text(12)
+    assert (result.endpoints, result.resumed) == ([first.address, second.address], 1)
 
 
 def test_leaving_a_stream_ends_the_generation(start):

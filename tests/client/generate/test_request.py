@@ -140,6 +140,15 @@ def test_every_mode_has_its_name():
     assert set(VERIFICATIONS.values()) | {0} == set(target_pb2.VerificationMode.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("top_k", 1e30), ("top_k", 10**30), ("seed", 2**64), ("temperature", 10**400)],
+)
+def test_a_number_that_cannot_be_sent_is_refused_by_name(name, value):
+    with pytest.raises(BadInputError, match=f"^{name}: "):
+        build_request(TextPrompt("x"), {name: value})
+
+
 def test_chat_messages_keep_their_order():
     request = build_request(ChatPrompt((("system", "be"), ("user", "hi"))), RequestOptions())
     assert [(m.role, m.content) for m in request.chat.messages] == [

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from ssd.v1 import target_pb2
+from ssd_client.connection import waiting
 from ssd_client.connection.endpoints import connect
 from ssd_client.connection.failover import RetryPolicy
 from ssd_client.errors import (
@@ -39,10 +40,11 @@ from tests.client.scripted_target import (
     full_tokens,
     invalid,
     serve,
+    silence,
     status,
     token,
 )
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, wait_until
 
 QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)
 
@@ -60,6 +62,18 @@ class FakeClock:
     def sleep(self, seconds: float, /) -> None:
         self.slept.append(seconds)
         self.now += seconds
+
+
+class LookingClock(FakeClock):
+    """Time passes with each look, however long that takes."""
+
+    def __init__(self, step: float = 0.25) -> None:
+        super().__init__()
+        self._step = step
+
+    def monotonic(self) -> float:
+        self.now += self._step
+        return self.now
 
 
 def run(addresses, request=None, *, result=None, events=None, on_event=None, **settings):
@@ -239,13 +253,49 @@ def test_a_restarted_server_is_found_again(nobody):
     assert len(servers[0].requests) == 1
 
 
-def test_a_servers_own_internal_error_is_not_retried(start):
-    first = start(abort_after=(2, grpc.StatusCode.INTERNAL, "engine failed: out of cheese"))
-    second = start()
-    with pytest.raises(ClientError, match=f"{first.address}: engine failed: out of cheese") as info:
-        run([first.address, second.address])
+FAILED = (grpc.StatusCode.INTERNAL, "engine failed: out of cheese")
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_request_that_failed_goes_on_at_another_endpoint(start, after):
+    first, second = start(abort_after=(after, *FAILED)), start()
+    check_whole(run([first.address, second.address]))
+    assert second.requests[0].generated_token_ids == pack_token_ids(full_tokens(after))
+
+
+def test_a_request_that_fails_twice_is_not_tried_at_a_third_endpoint(start):
+    servers = [start(abort_after=(2, *FAILED)) for _ in range(3)]
+    result = GenerationResult(Timing(sent=0.0))
+    with pytest.raises(ClientError, match=f"{servers[1].address}: engine failed") as info:
+        run([each.address for each in servers], result=result)
     assert not isinstance(info.value, EndpointLostError)
-    assert second.requests == []
+    assert result.token_ids == full_tokens(4)
+    assert [len(each.requests) for each in servers] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("after", [0, 4])
+@pytest.mark.parametrize("beat_millis", [2000, 0])
+def test_a_stream_that_stands_still_is_resumed_exactly(start, monkeypatch, after, beat_millis):
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
+    if beat_millis:
+        first = start(hang_after=after, beat_millis=beat_millis)
+    else:  # an old server has nothing to say, but that is before its first word
+        first, after = start(refuse=silence), 0
+    second, events = start(), []
+    result = run([first.address, second.address], events=events, clock=LookingClock())
+    check_whole(result)
+    [moved] = [event for event in events if isinstance(event, Moved)]
+    assert (moved.tokens, moved.to) == (after, second.address)
+    assert "nothing came for 10 s" in moved.reason
+    assert first.target.cancelled.wait(HANG_SECONDS)
+
+
+def test_a_stream_with_nowhere_to_go_waits_where_it_is(start, monkeypatch):
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
+    clock = LookingClock()
+    long_silent = clock.now + 60.0
+    check_whole(run([start(refuse=lambda _: wait_until(lambda: clock.now > long_silent)).address],
+                    clock=clock))  # fmt: skip
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "FAILED_PRECONDITION"])

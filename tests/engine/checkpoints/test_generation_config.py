@@ -44,6 +44,8 @@ def test_there_may_be_no_file(tmp_path: Path) -> None:
         ({"top_p": 1.5}, "top_p: must be in"),
         ({"top_p": "0.9"}, "top_p: must be a number, got '0.9'"),
         ({"top_k": 2.5}, "top_k: must be a whole number"),
+        ({"top_k": 1e29}, "top_k: must be a number that a request could send, got 1e+29"),
+        ({"top_k": 2**32}, "top_k: must be a number that a request could send"),
         ({"temperature": -1}, "temperature: must be"),
         ({"repetition_penalty": True}, "repetition_penalty: must be a number"),
         ([], "is not a JSON object"),

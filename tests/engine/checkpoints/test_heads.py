@@ -242,6 +242,11 @@ def change(directory: Path, **changes: torch.Tensor | None) -> None:
         ("d2t", -torch.arange(200), "one token twice"),
         ("d2t", torch.zeros(200), "dtype F32, one of I64"),
         ("t2d", torch.zeros(9, dtype=torch.bool), "t2d"),
+        (
+            "norm.weight",
+            torch.full((64,), torch.inf),
+            "weight norm.weight: 64 of 64 values are NaN",
+        ),
         ("layers.0.hidden_norm.weight", torch.ones(5), "hidden_norm"),
         ("layers.1.hidden_norm.weight", torch.ones(64), "is not part of this model"),
     ],

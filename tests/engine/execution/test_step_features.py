@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,12 @@ from ssd_engine.execution.step import Step
 from ssd_engine.execution.step_features import StepFeatures
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.forward.step_inputs import StepShape
+from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
+from ssd_target.engine.feature_watch import FeatureWatch
+from ssd_target.records.engine_records import DraftLinkUp
+from ssd_target.records.speculation_options import FeatureOptions, SpeculationOptions
+from ssd_target.speculation.coordinator import SpeculationCoordinator
+from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 from tests.scale import full_only
@@ -238,6 +245,35 @@ def test_graphs_that_tell_are_captured_when_they_are_asked_for(
     steps.watch(features)  # as when a link comes back
     assert len(Graph.captured) == 2 * plain
     assert_close(launch(steps, rounds(5)).result().features, expected(runner, rounds(5)))
+
+
+def test_a_head_that_comes_while_steps_are_served_has_one_graph_captured_before_each(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = make_steps(runner, False, monkeypatch)
+    with torch.inference_mode():
+        steps.capture(DUMMY)
+    plain = len(Graph.captured)
+    monkeypatch.setattr(runner, "steps", steps)
+    monkeypatch.setattr(runner, "make_step_features", partial(make_features, runner))
+    feed = FeatureFeed(FeatureOptions(64))
+    options = SpeculationOptions()
+    speculator = SpeculationCoordinator(options, 512, feed=feed, clock=lambda: 0.0)
+    served = FeatureWatch(runner, speculator)
+    terms = FeatureTerms(FeatureNeeds(BOUNDARIES, 64, "float32"))
+    speculator.endpoints.connected(DraftLinkUp(1, 1, False, 8, 2048, 5, features=terms))
+    for captured in range(plain):
+        served.follow()
+        assert len(Graph.captured) == plain + captured + 1
+        assert served.is_behind
+        if captured == plain // 2:  # steps go on meanwhile, by the graphs that they have
+            assert launch(steps, rounds(1)).result().features is None
+    served.follow()
+    assert len(Graph.captured) == 2 * plain
+    assert not served.is_behind
+    told = launch(steps, rounds(2)).result().features
+    assert_close(told, expected(runner, rounds(2), feed.watched))
+    runner.watch(())
 
 
 def test_a_boundary_that_the_model_does_not_have_is_refused(runner: ModelRunner) -> None:

@@ -13,7 +13,9 @@ from ssd_engine.text.confined.process import (
     ConfinedProcessEnded,
     QuestionRefused,
     QuestionsRefused,
+    QuestionUnfinished,
 )
+from ssd_engine.text.confined.renderers import ChatRenderers, TakesLong
 from tests.waiting import wait_until
 
 MODULE = "ssd_engine.text.confined.chat_templates"
@@ -48,6 +50,31 @@ def test_what_cannot_be_answered_says_why(process: ConfinedProcess) -> None:
     with pytest.raises(QuestionRefused, match="not with me"):
         render(process, "{{ raise_exception('not with me') }}")
     assert render(process, "still there") == "still there"
+
+
+LONG = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_question_with_a_budget_of_its_own_is_left_and_the_process_stays(
+    process: ConfinedProcess,
+) -> None:
+    assert render(process, "here") == "here"
+    before = child_of(process)
+    for _ in range(2):
+        with pytest.raises(QuestionUnfinished):
+            process.ask({"template": LONG, "names": {}, "seconds": 0.01})
+        assert process.ask({"template": "here", "names": {}, "seconds": 0.01}) == "here"
+    assert child_of(process) == before
+
+
+def test_only_who_has_a_first_budget_is_told_that_it_is_over() -> None:
+    with closing(ChatRenderers(MEMORY, seconds=1)) as renderers:
+        with renderers.first_budget():
+            assert renderers.ask({"template": "here", "names": {}}) == "here"
+            with pytest.raises(TakesLong):
+                renderers.ask({"template": LONG, "names": {}})
+        with pytest.raises(ConfinedProcessEnded, match="1 s of processor time"):
+            renderers.ask({"template": LONG, "names": {}})
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError, ModelError
-from ssd_engine.text.confined.process import ConfinedProcess
+from ssd_engine.text.confined.renderers import ChatRenderers
 from ssd_engine.text.plain_tokenizer import PlainTokenizer, load_plain
 from ssd_engine.text.tokenizer import (
-    RENDERER,
     Tokenizer,
     TransformersTokenizer,
     render_chat,
@@ -296,8 +295,8 @@ ENDLESS = {
 @pytest.fixture
 def hasty_renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Templates have one second instead of two."""
-    with closing(ConfinedProcess(RENDERER._module, RENDERER._memory, seconds=1)) as hasty:
-        monkeypatch.setattr("ssd_engine.text.tokenizer.RENDERER", hasty)
+    with closing(ChatRenderers(seconds=1)) as hasty:
+        monkeypatch.setattr("ssd_engine.text.tokenizer.RENDERERS", hasty)
         yield
 
 

@@ -5,12 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from starlette.requests import Request
 
+from ssd_client.connection.security import Security
+from ssd_gateway.http.keys import Keys
+from ssd_serving.security.access import Access
 from tests.processes import GatewayProcess, TargetProcess, gateway, target
 from tests.security.certificates import Authority
 from tests.security.conftest import TOKEN_FILE, TOKENS
@@ -216,3 +221,20 @@ def test_only_the_named_origin_may_call_it(folder: Path, guarded: GatewayProcess
         assert named.headers["access-control-allow-origin"] == "https://app.example"
         other = client.options("/v1/completions", headers={**asked, "origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_targets_that_have_gone_are_forgotten() -> None:
+    """Those that get no keys, as they are reached in the clear: it is said once of each."""
+
+    class Pool(list[Any]):
+        security = Security()
+
+    pool = Pool()
+    keys = Keys(Access(), pool, guarded=True, passes_on=True)  # type: ignore[arg-type]
+    shown = Request({"type": "http", "headers": [(b"authorization", b"Bearer key")]})
+    for number in range(300):
+        target = SimpleNamespace(address=f"10.0.0.{number}:7410")
+        pool[:] = [*pool[-2:], target]
+        for _ in range(2):
+            assert keys.metadata_for(shown, target) == ()  # type: ignore[arg-type]
+    assert len(keys._said) <= len(pool)

@@ -8,6 +8,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from ssd_gateway.openai.choice import Choice, pieces_of
+from ssd_gateway.openai.shapes import ChatShape, CompletionShape
 from ssd_gateway.openai.translation import Wanted, pack
 
 
@@ -67,6 +68,25 @@ def test_a_text_that_ends_with_calls_ends_for_them(
     assert choice.finish_reason is None
     choice.take(pb.GenerateResponse(finish=pb.GenerateFinish(**end)))
     assert choice.finish_reason == reason
+
+
+@pytest.mark.parametrize("shape", [ChatShape(), CompletionShape()])
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ({"stop_string": "x"}, "x"),
+        ({"stop_token_id": 5}, 5),
+        ({"stop_token_id": 1}, None),  # the model's own end
+        ({"reason": pb.FINISH_REASON_LENGTH}, None),
+    ],
+)
+def test_a_stop_is_told_where_the_caller_has_named_it(
+    shape: ChatShape | CompletionShape, end: dict[str, Any], reason: str | int | None
+) -> None:
+    choice = Choice(0, Wanted(stop_token_ids=frozenset([5])))
+    choice.take(started())
+    choice.take(pb.GenerateResponse(finish=pb.GenerateFinish(**end)))
+    assert shape.whole_choice(choice, choice.pass_on())["stop_reason"] == reason
 
 
 def test_a_chunk_that_would_say_nothing_is_empty() -> None:

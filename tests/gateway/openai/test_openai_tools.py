@@ -9,8 +9,9 @@ from ssd.v1 import target_pb2 as pb
 from ssd_gateway.chat_formats.reasoning import Thinking
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.openai.fields import ChatRequest, read_fields
-from ssd_gateway.openai.tools import MAX_TOOLS
+from ssd_gateway.openai.tools import IGNORED, MAX_TOOLS
 from ssd_gateway.openai.translation import TranslatedRequest, translate_chat
+from tests.gateway.chat_formats.pieces import message_of
 
 USER = {"role": "user", "content": "What is the weather?"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -40,14 +41,30 @@ def refused(**content: Any) -> tuple[str | None, str]:
     return caught.value.param, str(caught.value)
 
 
-def test_tools_go_to_the_template_as_they_are() -> None:
-    tools = [tool(strict=False, description="é", x=[1]), {**tool("time"), "y": None}]
-    assert (
-        request(tools=tools).chat.tools_json
-        == json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode()
-    )
+def test_tools_go_to_the_template_but_for_what_is_null_or_ignored() -> None:
+    parameters = {"properties": {"a": {"const": None}}}
+    tools = [tool(strict=False, description="é", x=[1]), tool("time", parameters=parameters)]
+    told = request(tools=tools).chat.tools_json
+    assert told == json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode()
+    more = [{**each, "y": None, **{name: {"type": "x"} for name in IGNORED}} for each in tools]
+    more[0]["function"] = {**more[0]["function"], "z": None}
+    assert request(tools=more).chat.tools_json == told
     assert request(tools=tools, tool_choice="none").chat.tools_json == b""
     assert request(tools=[]).chat.tools_json == b""
+
+
+@pytest.mark.parametrize("choice", ["required", named("weather"), "auto"])
+@pytest.mark.parametrize("form", ["hermes", "llama3"])
+def test_where_calls_are_forced_cut_markup_is_no_content(form: str, choice: Any) -> None:
+    reading = ask(form, tools=[tool()], tool_choice=choice).reading
+    assert reading is not None
+    key = "arguments" if form == "hermes" else "parameters"
+    call = f'{{"name": "weather", "{key}": {{"city": "Ulm"}}}}'
+    text = f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call
+    for end in range(len(text) + 1):
+        message = message_of(reading.parser(""), list(text[:end]))
+        assert choice == "auto" or not message["content"], text[:end]
+    assert message["calls"] == [("weather", '{"city": "Ulm"}')]
 
 
 def test_calls_are_read_only_where_they_may_come() -> None:
@@ -110,9 +127,14 @@ def test_thoughts_come_before_an_answer_with_a_schema() -> None:
     assert translated.params["grammar.context_free.answer"] == "response_format.json_schema.schema"
 
 
-def test_a_named_tool_is_the_only_one() -> None:
-    translated = ask(tools=[tool(), tool("time")], tool_choice=named("time"))
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_a_named_tool_is_the_only_one_and_called_once(parallel: bool | None) -> None:
+    tools: Any = {"tools": [tool(), tool("time")], "parallel_tool_calls": parallel}
+    translated = ask(**tools, tool_choice=named("time"))
     grammar = translated.requests[0].grammar.context_free
+    assert "call)*" not in grammar
+    several = request(**tools, tool_choice="required").grammar.context_free
+    assert ("call)*" in several) == (parallel is not False)
     assert "time" in grammar
     assert "weather" not in grammar
     assert b"weather" in translated.requests[0].chat.tools_json

@@ -7,7 +7,15 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_gateway.http.errors import ApiError
-from ssd_gateway.openai.fields import REFUSED, ChatRequest, CompletionRequest, read_fields
+from ssd_gateway.openai.fields import (
+    EFFORTS,
+    REFUSED,
+    ChatRequest,
+    CompletionRequest,
+    SpeculationFields,
+    StreamOptions,
+    read_fields,
+)
 from ssd_gateway.openai.translation import (
     TranslatedRequest,
     seed_of_choice,
@@ -33,6 +41,8 @@ def refused(ask: Any, **content: Any) -> str | None:
     with pytest.raises(ApiError) as caught:
         ask(**content)
     assert caught.value.status == 400
+    assert str(caught.value).startswith(caught.value.param or "")
+    assert len(str(caught.value)) < 300
     return caught.value.param
 
 
@@ -68,7 +78,7 @@ def test_stops_reach_the_target() -> None:
         ignore_eos=True,
         min_tokens=3,
         include_stop_str_in_output=True,
-        max_tokens=9,
+        max_tokens=8,
         max_completion_tokens=8,
         skip_special_tokens=False,
     ).requests
@@ -167,9 +177,20 @@ def test_what_nothing_honours_is_refused_by_name(name: str) -> None:
         ({"speculation": {"depth": 0}}, "speculation.depth"),
         ({"n": 3, "best_of": 1}, "best_of"),
         ({"n": 3, "best_of": 5}, "best_of"),
+        ({"top_k": 1e30}, "top_k"),
+        ({"top_k": 10**4000}, "top_k"),
+        ({"seed": 1e30}, "seed"),
+        ({"seed": 10**4000}, "seed"),
+        ({"max_tokens": 1e30}, "max_tokens"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"speculation": {"mode": "x" * 5000}}, "speculation.mode"),
     ],
 )
-def test_what_would_change_nothing_is_refused(given: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_sent_or_would_change_nothing_is_refused(
+    given: dict[str, Any], param: str
+) -> None:
     assert str(refused(completion, **given)).startswith(param)
 
 
@@ -203,6 +224,49 @@ def test_what_is_known_is_not_dropped_as_unknown(kind: Any, name: str, value: An
     needed = {"messages": MESSAGES} if kind is ChatRequest else {"prompt": "Once"}
     assert refused(lambda: read(value)) == name
     read(None)
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_a_value_that_is_null_asks_for_nothing(ask: Any) -> None:
+    kind = ChatRequest if ask is chat else CompletionRequest
+    names = {*kind.__struct_encode_fields__, *REFUSED, "beam_width"} - {"messages", "prompt"}
+    plain = ask(seed=3)
+    for name in names - {"seed"}:
+        assert ask(seed=3, **{name: None}) == plain, name
+    nested = [
+        {"stream": True, "stream_options": dict.fromkeys(StreamOptions.__struct_fields__)},
+        {"response_format": {"type": "text", "json_schema": None, "x": None}},
+        {"logit_bias": {"5": None}},
+        {"metadata": {"a": None}},
+    ]
+    for content in nested:
+        assert ask(seed=3, **content) == plain, content
+    none = {**dict.fromkeys(SpeculationFields.__struct_fields__), "x": None}
+    assert ask(seed=3, speculation=none) == ask(seed=3, speculation={})
+    schema = {"const": None}
+    form = {"name": None, "description": None, "schema": schema, "strict": None}
+    (request,) = ask(response_format={"type": "json_schema", "json_schema": form}).requests
+    assert json.loads(request.grammar.json_schema) == schema
+    assert refused(ask, messages=None, prompt=None) == ("messages" if ask is chat else "prompt")
+
+
+def test_two_limits_of_tokens_agree() -> None:
+    (request,) = chat(max_tokens=5, max_completion_tokens=5).requests
+    assert request.stop.max_tokens == 5
+    assert refused(chat, max_tokens=5, max_completion_tokens=6) == "max_tokens"
+    assert refused(chat, max_tokens=5, max_completion_tokens=0) == "max_completion_tokens"
+
+
+def test_numbers_that_a_template_cannot_be_told_are_refused() -> None:
+    assert refused(chat, chat_template_kwargs={"a": 10**400}) == "chat_template_kwargs"
+
+
+def test_efforts_are_those_of_the_contract() -> None:
+    for effort in EFFORTS:
+        (request,) = chat(reasoning_effort=effort).requests
+        assert request.chat.template_kwargs["reasoning_effort"] == effort
+    assert refused(chat, reasoning_effort="x" * 5000) == "reasoning_effort"
+    assert refused(chat, reasoning_effort="Low") == "reasoning_effort"
 
 
 def test_unknown_fields_are_refused_unless_the_operator_allows_them() -> None:

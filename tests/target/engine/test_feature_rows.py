@@ -64,6 +64,9 @@ class TellingDevice(Deferred):
     def features(self) -> Tensor | None:
         return self._runner.features
 
+    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+        return self._runner.prepare_watch(boundaries)
+
     def watch(self, boundaries: Sequence[int]) -> None:
         self._runner.watch(boundaries)
 

@@ -27,6 +27,9 @@ class SmallRunner(ByForward):
         self.most = most
         self.asked: list[tuple[int, ...]] = []
 
+    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+        return True
+
     def watch(self, boundaries: Sequence[int]) -> None:
         self.asked.append(tuple(boundaries))
         if len(boundaries) > self.most:

@@ -47,6 +47,9 @@ class Telling(ByForward):
         self.boundaries: tuple[int, ...] = ()
         self.on_forward: Callable[[Chunk], None] = lambda chunk: None
 
+    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+        return True
+
     def watch(self, boundaries: Sequence[int]) -> None:
         self.boundaries = tuple(boundaries)
 

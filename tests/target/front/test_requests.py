@@ -19,6 +19,7 @@ from ssd_target.front.requests import (
 from tests.scale import share
 
 MARK = "MARK"
+CONTEXT = "This model's maximum context length is"
 NOT_UTF8 = {
     "stray byte": b"M\xffRK",
     "continuation first": b"\x80ARK",
@@ -155,7 +156,9 @@ def test_a_prompt_that_leaves_no_room_says_so_to_programs(tokens: int, kv_tokens
     limits = RequestLimits(100, max_model_len=8, kv_tokens=kv_tokens, eos_token_ids=())
     message = pb.GenerateRequest(token_ids=b"\1\0\0\0" * tokens)
     tokenizer: Any = None  # token ids need none
-    with pytest.raises(InputError, match=r"^token_ids: \d tokens .* the context of") as error:
+    with pytest.raises(
+        InputError, match=rf"^token_ids: {CONTEXT} [48] t.* requested {tokens} tokens"
+    ) as error:
         parse_prompt(message, tokenizer, limits)
     assert error.value.reason == TOO_LONG
 
@@ -166,3 +169,5 @@ def test_more_output_than_there_is_room_for_says_so(max_tokens: int, reason: str
     with pytest.raises(InputError) as error:
         parse_rules(pb.StopOptions(max_tokens=max_tokens), 5, limits)
     assert (error.value.field, error.value.reason) == ("stop.max_tokens", reason)
+    words = "8 tokens. However, you requested 9 tokens (5 in the prompt, 4 by stop.max_tokens, "
+    assert error.value.problem.startswith(f"{CONTEXT} {words}") == bool(reason)

@@ -16,7 +16,7 @@ from ssd_engine.speculation.frames import Close
 from ssd_serving.engine.records import LinkGone
 from ssd_target.front.speculation_requests import SpeculationTerms
 from ssd_target.links import link as link_module
-from ssd_target.links.frame_stream import MAX_FRAMES
+from ssd_target.links.frame_stream import MAX_FRAMES, FrameStream
 from ssd_target.links.handshake import TargetIdentity
 from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import MAX_NAMED, Links
@@ -356,5 +356,37 @@ def test_a_stream_that_ends_under_a_frame_is_opened_again(monkeypatch: pytest.Mo
             await wait_until_async(lambda: link.state is DraftLinkState.WAITING)
         assert bench.links.failures() == {"ended": 2}
         await bench.links.stop()
+
+    run(work)
+
+
+def test_a_link_outlives_an_error_that_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in the list, says why it is down, and comes up again."""
+    follow, errors, reasons = FrameStream.follow, [KeyError("first"), KeyError("second")], set()
+
+    async def fail_first(stream: FrameStream, call: Any) -> None:
+        if errors:
+            raise errors.pop()
+        await follow(stream, call)
+
+    monkeypatch.setattr(FrameStream, "follow", fail_first)
+
+    async def work() -> None:
+        server, address = await Endpoint().serve()
+        bench = Bench(drafts=(address,))
+        link = bench.links.links[0]
+
+        def is_steady() -> bool:
+            reasons.add(link.report.reason)
+            return link.epoch == 3 and link.state is DraftLinkState.UP
+
+        await wait_until_async(lambda: is_steady() or link.state is DraftLinkState.CLOSED)
+        assert bench.links.links == {0: link}
+        assert bench.links.failures() == {"internal": 2}
+        assert any("KeyError('first')" in reason for reason in reasons)
+        kinds = [type(record) for record in bench.told]
+        assert kinds == [DraftLinkUp, DraftLinkDown, DraftLinkUp, DraftLinkDown, DraftLinkUp]
+        await bench.links.stop()
+        await server.stop(None)
 
     run(work)

@@ -11,7 +11,6 @@ from ssd_draft.records import DraftOutput, ToEngine, decode_to_engine
 from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.execution.runner_options import RunnerOptions
-from ssd_engine.forward.batch import Chunk
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.parallel.ranks.group import check_devices, configure_threads
 from ssd_engine.process.children import settle_memory
@@ -86,5 +85,5 @@ def _load_head(head: DraftHead, how: RunnerOptions, num_tokens: int) -> HeadRunn
     configure_threads(how, 1)
     checkpoint = open_head(how.directory, head.config, head.target)
     runner = load_checked_head(head.config, checkpoint, how, num_tokens)
-    runner.forward([Chunk([0, 0], 0, [0], 1)])  # first calls allocate and choose kernels
+    warm_up(runner)
     return runner

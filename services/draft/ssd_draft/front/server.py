@@ -36,6 +36,7 @@ from ssd_serving.rpc.speculator_kinds import kind_name
 from ssd_serving.rpc.status import NotServing
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
+from ssd_serving.supervisor import Supervisor
 
 MESSAGES_IN_FLIGHT = 2  # largest messages that one link may have on their way to the engine
 
@@ -124,6 +125,7 @@ class DraftServer(ServiceServer):
             largest,
             self._spans,
             name=kind_of(config) if plan is None else plan.name,
+            supervisor=Supervisor(metrics.task_failed),
         )
 
     def prepare(self) -> None:

@@ -57,7 +57,7 @@ def _number(name: str, value: Any) -> Any:
     """As a request would send it: a number that is named has the same bits."""
     if not (is_integer(value) or isinstance(value, float)):
         raise InputError(name, f"must be a number, got {shown(value)}")
-    if not abs(value) < 1e30:
+    if not abs(value) < (2**32 if name == "top_k" else 1e30):
         raise InputError(name, f"must be a number that a request could send, got {shown(value)}")
     if name != "top_k":
         return float(np.float32(value))

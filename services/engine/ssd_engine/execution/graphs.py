@@ -8,10 +8,10 @@ right. A draft's step is one graph: while it is launched, the device computes th
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -150,6 +150,15 @@ class _Expected:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Telling:
+    """The graphs of steps that tell features: those that are captured so far, and all others."""
+
+    features: StepFeatures
+    captured: dict[tuple[StepShape, int], _Captured]
+    left: Generator[None]
+
+
 class GraphRunner:
     def __init__(
         self, steps: Sequence[Step], eager: bool, rejector: Rejector | None = None
@@ -162,8 +171,7 @@ class GraphRunner:
         self._plain: dict[tuple[StepShape, int], _Captured] = {}  # those that tell no features
         self._memory: Any = None  # that graphs share
         self._features: StepFeatures | None = None  # what steps tell from now on
-        # The last that were told, and the graphs that do: links come and go.
-        self._telling: tuple[StepFeatures, dict[tuple[StepShape, int], _Captured]] | None = None
+        self._telling: _Telling | None = None  # the last that were asked for: links come and go
         self._starts = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(STARTS)]
         self._launches = 0
@@ -192,57 +200,89 @@ class GraphRunner:
                 step.run(drawing)  # what is compiled on first use is compiled now
                 if self._rejector is not None and step.logits is not None:
                     self._rejector.warm_up(step.scores(step.logits, drawing))
-        self._captured = self._plain = self._capture_all()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # as much memory as there is
+        for _ in self._capture_each(None, self._plain):
+            pass
+        self._captured = self._plain
         log.info("%d step shapes %s", len(self.steps), "ready" if self.eager else "captured")
+
+    def prepare(self, features: StepFeatures) -> bool:
+        """Capture one more of the graphs by which steps tell ``features``, while steps go on by
+        those that they have. True: all are there, and ``watch`` captures none."""
+        if self._telling is None or self._telling.features is not features:
+            self._telling = None  # its memory goes first
+            captured: dict[tuple[StepShape, int], _Captured] = {}
+            self._telling = _Telling(features, captured, self._capture_each(features, captured))
+        telling, self._telling = self._telling, None  # nothing is left of what fails
+        done = next(telling.left, True) is True
+        self._telling = telling
+        return done
 
     def watch(self, features: StepFeatures | None) -> None:
         """From the next launch on, steps tell ``features`` what they ask for, by graphs of their
         own; None: by those that copy nothing. Steps that are in flight end as they are."""
+        while features is not None and not self.prepare(features):
+            pass
         torch.cuda.synchronize()
         self._features, self._expected = features, None
         for step in self.steps:
             step.watch(features)
-        if features is None:
-            self._captured = self._plain
-            return
-        if self._telling is None or self._telling[0] is not features:
-            self._telling = None  # its memory goes first
-            self._telling = features, self._capture_all()
-        self._captured = self._telling[1]
+        telling = self._telling if features is not None else None
+        self._captured = self._plain if telling is None else telling.captured
 
-    def _capture_all(self) -> dict[tuple[StepShape, int], "_Captured"]:
-        """The graphs of all steps as they are now; none where steps are launched eagerly."""
-        captured: dict[tuple[StepShape, int], _Captured] = {}
+    def _capture_each(
+        self, features: StepFeatures | None, captured: dict[tuple[StepShape, int], _Captured]
+    ) -> Generator[None]:
+        """Captures graph after graph of all steps, as they are when they tell ``features``; none
+        where steps are launched eagerly. Between two of them steps are launched as before. All
+        ranks capture the same one at the same time: their sums are part of it."""
         steps = () if self.eager else self.steps
         for step in tracked("capturing graphs", steps, len(steps), "step shapes"):
-            torch.cuda.synchronize()
             for side in range(step.num_sides):
-                step.use(side)
-                capture = self._capture_at_once if step.ranks > 1 else self._capture_parts
-                captured[step.shape, side], self._memory = capture(step, side, self._memory)
-        return captured
+                capture = partial(self._capture_one, step, side, features)
+                capture_side = self._capture_at_once if step.ranks > 1 else self._capture_parts
+                captured[step.shape, side] = yield from capture_side(step, side, capture)
 
-    def _capture_parts(self, step: Step, side: int, memory: Any) -> tuple[_InParts, Any]:
+    def _capture_one(
+        self, step: Step, side: int, features: StepFeatures | None, run: Callable[[], None]
+    ) -> Generator[None, None, torch.cuda.CUDAGraph]:
+        step.use(side)
+        step.watch(features)
+        try:
+            graph, self._memory = _capture(run, self._memory)
+        finally:
+            step.watch(self._features)
+        yield
+        return graph
+
+    def _capture_parts(
+        self, step: Step, side: int, capture: "_Capture"
+    ) -> Generator[None, None, _InParts]:
         beginnings = []
         for _ in range(side, STARTS, step.num_sides):  # sides take turns
             start = torch.cuda.Event(enable_timing=True, external=True)
-            graph, memory = _capture(partial(_after, start, step.begin), memory)
-            beginnings.append((start, graph))
-        rest, memory = _capture(step.score, memory)
-        ends = {}
-        for drawing in step.drawings if step.logits is not None else ():
-            ends[drawing], memory = _capture(partial(step.finish, drawing), memory)
-        return _InParts(beginnings, rest, ends, step.logits), memory
+            beginnings.append((start, (yield from capture(partial(_after, start, step.begin)))))
+        rest = yield from capture(step.score)
+        logits, ends = step.logits, {}
+        for drawing in step.drawings:
+            if logits is None:
+                yield  # while the first rank captures it
+            else:
+                ends[drawing] = yield from capture(partial(step.finish, drawing))
+        return _InParts(beginnings, rest, ends, logits)
 
-    def _capture_at_once(self, step: Step, side: int, memory: Any) -> tuple[_AtOnce, Any]:
+    def _capture_at_once(
+        self, step: Step, side: int, capture: "_Capture"
+    ) -> Generator[None, None, _AtOnce]:
         turns = range(side, STARTS, step.num_sides)
         starts = [torch.cuda.Event(enable_timing=True) for _ in turns]
         graphs = {}
         for drawing in step.drawings:
-            graphs[drawing], memory = _capture(partial(step.run, drawing), memory)
-        computing, memory = _capture(step.compute, memory)
-        held, memory = _capture(partial(step.finish, Drawing.ADJUSTED), memory)
-        return _AtOnce(starts, self._stream, graphs, computing, held, step.logits), memory
+            graphs[drawing] = yield from capture(partial(step.run, drawing))
+        computing = yield from capture(step.compute)
+        held = yield from capture(partial(step.finish, Drawing.ADJUSTED))
+        return _AtOnce(starts, self._stream, graphs, computing, held, step.logits)
 
     def num_replays(self, step: Step, side: int) -> int:
         """How often a step was captured on this side."""
@@ -559,13 +599,27 @@ def _nothing() -> None:
     """For a step of which nobody has to hear."""
 
 
+# Captures what is run, on one side of a step.
+_Capture = Callable[[Callable[[], None]], Generator[None, None, torch.cuda.CUDAGraph]]
+
+
 def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph, and the memory that it shares with others."""
+    """A graph, and the memory that it shares with others. Unlike ``torch.cuda.graph`` it neither
+    waits for the device nor gives memory back to it: steps may be in flight."""
     graph = torch.cuda.CUDAGraph()
-    # Threads of planes go on meanwhile: only what this one does is part of the graph.
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-        run()
+    with torch.cuda.stream(_capture_stream()):
+        # Threads of planes go on meanwhile: only what this one does is part of the graph.
+        graph.capture_begin(memory, capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
     return graph, graph.pool()
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 def _after(event: torch.cuda.Event, run: Callable[[], None]) -> None:

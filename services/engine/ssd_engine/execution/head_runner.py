@@ -112,7 +112,7 @@ class HeadRunner(ModelRunner):
     ) -> DecoderWeights:
         panels = choose_panels(self.options.kernels, dtype, device)
         self._weights: HeadWeights = load_head(
-            self._config, self._checkpoint, dtype, device, panels
+            self._config, self._checkpoint, dtype, device, panels, self._num_tokens
         )
         return self._weights.decoder
 

@@ -152,6 +152,8 @@ class ModelRunner:
         self.host_copies = HostCopies(self.kv)
         if self.steps is not None:
             self.steps.capture(self.dummy_slot)
+            if options.exact:  # heads may read it: what is compiled for that is compiled now
+                self.make_step_features((0,))
         self._finish_kernels()
 
     def _make_model(
@@ -443,6 +445,19 @@ class ModelRunner:
             return layers.forward()
         hidden, self.features = layers.forward_with_features(self._boundaries)
         return hidden
+
+    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+        """Capture one more graph of steps that tell the residual stream at these boundaries, while
+        others serve. True: all are there, and ``watch`` takes no time."""
+        check_boundaries(boundaries, self.config.num_layers)
+        watched = tuple(boundaries)
+        if self.steps is None or watched in ((), self._watched):
+            return True
+        try:
+            return self.steps.prepare(self._step_features(watched))
+        except torch.OutOfMemoryError:
+            self._told = None  # whoever asked may go on with others
+            raise
 
     def watch(self, boundaries: Sequence[int]) -> None:
         """From now on forwards and steps tell the residual stream of their rows at these

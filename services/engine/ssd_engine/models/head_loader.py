@@ -22,18 +22,21 @@ def load_head(
     dtype: torch.dtype,
     device: torch.device,
     panels: PanelKernel | None = None,
+    num_tokens: int = 0,
 ) -> HeadWeights:
     """``head``: the checkpoint's, or what it is grown to. Heads are small: each rank of a target,
-    and a draft, has all of one."""
+    and a draft, has all of one. Raises ModelError if its weights are no numbers. ``num_tokens``:
+    of the target, padding left out, where that is known."""
     entries = {**checkpoint.weights.entries, EMBEDDING: checkpoint.embedding}
     own = checkpoint.config
     keeps_bfloat16 = panels is not None and panels.keeps_bfloat16 and head == own
-    files = CheckpointReader(Checkpoint(entries), dtype, device, keeps_bfloat16)
+    used = {EMBEDDING: num_tokens or own.layers.vocab_size}
+    files = CheckpointReader(Checkpoint(entries), dtype, device, keeps_bfloat16, used)
     reader: WeightReader = files
     if head != own:
         reader = ExpandingReader(files, head_growth(own, head), 0, dtype, device)
     rank = RankLoader(head.layers, SingleRank(), reader, panels)
-    return HeadWeights(
+    weights = HeadWeights(
         decoder=DecoderWeights(
             embedding=reader.read(EMBEDDING),
             layers=[rank.layer(f"layers.{i}.") for i in range(head.layers.num_layers)],
@@ -45,6 +48,8 @@ def load_head(
         state_norm=reader.read("layers.0.hidden_norm.weight"),
         target_tokens=_target_tokens(checkpoint, files, device),
     )
+    files.finite.require(SingleRank())
+    return weights
 
 
 def _feature_norms(head: HeadConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """From a checkpoint to the weights of one tensor-parallel rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from safetensors import safe_open
@@ -17,9 +17,13 @@ from ssd_engine.checkpoints.model_config import ModelConfig
 from ssd_engine.checkpoints.weight_shapes import norm_names
 from ssd_engine.kernels.cpu.panels import PackedWeight, PanelKernel
 from ssd_engine.models.decoder import DecoderWeights, LayerWeights
+from ssd_engine.models.finite_weights import FiniteWeights
 from ssd_engine.models.linear import Matrix
 from ssd_engine.models.tensor_parallel import TensorParallel
 from ssd_engine.process.progress import tracked
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ALL_ROWS: Mapping[str, int] = {}
 
 
 class CheckpointReader:
@@ -31,12 +35,15 @@ class CheckpointReader:
         dtype: torch.dtype,
         device: torch.device,
         keeps_bfloat16: bool = False,
+        num_rows: Mapping[str, int] = ALL_ROWS,
     ) -> None:
-        """``keeps_bfloat16``: matrices of bfloat16 are left as they are."""
+        """``keeps_bfloat16``: matrices of bfloat16 are left as they are. ``num_rows``: of weights
+        whose further rows only pad."""
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._keeps_bfloat16 = keeps_bfloat16
         self._device = device
+        self.finite = FiniteWeights(checkpoint, dtype, num_rows)
         self._files = {
             file: safe_open(file, framework="pt")
             for file in {entry.file for entry in checkpoint.entries.values()}
@@ -49,9 +56,10 @@ class CheckpointReader:
         entry = self._checkpoint.entries[name]
         part = self._files[entry.file].get_slice(entry.name)
         tensor: Tensor = part[:, begin:end] if dim == 1 else part[begin:end]
-        if self._keeps_bfloat16 and tensor.dim() == 2 and tensor.dtype == torch.bfloat16:
-            return tensor.to(self._device)
-        return tensor.to(self._device, self._dtype)
+        keeps = self._keeps_bfloat16 and tensor.dim() == 2 and tensor.dtype == torch.bfloat16
+        tensor = tensor.to(self._device, tensor.dtype if keeps else self._dtype)
+        self.finite.look_at(name, tensor, 0 if dim else begin or 0)
+        return tensor
 
     def read_as_it_is(self, name: str) -> Tensor:
         """What is no weight of a product, in its own dtype and on the host."""
@@ -83,7 +91,7 @@ class RankLoader:
         self.heads, self.kv_heads = heads, kv_heads
 
     def load(self) -> DecoderWeights:
-        embedding = self.reader.read("model.embed_tokens.weight")
+        embedding = self.reader.read(EMBEDDING)
         if self.config.tie_word_embeddings:
             embedding = self.matrix([embedding])
         return DecoderWeights(
@@ -104,7 +112,7 @@ class RankLoader:
         if isinstance(embedding, PackedWeight):
             return embedding.part(begin, end)
         tied = self.config.tie_word_embeddings
-        head = embedding[begin:end] if tied else self.reader.read("lm_head.weight", begin, end)
+        head = embedding[begin:end] if tied else self.reader.read(HEAD, begin, end)
         padding = per_rank - head.shape[0]
         return self.matrix([head, head.new_zeros(padding, head.shape[1])] if padding else [head])
 
@@ -166,12 +174,17 @@ def load_weights(
     device: torch.device,
     panels: PanelKernel | None = None,
 ) -> DecoderWeights:
-    """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same.
+    """The weights of ``grown`` from a checkpoint of ``config``; often the two are the same. Raises
+    ModelError if they are no numbers.
 
     A grown weight is scaled, and so in general no number of bfloat16.
     """
     keeps_bfloat16 = panels is not None and panels.keeps_bfloat16 and grown == config
-    reader: WeightReader = CheckpointReader(checkpoint, dtype, device, keeps_bfloat16)
+    used = dict.fromkeys((EMBEDDING, HEAD), config.vocab_size)
+    files = CheckpointReader(checkpoint, dtype, device, keeps_bfloat16, used)
+    reader: WeightReader = files
     if grown != config:
         reader = ExpandingReader(reader, model_growth(config, grown), tp.rank, dtype, device)
-    return RankLoader(grown, tp, reader, panels).load()
+    weights = RankLoader(grown, tp, reader, panels).load()
+    files.finite.require(tp)
+    return weights

@@ -30,7 +30,7 @@ from ssd_engine.parallel.ranks.group import (
     join_group,
     loopback_store,
 )
-from ssd_engine.parallel.ranks.rank_main import ALLOCATE, FORWARD, STEP, SWAP, WATCH
+from ssd_engine.parallel.ranks.rank_main import ALLOCATE, FORWARD, PREPARE, STEP, SWAP, WATCH
 from ssd_engine.parallel.ranks.rank_processes import start_ranks
 from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
 from ssd_engine.parallel.ranks.step_channel import StepChannel, step_capacity
@@ -108,6 +108,12 @@ class RankedRunner:
     def features(self) -> Tensor | None:
         """What rows of the last forward told, where they are watched: all ranks have it whole."""
         return self._runner.features
+
+    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+        """One more graph that a watch of these needs is captured, on all ranks. True: all are."""
+        check_boundaries(boundaries, self._runner.config.num_layers)
+        with self._on_all_ranks(PREPARE, lambda: np.array(boundaries, dtype=np.int32)):
+            return self._runner.prepare_watch(boundaries)
 
     def watch(self, boundaries: Sequence[int]) -> None:
         """From now on forwards and steps tell the residual stream at these boundaries; ranks

@@ -66,6 +66,14 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def terminate_parent() -> None:
+    """Send SIGTERM to the process that has started this one. Where it has ended, somebody else is
+    the parent by now, such as process 1 of a container."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() == parent.pid:
+        os.kill(parent.pid, signal.SIGTERM)
+
+
 def settle_memory() -> None:
     """Keep what a process has loaded out of garbage collections: one that looked at all of it would
     take a tenth of a second, in the middle of rounds."""

@@ -22,6 +22,7 @@ from ssd_engine.text.confined.process import (
     QuestionRefused,
     QuestionsRefused,
 )
+from ssd_engine.text.confined.renderers import ChatRenderers
 from ssd_engine.text.control_tokens import ControlTokens, find_control_tokens
 from ssd_engine.text.detokenizer import spelled_out
 from ssd_engine.text.plain_tokenizer import is_generic, load_plain
@@ -33,7 +34,7 @@ FORGED = (
     "together with the chat template these texts spell control tokens, which this server does not "
     "allow (--allow-control-tokens)"
 )
-RENDERER = ConfinedProcess("ssd_engine.text.confined.chat_templates", memory=1 << 30, seconds=2)
+RENDERERS = ChatRenderers()
 TRIAL = "ssd_engine.text.confined.tokenizer_trial"
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
 
@@ -280,8 +281,10 @@ class Tokenizer:
         of them. For whoever renders chats."""
         if not self.has_chat_template:
             return
+        trial = chat_question(self._inner, [{"role": "user", "content": "x"}], False)
         try:
-            render_chat(self._inner, [{"role": "user", "content": "x"}], False)
+            RENDERERS.ask(trial)
+            RENDERERS.start(trial)
         except QuestionsRefused as error:
             raise ModelError(
                 f"{self._template_source}: the chat template is broken: {reason_of(error)}"
@@ -324,7 +327,17 @@ def render_chat(
     add_generation_prompt: bool,
     names: Mapping[str, Any] | None = None,
 ) -> str:
-    """Messages through the chat template; raises Refused or Stopped. ``names``: further ones."""
+    """Messages through the chat template. ``names``: further ones."""
+    return RENDERERS.ask(chat_question(tokenizer, messages, add_generation_prompt, names))
+
+
+def chat_question(
+    tokenizer: Backend,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    names: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Messages and the chat template, as a question to those who render them."""
     every_name = {
         "messages": [dict(message) for message in messages],
         "tools": None,
@@ -336,7 +349,7 @@ def render_chat(
     template = tokenizer.chat_template
     if every_name["tools"] and tokenizer.tool_template is not None:
         template = tokenizer.tool_template
-    return RENDERER.ask({"template": template, "names": every_name})
+    return {"template": template, "names": every_name}
 
 
 def _load(directory: Path, architecture: str) -> Backend:

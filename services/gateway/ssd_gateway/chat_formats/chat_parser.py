@@ -6,9 +6,12 @@ from ssd_gateway.chat_formats.reasoning import ReasoningParser
 
 
 class ChatParser:
-    def __init__(self, reasoning: ReasoningParser, calls: CallParser | None) -> None:
-        """``calls``: None where the request has no tools."""
-        self._reasoning, self._calls = reasoning, calls
+    def __init__(
+        self, reasoning: ReasoningParser, calls: CallParser | None, must_call: bool = False
+    ) -> None:
+        """``calls``: None where the request has no tools. ``must_call``: there is no content, and
+        what looks like some is a call that was cut."""
+        self._reasoning, self._calls, self._must_call = reasoning, calls, must_call
 
     @property
     def has_called(self) -> bool:
@@ -27,9 +30,13 @@ class ChatParser:
         self._push_answer(self._reasoning.finish(message), message)
         if self._calls is not None:
             self._calls.finish(message)
+        if self._must_call:
+            message.drop_content()
 
     def _push_answer(self, text: str, message: MessageDelta) -> None:
         if self._calls is None:
             message.add_content(text)
         else:
             self._calls.push(text, message)
+        if self._must_call:
+            message.drop_content()

@@ -14,6 +14,7 @@ class ChatReading:
     by_prompt: bool = False  # the prompt's end tells whether an answer begins within thoughts
     tools: ToolFormat | None = None
     names: Collection[str] = ()  # of tools that may be called
+    must_call: bool = False
 
     def parser(self, prompt: str) -> ChatParser:
         thinking = self.thinking
@@ -21,4 +22,4 @@ class ChatReading:
             opened = prompt.rstrip().endswith(BEGIN)
             thinking = Thinking.INSIDE if opened else Thinking.MAYBE
         calls = None if self.tools is None else self.tools.parser(self.names)
-        return ChatParser(ReasoningParser(thinking), calls)
+        return ChatParser(ReasoningParser(thinking), calls, self.must_call)

@@ -46,6 +46,9 @@ class MessageDelta:
         if text:
             self._content.append(text)
 
+    def drop_content(self) -> None:
+        self._content.clear()
+
     def begin_call(self, index: int, name: str) -> None:
         self.calls.append(CallDelta(index, f"call_{token_hex(12)}", name))
 

@@ -37,11 +37,11 @@ class Drain:
     @contextmanager
     def running(self, end: Callable[[], object]) -> Iterator[None]:
         """Counts what is done inside as work; ``end`` cuts it short, so that its caller is told."""
-        if self.is_over:
-            raise leaving()
         mark = object()
         self._endings[mark] = end
         try:
+            if self.is_over:
+                end()
             yield
         finally:
             del self._endings[mark]

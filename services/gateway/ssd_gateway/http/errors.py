@@ -1,9 +1,10 @@
 """Errors in OpenAI's shape: a status, and a body that names the field and the fix."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import grpc
 import msgspec
@@ -18,13 +19,33 @@ from ssd_client.errors import (
     EndpointLostError,
 )
 from ssd_engine.errors import SSDError
+from ssd_engine.process.sparse_log import SparseLog
 from ssd_serving.files.reloading import Outdated
 from ssd_serving.rpc.status import NotAllowed, ServerFull, Unauthenticated
+
+log = logging.getLogger(__name__)
 
 INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
 # gRPC's own bound on a message: what was sent, and what is taken.
 _TOO_LARGE = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
 _DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+")
+
+
+# Of those that have no code of their own.
+REASONS = {
+    400: "invalid",
+    403: "forbidden",
+    404: "not_found",
+    408: "too_slow",
+    413: "request_too_large",
+    415: "no_json",
+    499: "gone",
+    500: "failed",
+    503: "no_target",
+}
+# How errors of calls begin: HOST:PORT of the target, which is no caller's business.
+_ADDRESS = re.compile(r"^(?:\[[0-9a-fA-F:.%]+\]|[^\s:]+):\d+: ")
+_sparse = SparseLog()
 
 
 class ErrorDetails(TypedDict):
@@ -53,6 +74,15 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.kind, self.retry_after = kind, retry_after
+
+    @property
+    def reason(self) -> str:
+        """One of a few, for metrics."""
+        return self.code or REASONS.get(self.status, "other")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = (self.kind, self.param, self.code, self.retry_after)
+        return ApiError, (self.status, str(self), *about)
 
     def body(self) -> ErrorAnswer:
         return {
@@ -103,17 +133,17 @@ def api_error(error: Exception, params: Mapping[str, str] | None = None) -> ApiE
         case EndpointFullError():
             return ApiError(
                 429,
-                str(error),
+                _without_address(error),
                 LIMIT,
                 code="rate_limit_exceeded",
                 retry_after=error.retry_delay_s or 1.0,
             )
         case EndpointLeavingError():
-            return ApiError(503, str(error), SERVER, retry_after=error.retry_delay_s)
+            return ApiError(503, _without_address(error), SERVER, retry_after=error.retry_delay_s)
         case EndpointLostError():
-            return ApiError(503, f"{error.address}: {error.reason}", SERVER, retry_after=1.0)
+            return ApiError(503, "no target could take the request", SERVER, retry_after=1.0)
         case DeadlineError():
-            return ApiError(504, str(error), SERVER, code="timeout")
+            return ApiError(504, _without_address(error), SERVER, code="timeout")
         case ClientError():
             return _of_status(error, params or {})
         case SSDError():
@@ -121,8 +151,20 @@ def api_error(error: Exception, params: Mapping[str, str] | None = None) -> ApiE
     return ApiError(500, "the gateway failed; its log says why", SERVER)
 
 
+def _without_address(error: ClientError) -> str:
+    return _ADDRESS.sub("", str(error))
+
+
+def log_failure(what: str, error: Exception, problem: ApiError) -> None:
+    """For whoever runs the gateway: callers are not told which target failed, and how."""
+    if problem.status == 500:
+        log.error("%s failed: %s", what, error, exc_info=not isinstance(error, ApiError))
+    elif isinstance(error, ClientError) and problem.status > 500:
+        _sparse.warning(problem.status, f"{what} ended with {problem.status}: {error}")
+
+
 def _of_status(error: ClientError, params: Mapping[str, str]) -> ApiError:
-    message = str(error)
+    message = _without_address(error)
     match error.status:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return _invalid(error, params)
@@ -131,7 +173,7 @@ def _of_status(error: ClientError, params: Mapping[str, str]) -> ApiError:
         case grpc.StatusCode.PERMISSION_DENIED:
             return ApiError(403, message, code="insufficient_permissions")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return _too_large(message, params.get("request"))
+            return _beyond_bound(message, params.get("request"))
     return ApiError(500, message, SERVER)
 
 
@@ -140,16 +182,22 @@ def _invalid(error: ClientError, params: Mapping[str, str]) -> ApiError:
     param = param_of(error.field, params)
     problem = str(error).removeprefix(f"{error.field}: ")
     problem = _DOTTED.sub(lambda found: params.get(found[0], found[0]), problem)
-    code = "context_length_exceeded" if error.field_reason == TOO_LONG else None
-    return bad_request(param or None, problem, code)
+    if error.field_reason == TOO_LONG:  # programs look at how it begins
+        return ApiError(400, problem, param=param or None, code="context_length_exceeded")
+    return bad_request(param or None, problem)
 
 
-def _too_large(message: str, param: str | None) -> ApiError:
+def _beyond_bound(message: str, param: str | None) -> ApiError:
     """More than a target takes in one message."""
     told = _TOO_LARGE.search(message)
     if told is not None:
-        about = f"the request has {told[1]} bytes for the model's server, which takes {told[2]}"
-        message = f"{param}: {about}; make it shorter" if param else about
+        return too_large(int(told[1]), int(told[2]), param)
+    return ApiError(413, message, param=param, code="request_too_large")
+
+
+def too_large(size: int, most: int, param: str | None) -> ApiError:
+    about = f"the request has {size} bytes for the model's server, which takes {most}"
+    message = f"{param}: {about}; make it shorter" if param else about
     return ApiError(413, message, param=param, code="request_too_large")
 
 

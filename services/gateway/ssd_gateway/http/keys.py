@@ -65,6 +65,7 @@ class Keys:
         if security.tls or security.insecure or is_loopback(host):
             return shown
         if target.address not in self._said:
+            self._said &= {each.address for each in self._pool}  # pods come and go
             self._said.add(target.address)
             log.warning(
                 "callers' keys are not passed on to %s, which is reached in the clear; give "

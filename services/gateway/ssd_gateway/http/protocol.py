@@ -8,15 +8,24 @@ for a while, so that the caller can read why, and is not read as a request.
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ssd_gateway.http.connections import Connections
+from ssd_gateway.http.errors import ApiError
+from ssd_gateway.http.request_headers import valid_request_id
 
 AT_ONCE = struct.pack("ii", 1, 0)  # of SO_LINGER
 EXTENSION = "ssd_gateway"  # of a scope: its Incoming
 LINGER_SECONDS = 2.0  # that what nobody reads is dropped before the connection ends
 LINGER_BYTES = 64 << 20
+# A word between that every client passes over, to find out whether there is one.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # between two of them
 GRACE_SECONDS = 1.0  # in which streams of events, who say so, have been cut already
 
 
@@ -51,9 +60,10 @@ def incoming(scope: Scope) -> Incoming:
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     max_header_bytes = 32 << 10
-    max_connections = 4096
     read_timeout = 30.0
     write_timeout = 60.0
+    peers = Connections(4096)
+    on_refused: Callable[[ApiError], None] = staticmethod(lambda problem: None)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,18 +76,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unread: tuple[asyncio.TimerHandle, int] | None = None  # bytes that were left then
         self._closing: asyncio.TimerHandle | None = None
         self._lost = False
+        self.host = ""
 
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.abort()
-        else:
+        self.host = self.client[0] if self.client else ""
+        if self.peers.add(self):
             self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self.peers.remove(self)
         self._stop_waiting()
         if self._closing is not None:
             self._closing.cancel()
@@ -98,7 +109,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._body_bytes > body:
             self._framing_bytes = 0
         elif self._framing_bytes > self.max_header_bytes:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(self._headers_too_large())
 
     # A request
 
@@ -114,8 +125,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         self._framing_bytes = 0
         self._stop_waiting()
+        if self.transport.is_closing():  # refused: nothing that follows is a request
+            return
         if size > self.max_header_bytes:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(self._headers_too_large())
+            return
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            about = f"Host: one such header is needed, got {hosts}"
+            self._refuse(ApiError(400, about, code="bad_http"))
             return
         self._incoming = Incoming(self)
         extensions: dict[str, Any] = {EXTENSION: self._incoming}
@@ -132,6 +150,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._incoming is not None:
             self._incoming.is_whole = True
         self._incoming, self._framing_bytes = None, 0
+        self.peers.works(self)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whoever sends nothing more may wait for an answer, the last one of the connection.
+        True: it stays open for that."""
+        cycle, is_secret = self.cycle, self.transport.get_extra_info("sslcontext") is not None
+        if cycle is None or cycle.response_complete or self._incoming is not None or is_secret:
+            return False
+        cycle.keep_alive = False
+        self._ask_whether_it_reads(FIRST_PAUSE)
+        return True
+
+    def _ask_whether_it_reads(self, pause: float) -> None:
+        """Who has gone for good looks the same, but resets the connection once something is sent,
+        which the next thing that is sent finds out. Answers that have begun do that themselves."""
+        cycle = self.cycle
+        if self._lost or cycle.response_started or self.pipeline:
+            return
+        if cycle.scope["http_version"] != "1.0":
+            self.transport.write(CONTINUE)
+            later = min(2 * pause, LONGEST_PAUSE)
+            self.loop.call_later(pause, self._ask_whether_it_reads, later)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self._lost:  # the last one of those that came
+            self.peers.waits(self)
 
     def _expect_headers(self) -> None:
         self._deadline = self.loop.call_later(self.read_timeout, self._too_slow)
@@ -144,16 +189,48 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._deadline = None
         if self._framing_bytes:
-            self._refuse(b"408 Request Timeout")
+            about = f"headers did not come within {self.read_timeout:g} s"
+            self._refuse(ApiError(408, about))
         else:
             self.leave(None)
 
-    def _refuse(self, status: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(
-                b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            )
-            self.leave(None)
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what the parser does not understand."""
+        self._refuse(ApiError(400, "this is not valid HTTP", code="bad_http"))
+
+    def _headers_too_large(self) -> ApiError:
+        about = f"headers, trailers and the like have more than {self.max_header_bytes} bytes"
+        return ApiError(431, f"{about} (--max-header-kib)", code="headers_too_large")
+
+    def _refuse(self, problem: ApiError) -> None:
+        if self.transport.is_closing():
+            return
+        self.on_refused(problem)
+        if self._is_answering():  # it would be taken for a part of that answer
+            self.abort()
+            return
+        self.transport.write(self._written(problem))
+        self.leave(None)
+
+    def _is_answering(self) -> bool:
+        """An answer is on its way, or will be before one to what comes now."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        return bool(cycle.response_started or self._incoming is None)
+
+    def _written(self, problem: ApiError) -> bytes:
+        body = msgspec.json.encode(problem.body())
+        told = next((v for name, v in self.headers or () if name == b"x-request-id"), b"")
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", valid_request_id(told.decode("latin-1")).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        return STATUS_LINE[problem.status] + lines + b"\r\n" + body
 
     # The end
 
@@ -206,12 +283,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def bounded(
-    max_header_bytes: int, max_connections: int, read_timeout: float, write_timeout: float
+    max_header_bytes: int,
+    peers: Connections,
+    on_refused: Callable[[ApiError], None],
+    read_timeout: float,
+    write_timeout: float,
 ) -> type[Any]:
     """The protocol with these bounds, as uvicorn wants it: a class."""
     bounds = {
         "max_header_bytes": max_header_bytes,
-        "max_connections": max_connections,
+        "peers": peers,
+        "on_refused": staticmethod(on_refused),
         "read_timeout": read_timeout,
         "write_timeout": write_timeout,
     }

@@ -35,8 +35,13 @@ def request_id_of(request: Request, named: str | None = None) -> str:
     have it."""
     state = request.state
     told = named or getattr(state, "request_id", None) or request.headers.get("x-request-id", "")
-    state.request_id = told[:MAX_REQUEST_ID] if told and is_printable(told) else token_hex(8)
+    state.request_id = valid_request_id(told)
     return str(state.request_id)
+
+
+def valid_request_id(told: str) -> str:
+    """The id that was told, if it is one, else a new one."""
+    return told[:MAX_REQUEST_ID] if told and is_printable(told) else token_hex(8)
 
 
 def with_request_id(request: Request, answer: Any) -> Any:

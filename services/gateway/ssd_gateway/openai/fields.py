@@ -7,12 +7,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ssd_gateway.http.errors import ApiError, bad_request
+from ssd_gateway.openai.nulls import without_nulls
 
 MAX_CHOICES = 128
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+ReasoningEffort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
 
 # Fields that are known, and that nothing here can honour, with the values that ask for nothing.
 NOTHING: tuple[Any, ...] = (None, False, [], {})
@@ -144,7 +147,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: ReasoningEffort | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -182,6 +185,7 @@ def read_fields(body: bytes, kind: type[Fields], allow_unknown: bool) -> Fields:
         raise bad_request(None, f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise bad_request(None, "the body must be a JSON object")
+    given = without_nulls(given, kind)
     known = kind.__struct_encode_fields__
     for name in [name for name in given if name not in known]:
         _check_unknown(name, given.pop(name), kind, allow_unknown)
@@ -192,7 +196,7 @@ def converted(given: Any, kind: type[Converted], place: str = "") -> Converted:
     """What is ``given`` at a place of a request, as a type; raises an ApiError that names where it
     is wrong."""
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(without_nulls(given, kind), kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), place) from None
 

@@ -19,6 +19,7 @@ def reading_of(
         by_prompt=thinks and _has_options(fields) and not fields.continue_final_message,
         tools=None if use is None else use.form,
         names=() if use is None else use.names,
+        must_call=use is not None and use.must_call,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ssd.v1 import target_pb2 as pb
 from ssd_gateway.chat_formats.message import CallDelta, MessageDelta
 from ssd_gateway.openai.answer_types import TokenUsage
 from ssd_gateway.openai.choice import Choice, ChoiceDelta
@@ -75,8 +76,7 @@ def told_of(choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
     finish = choice.finish
     about: dict[str, Any] = {"finish_reason": choice.finish_reason}
     if finish is not None:
-        stopped_by = finish.WhichOneof("stopped_by")
-        about["stop_reason"] = getattr(finish, stopped_by) if stopped_by else None
+        about["stop_reason"] = _stop_reason(choice, finish)
     if delta.prompt_token_ids is not None:
         about["prompt_token_ids"] = delta.prompt_token_ids
     if choice.wanted.token_ids:
@@ -86,6 +86,16 @@ def told_of(choice: Choice, delta: ChoiceDelta) -> dict[str, Any]:
             {"text": entry.text, "origin": entry.origin} for entry in delta.entries if entry.origin
         ]
     return about
+
+
+def _stop_reason(choice: Choice, finish: pb.GenerateFinish) -> str | int | None:
+    """Which of the caller's stops has ended it; None: its end of sequence, or its length."""
+    match finish.WhichOneof("stopped_by"):
+        case "stop_string":
+            return finish.stop_string
+        case "stop_token_id" if finish.stop_token_id in choice.wanted.stop_token_ids:
+            return finish.stop_token_id
+    return None
 
 
 def usage_of(choices: Sequence[Choice], per_prompt: int) -> TokenUsage:

@@ -1,11 +1,10 @@
 """Tools of a request: what is checked of them, which may be called, and how calls are written."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from ssd.v1 import target_pb2 as pb
@@ -21,9 +20,11 @@ from ssd_gateway.chat_formats.tool_grammar import (
 )
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import ChatRequest, converted
+from ssd_gateway.openai.nulls import without_nulls
 from ssd_gateway.openai.structured_output import NamedGrammar
 
 MAX_TOOLS = 128
+IGNORED = ("cache_control",)  # beside the function
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 NO_ARGUMENTS: dict[str, Any] = {
     "type": "object",
@@ -122,7 +123,8 @@ def tool_use(fields: ChatRequest, format_name: str) -> ToolUse | None:
             "unsupported_parameter",
         )
     must_call = choice not in (None, "auto")
-    several = fields.parallel_tool_calls is not False
+    # A function that is named is called once.
+    several = fields.parallel_tool_calls is not False and not isinstance(choice, dict)
     names = [function.name for function in functions]
     return ToolUse(TOOL_FORMATS[format_name], chosen, must_call, several, names)
 
@@ -137,6 +139,15 @@ def check_tools(tools: Sequence[dict[str, Any]] | None) -> list[FunctionFields]:
         _check(f"tools[{i}].function", function, known)
         known.add(function.name)
     return functions
+
+
+def tools_for_template(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As chat templates take them: what is null in them, or ignored, is left out."""
+    return [_without_ignored(tool) for tool in without_nulls(tools, list[ToolFields])]
+
+
+def _without_ignored(tool: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tool.items() if name not in IGNORED}
 
 
 def _check(place: str, function: FunctionFields, known: set[str]) -> None:
@@ -162,40 +173,3 @@ def _chosen(choice: Any, functions: list[FunctionFields]) -> list[FunctionFields
     if not chosen:
         raise bad_request("tool_choice.function.name", f"{name!r} is none of the tools")
     return chosen
-
-
-# Messages with calls
-
-
-def with_parsed_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as chat templates take them: arguments of earlier calls are objects."""
-    return [_parsed(f"messages[{i}]", message) for i, message in enumerate(messages)]
-
-
-def _parsed(place: str, message: dict[str, Any]) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": list(_parsed_calls(f"{place}.tool_calls", calls))}
-
-
-def _parsed_calls(place: str, calls: list[Any]) -> Iterator[Any]:
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            arguments = _arguments(f"{place}[{i}].function.arguments", function["arguments"])
-            yield {**call, "function": {**function, "arguments": arguments}}
-        else:
-            yield call
-
-
-def _arguments(place: str, text: str) -> Any:
-    if not text.strip():
-        return {}
-    try:
-        arguments = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise bad_request(place, f"is no JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise bad_request(place, "must be an object in JSON")
-    return arguments

@@ -15,15 +15,17 @@ from ssd_client.generate.speculation import MODES, VERIFICATIONS
 from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.http.errors import bad_request
 from ssd_gateway.openai.fields import (
+    EFFORTS,
     ChatRequest,
     CompletionRequest,
     GenerationFields,
     SpeculationFields,
 )
+from ssd_gateway.openai.messages import messages_for_template
 from ssd_gateway.openai.params import chat_params, completion_params
 from ssd_gateway.openai.reading import reading_of
 from ssd_gateway.openai.structured_output import NamedGrammar, grammar_of
-from ssd_gateway.openai.tools import check_tools, tool_use, with_parsed_arguments
+from ssd_gateway.openai.tools import check_tools, tool_use, tools_for_template
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is not said
 MAX_PROMPTS = 128
@@ -52,6 +54,7 @@ class Wanted:
     tokens_as_ids: bool = False
     echo: bool = False
     no_output: bool = False  # the prompt alone is echoed
+    stop_token_ids: frozenset[int] = frozenset()  # that the caller has named
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,8 @@ def translate_chat(
     """``form``: how the model writes what is more than text; None: that is not known."""
     form = form or pb.ChatFormat()
     base = _base(fields, request_id)
-    for name in ("max_tokens", "max_completion_tokens"):  # the latter wins
-        if (most := getattr(fields, name)) is not None:
-            base.stop.max_tokens = _at_least_one(name, most)
+    if (most := _most_tokens(fields)) is not None:
+        base.stop.max_tokens = most
     base.chat.CopyFrom(chat_prompt(fields))
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs", "needs logprobs: true")
@@ -90,6 +92,7 @@ def translate_chat(
         token_ids=bool(fields.return_token_ids),
         origins=bool(fields.return_token_origins),
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
     )
     _ask(base, wanted)
     use, own = tool_use(fields, form.tools), grammar_of(fields)
@@ -112,22 +115,44 @@ def translate_chat(
     )
 
 
+def _most_tokens(fields: ChatRequest) -> int | None:
+    """By either name, as long as they agree."""
+    names = ("max_completion_tokens", "max_tokens")
+    given = {name: most for name in names if (most := getattr(fields, name)) is not None}
+    for name, most in given.items():
+        _at_least_one(name, most)
+    if len(set(given.values())) > 1:
+        problem = (
+            f"{fields.max_tokens} is not max_completion_tokens, {fields.max_completion_tokens}"
+        )
+        raise bad_request("max_tokens", f"{problem}: leave one of them out")
+    return next(iter(given.values()), None)
+
+
 def chat_prompt(fields: Any) -> pb.ChatPrompt:
     """``fields``: a request with messages, and how the template is to render them."""
     chat = pb.ChatPrompt(
-        messages_json=msgspec.json.encode(with_parsed_arguments(fields.messages)),
+        messages_json=msgspec.json.encode(messages_for_template(fields.messages)),
         continue_final_message=bool(fields.continue_final_message),
     )
     if check_tools(fields.tools) and getattr(fields, "tool_choice", None) != "none":
-        chat.tools_json = msgspec.json.encode(fields.tools)
+        chat.tools_json = msgspec.json.encode(tools_for_template(fields.tools))
     if fields.add_generation_prompt is not None:
         chat.add_generation_prompt = fields.add_generation_prompt
     kwargs = dict(fields.chat_template_kwargs or {})
     if (effort := getattr(fields, "reasoning_effort", None)) is not None:
-        kwargs["reasoning_effort"] = effort
+        kwargs["reasoning_effort"] = _effort(effort)
     if kwargs:
         chat.template_kwargs.CopyFrom(_struct(kwargs))
     return chat
+
+
+def _effort(name: str) -> str:
+    if name not in EFFORTS:
+        problem = f"must be one of {', '.join(EFFORTS)}, got {name[:64]!r}"
+        hint = "a template's own go into chat_template_kwargs"
+        raise bad_request("reasoning_effort", f"{problem}; {hint}")
+    return name
 
 
 def _struct(value: dict[str, Any]) -> struct_pb2.Struct:
@@ -135,7 +160,7 @@ def _struct(value: dict[str, Any]) -> struct_pb2.Struct:
         raise bad_request("chat_template_kwargs", f"at most {MAX_KWARGS_LEVELS} levels")
     try:
         return json_format.ParseDict(value, struct_pb2.Struct())
-    except (json_format.ParseError, ValueError, RecursionError) as error:
+    except (json_format.ParseError, ValueError, OverflowError, RecursionError) as error:
         raise bad_request("chat_template_kwargs", str(error)) from None
 
 
@@ -168,6 +193,7 @@ def translate_completion(fields: CompletionRequest, request_id: str) -> Translat
         token_ids=bool(fields.return_token_ids),
         origins=bool(fields.return_token_origins),
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
         echo=echo,
         no_output=not most,
     )
@@ -274,7 +300,7 @@ def _check_speculation(given: SpeculationFields, speculative: bool | None) -> No
 
 def _named(param: str, name: str, known: Any) -> Any:
     if name not in known:
-        raise bad_request(param, f"must be one of {', '.join(known)}, got {name!r}")
+        raise bad_request(param, f"must be one of {', '.join(known)}, got {name[:64]!r}")
     return known[name]
 
 
@@ -292,7 +318,7 @@ def _choices(request: pb.GenerateRequest, fields: GenerationFields) -> list[pb.G
     # 53 bits: the seed that is told survives JSON in every language.
     seed = randbits(53) if fields.seed is None else fields.seed
     if not -(2**63) <= seed < 2**64:
-        raise bad_request("seed", f"must have 64 bits at most, got {seed}")
+        raise bad_request("seed", "must have 64 bits at most")
     choices = []
     for index in range(fields.n or 1):
         choice = pb.GenerateRequest()
@@ -329,7 +355,7 @@ def _token(param: str, text: str) -> int:
     except ValueError:
         token = -1
     if not 0 <= token < 2**32:
-        raise bad_request(param, f"{text!r} is no token id")
+        raise bad_request(param, f"{text[:64]!r} is no token id")
     return token
 
 

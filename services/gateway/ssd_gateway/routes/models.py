@@ -11,11 +11,15 @@ from ssd.v1 import target_pb2 as pb
 from ssd_client.errors import ClientError
 from ssd_client.generate.speculation import mode_name
 from ssd_gateway.gateway import Gateway
-from ssd_gateway.http.errors import ApiError, api_error, bad_request
+from ssd_gateway.http.errors import ApiError, api_error
 from ssd_gateway.openai.answer_types import ModelEntry, TokenizedPrompt
-from ssd_gateway.openai.fields import DetokenizeFields, TokenizeFields
-from ssd_gateway.openai.params import Params, detokenize_params, tokenize_params
-from ssd_gateway.openai.translation import chat_prompt, pack, unpack
+from ssd_gateway.openai.translation import unpack
+from ssd_gateway.reading.prepared import (
+    Prepare,
+    PreparedCall,
+    prepare_detokenize,
+    prepare_tokenize,
+)
 
 TOKENIZE_SECONDS = 30.0
 
@@ -61,40 +65,28 @@ class ModelRoutes:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        fields = await self._gateway.read(request, TokenizeFields)
-        asked = pb.TokenizeRequest()
-        if (fields.prompt is None) == (fields.messages is None):
-            raise bad_request("prompt", "either prompt or messages is needed")
-        if fields.prompt is not None:
-            asked.text = fields.prompt
-        else:
-            asked.chat.CopyFrom(chat_prompt(fields))
-        if fields.add_special_tokens is not None:
-            asked.add_special_tokens = fields.add_special_tokens
-        answer = await self._ask(request, fields.model, "Tokenize", asked, tokenize_params(fields))
+        asked, answer = await self._ask(request, prepare_tokenize, "Tokenize")
         content: TokenizedPrompt = {
             "count": len(answer.tokens),
             "max_model_len": answer.max_model_len,
             "tokens": unpack(answer.token_ids),
         }
-        if fields.return_token_strs:
+        if asked.token_strs:
             content["token_strs"] = [each.decode("utf-8", "replace") for each in answer.tokens]
         return json_response(content)
 
     async def detokenize(self, request: Request) -> Response:
-        fields = await self._gateway.read(request, DetokenizeFields)
-        asked = pb.DetokenizeRequest(token_ids=pack(fields.tokens))
-        answer = await self._ask(request, fields.model, "Detokenize", asked, detokenize_params())
+        _, answer = await self._ask(request, prepare_detokenize, "Detokenize")
         return json_response({"prompt": answer.text})
 
     async def _ask(
-        self, request: Request, model: str | None, method: str, asked: Any, params: Params
-    ) -> Any:
-        await self._gateway.learn(request, model)
+        self, request: Request, how: Prepare[PreparedCall], method: str
+    ) -> tuple[PreparedCall, Any]:
+        model, asked = await self._gateway.prepare(request, how)
         target = self._gateway.targets_for(model)[0]
         call = getattr(target.stub, method)
         metadata = self._gateway.metadata_for(request)(target)
         try:
-            return await target.ask(call, asked, metadata, TOKENIZE_SECONDS)
+            return asked, await target.ask(call, asked.message, metadata, TOKENIZE_SECONDS)
         except ClientError as error:
-            raise api_error(error, params) from error
+            raise api_error(error, asked.params) from error

@@ -12,11 +12,11 @@ import itertools
 import logging
 import secrets
 import socket
-from collections.abc import Coroutine
 
 from ssd_engine.process.addresses import join_address, split_address
 from ssd_engine.process.unknown_connections import UnknownConnections
 from ssd_serving.rpc.connections import HANDSHAKE_SECONDS, most_probes
+from ssd_serving.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,8 @@ SCHEME = "unix-abstract:"
 
 
 class HealthPort:
-    def __init__(self) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         name = f"{NAME}-{secrets.token_hex(8)}"
         self.inside = SCHEME + name  # where gRPC is to listen
         self._inside = f"\0{name}"
@@ -51,9 +52,10 @@ class HealthPort:
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
-        if self._socket is None:
+        listener = self._socket
+        if listener is None:
             raise RuntimeError("a port is bound before it is started")
-        self._do(self._accept(self._socket))
+        self._keep(self._supervisor.start("health_port", lambda: self._accept(listener)))
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -61,8 +63,7 @@ class HealthPort:
         if self._socket is not None:
             self._socket.close()
 
-    def _do(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _keep(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -77,7 +78,7 @@ class HealthPort:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             self._held.enter(address[0], connection)
-            self._do(self._serve(connection, *address[:2]))
+            self._keep(asyncio.create_task(self._serve(connection, *address[:2])))
 
     async def _serve(self, connection: socket.socket, host: str, port: int) -> None:
         try:

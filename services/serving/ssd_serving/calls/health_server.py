@@ -11,13 +11,19 @@ from ssd_serving.calls.health_port import HealthPort
 from ssd_serving.calls.refusals import ReportRefusals
 from ssd_serving.calls.request_interceptor import ReadRequests
 from ssd_serving.rpc.connections import probe_options
+from ssd_serving.supervisor import Supervisor
 
 MAX_CALLS = 256  # more than may watch and have not sent their request yet
 
 
 class HealthServer:
-    def __init__(self, health: Health, refusals: ReportRefusals | None = None) -> None:
-        self._port = HealthPort()
+    def __init__(
+        self,
+        health: Health,
+        refusals: ReportRefusals | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        self._port = HealthPort(supervisor or Supervisor())
         self._server = grpc.aio.server(
             interceptors=(refusals or ReportRefusals(), ReadRequests()),
             maximum_concurrent_rpcs=MAX_CALLS,

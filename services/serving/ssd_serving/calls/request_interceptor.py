@@ -7,7 +7,6 @@ not read. So every method is served as one with streams; on the wire that is the
 
 import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -122,18 +121,6 @@ class ReadRequests(grpc.aio.ServerInterceptor):
             self._unread[caller] -= 1
             if not self._unread[caller]:
                 del self._unread[caller]
-
-
-class ClientGone(logging.Filter):
-    """Drops records about clients that have hung up: that is no error of ours.
-
-    It is for gRPC's own log, which any client could fill by hanging up.
-    """
-
-    logger = "grpc._cython.cygrpc"
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 async def _respond_with_one(answer: Any, context: grpc.aio.ServicerContext) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ssd_engine.errors import ConfigError, ModelError, SSDError
+from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import exit_with_parent
@@ -63,10 +64,18 @@ def _reason(error: Exception) -> str:
     return text
 
 
-def warm_up(runner: RankedRunner) -> None:
-    """First calls allocate and choose kernels; a user's request should not pay for it."""
-    runner.forward([Chunk([0, 0], 0, [0], 1)])
-    runner.forward([Chunk([0], 2, [0], 1)])
+def warm_up(runner: RankedRunner | HeadRunner) -> None:
+    """First calls allocate and choose kernels; a user's request should not pay for it. Raises
+    ModelError where the model's logits are none: every request would fail."""
+    for chunk in (Chunk([0, 0], 0, [0], 1), Chunk([0], 2, [0], 1)):
+        logits = runner.forward([chunk])
+        # A row that holds NaN or +inf has a maximum that is not finite.
+        if logits is not None and not bool(logits.amax(dim=-1).isfinite().all()):
+            raise ModelError(
+                "the model gives logits that are NaN or infinite, for two tokens of a prompt: its "
+                "weights are wrong, or overflow in this --dtype (bfloat16 and float32 hold more "
+                "than float16)"
+            )
 
 
 class FrontPipe(Protocol):

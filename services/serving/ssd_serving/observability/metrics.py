@@ -23,6 +23,7 @@ from ssd_serving.security.tls import TlsFiles
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 REFUSALS = ("missing", "unknown", "expired", "role", "outdated")
 RELOADED = ("tls", "tokens")
+TASKS = ("engine_watch", "health_port", "link", "look_up", "targets", "certificates")
 Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to read the books)
 
 
@@ -44,9 +45,18 @@ class ServiceMetrics:
         self.reload_failures = self.counter_by(
             "ssd_reload_failures", "Changed files that could not be used.", "what", RELOADED
         )
+        self.task_failures = self.counter_by(
+            "ssd_task_failures",
+            "Errors that ended a task of the service, which was begun again.",
+            "task",
+            TASKS,
+        )
         self.ready = self.gauge(
             "ssd_ready", "1 while the service takes new work, 0 while it loads or drains.", ["role"]
         ).labels(role)
+
+    def task_failed(self, name: str) -> None:
+        self.task_failures.labels(name).inc()
 
     def counter(self, name: str, text: str, labels: Any = ()) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

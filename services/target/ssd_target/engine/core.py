@@ -84,7 +84,7 @@ class EngineCore:
         )
         speculator.feed.follow_pool(self.scheduler.pool)
         self._watch = FeatureWatch(runner, speculator)
-        self._watch.follow()
+        self._watch.catch_up()
         committer = RoundCommitter(self.scheduler, speculator, verify)
         parts = (runner, self.scheduler, speculator, committer, self._trace)
         self._decode = DecodeForward(*parts)
@@ -98,7 +98,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._has_rounds or len(self._compiling) > 0
+        return self._has_rounds or len(self._compiling) > 0 or self._watch.is_behind
 
     @property
     def _has_rounds(self) -> bool:

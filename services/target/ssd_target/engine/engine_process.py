@@ -139,6 +139,7 @@ def _load_head(options: EngineOptions, head: HeadOptions) -> HeadDrafter:
     how = head.runner
     checkpoint = open_head(how.directory, head.config, head.target)
     runner = load_checked_head(head.config, checkpoint, how, options.model.vocab_size)
+    warm_up(runner)
     return HeadDrafter(
         runner,
         how.block_size,

@@ -31,6 +31,9 @@ class TargetRunner(Protocol):
     def beside_forwards(self) -> AbstractContextManager[object]:
         """What is done inside does not wait for what was launched last."""
 
+    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+        """Does a part of what a watch of these needs; True: nothing is left to do before it."""
+
     def watch(self, boundaries: Sequence[int]) -> None: ...
 
     def forward(

@@ -4,6 +4,8 @@ A client that reads slowly lets it grow; the engine never waits. So it is bounde
 """
 
 import asyncio
+import time
+from collections.abc import Callable, Iterable
 
 from ssd_engine.errors import SSDError
 from ssd_serving.engine.records import Beat
@@ -14,6 +16,7 @@ DELTA_BYTES = 300
 TOKEN_BYTES = 40
 LOGPROBS_BYTES = 200
 LOGPROB_BYTES = 120
+BEAT_SECONDS = 2.0
 
 Item = Delta | SSDError | Beat
 
@@ -53,6 +56,23 @@ class Backlog(asyncio.Queue[Item]):
         while not self.empty():
             self.get_nowait()
         self.put_nowait(error)
+
+
+class StreamBeats:
+    """Passes the engine's signs of life on, none of its own: a frozen engine has none."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_at = clock()
+
+    def heard(self, streams: Iterable[Backlog]) -> None:
+        """The engine gave a sign of life: every BEAT_SECONDS, streams that got nothing learn it."""
+        now = self._clock()
+        if now - self._last_at < BEAT_SECONDS:
+            return
+        self._last_at = now
+        for stream in streams:
+            stream.beat()
 
 
 def size_of(item: Item) -> int:

@@ -11,8 +11,7 @@ from ssd_serving.engine.client import EngineProcess
 from ssd_serving.rpc.status import ReaderBehind
 from ssd_serving.security.allowances import IdentityAccount
 from ssd_target.config import EngineOptions
-from ssd_target.front.backlog import Backlog
-from ssd_target.front.beats import StreamBeats
+from ssd_target.front.backlog import Backlog, StreamBeats
 from ssd_target.links.links import Links
 from ssd_target.records.engine_records import (
     Cancel,

@@ -1,6 +1,9 @@
 """Reads requests: small texts at once, other texts and chats on a few threads, one at a time for
 each identity.
 
+A chat has a first budget there. One that its template does not render within it goes to the back,
+to a thread and a process of its own: it holds up neither others nor its identity.
+
 A tokenizer cannot be stopped. So a request whose client is gone before its turn costs nothing; one
 whose text is being read keeps its place, and that of its identity, until it has been. What waits
 for its turn is in memory: the bytes of an identity have a bound, and those of all.
@@ -17,11 +20,13 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.text.tokenizer import Tokenizer
+from ssd_engine.text.confined.renderers import TakesLong
+from ssd_engine.text.tokenizer import RENDERERS, Tokenizer
 from ssd_serving.heap import GIVE_BACK_SECONDS, LONG_BYTES, give_back
 from ssd_serving.rpc.messages import Kind, decode_message
 from ssd_serving.rpc.status import ServerFull
 from ssd_serving.security.allowances import IdentityAccount
+from ssd_serving.security.slow_lane import SlowLane
 from ssd_target.front.requests import ParsedRequest, RequestLimits, parse_request
 
 INLINE_BYTES = 16_384  # requests above this are read on a thread, away from the event loop
@@ -38,6 +43,8 @@ class Parser:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "parsing")
         self._threads = asyncio.Semaphore(THREADS)
+        self._slow_pool = ThreadPoolExecutor(1, "parsing-slowly")
+        self._slow_lane = SlowLane()
         self._gives_back = False  # memory, soon
         self._held: Counter[str] = Counter()  # bytes, by identity
 
@@ -70,6 +77,7 @@ class Parser:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            reading.given_up = True
             if not reading.begun:
                 task.cancel()
             task.add_done_callback(_forget)
@@ -85,10 +93,15 @@ class Parser:
         account.running += 1
         try:
             with self._holding(account.identity.name, size):
-                async with account.turn, self._threads:
+                try:
+                    async with account.turn, self._threads:
+                        reading.begun = True
+                        return await _on_thread(self._pool, lambda: _quickly(work))
+                except TakesLong:
+                    reading.wait_again()
+                async with self._slow_lane.turn(account.identity.name):
                     reading.begun = True
-                    loop = asyncio.get_running_loop()
-                    return await loop.run_in_executor(self._pool, work)
+                    return await _on_thread(self._slow_pool, work)
         finally:
             account.running -= 1
             if size >= LONG_BYTES and not self._gives_back:
@@ -120,7 +133,23 @@ class Parser:
 
 @dataclass
 class _Reading:
-    begun: bool = False
+    begun: bool = False  # a thread is at it
+    given_up: bool = False  # nobody waits for it
+
+    def wait_again(self) -> None:
+        """It has to wait for another turn: if anybody does, that is."""
+        self.begun = False
+        if self.given_up:
+            raise asyncio.CancelledError
+
+
+async def _on_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _quickly(work: Callable[[], Result]) -> Result:
+    with RENDERERS.first_budget():
+        return work()
 
 
 def _takes_long(message: Message) -> bool:

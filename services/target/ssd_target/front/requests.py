@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.generation_config import NEUTRAL, SamplingDefaults
-from ssd_engine.errors import TOO_LONG, InputError
+from ssd_engine.errors import InputError, too_long
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.grammar.spec import Grammar
 from ssd_engine.sampling.params import (
@@ -148,12 +148,8 @@ def parse_prompt(
         raise InputError(kind, "is empty: a prompt needs at least one token")
     context = min(limits.max_model_len, limits.kv_tokens)
     if len(prompt) >= context:
-        raise InputError(
-            kind,
-            f"{len(prompt)} tokens leave no room in the context of {context}; "
-            f"at most {context - 1} are possible",
-            TOO_LONG,
-        )
+        requested = f"{len(prompt)} tokens in the prompt alone; at most {context - 1} are possible"
+        raise too_long(kind, context, requested)
     return prompt
 
 
@@ -163,11 +159,8 @@ def encode_chat(
     bound = _most_bytes(limits, most) + MAX_JSON_SYNTAX_BYTES
     for field, data in ((JSON, message.messages_json), (TOOLS, message.tools_json)):
         if (size := len(data)) > bound:
-            raise InputError(
-                field,
-                f"{size} bytes, at most {bound} for the tokens that are allowed",
-                _too_long(limits, most),
-            )
+            about = f"{size} bytes, at most {bound} for the tokens that are allowed"
+            raise _beyond(field, about, limits, most)
     chat = parse_chat(message)
     check_not_hopeless(chat.options.field, chat.num_text_bytes, tokenizer, limits, most)
     return tokenizer.encode_chat(chat.messages, chat.names, chat.options, chat.tools)
@@ -180,29 +173,26 @@ def check_not_hopeless(
     texts of so many tokens are: a tokenizer takes a second, and much memory, for each megabyte."""
     least = tokenizer.fewest_tokens(size)
     if least >= limits.max_model_len:
-        raise InputError(
-            field,
-            f"{size} bytes are at least {least} tokens, beyond the context of "
-            f"{limits.max_model_len}",
-            TOO_LONG,
-        )
+        requested = f"{size} bytes, which are at least {least} tokens"
+        raise too_long(field, limits.max_model_len, requested)
     if size > _most_bytes(limits, most):
-        raise InputError(
-            field,
+        about = (
             f"{size} bytes, and {_most_tokens(limits, most)} tokens are allowed: of text at most "
-            f"{BYTES_OF_TOKEN} bytes for each of these; longer tokens can be sent as token_ids",
-            _too_long(limits, most),
+            f"{BYTES_OF_TOKEN} bytes for each of these; longer tokens can be sent as token_ids"
         )
+        raise _beyond(field, about, limits, most)
 
 
 def _most_tokens(limits: RequestLimits, most: int | None) -> int:
     return min(limits.max_model_len - 1, limits.max_model_len if most is None else most)
 
 
-def _too_long(limits: RequestLimits, most: int | None) -> str:
-    """Why a text with more than the most tokens is too long: by the context, unless a limit of the
+def _beyond(field: str, about: str, limits: RequestLimits, most: int | None) -> InputError:
+    """A text with more than the most tokens is too long for the context, unless a limit of the
     caller's is lower."""
-    return TOO_LONG if _most_tokens(limits, None) == _most_tokens(limits, most) else ""
+    if _most_tokens(limits, most) < _most_tokens(limits, None):
+        return InputError(field, about)
+    return too_long(field, limits.max_model_len, about)
 
 
 def _most_bytes(limits: RequestLimits, most: int | None) -> int:
@@ -210,7 +200,10 @@ def _most_bytes(limits: RequestLimits, most: int | None) -> int:
 
 
 def parse_token_ids(field: str, data: bytes, limits: RequestLimits) -> list[int]:
-    check_tokens(field, data, limits.max_model_len, limits.vocab_size)
+    context = limits.max_model_len
+    if (count := len(data) // 4) > context:
+        raise too_long(field, context, f"{count} tokens")
+    check_tokens(field, data, context, limits.vocab_size)
     return unpack_tokens(data)
 
 
@@ -218,15 +211,15 @@ def parse_rules(
     stop: pb.StopOptions, prompt_tokens: int, limits: RequestLimits, special_tokens: bool = False
 ) -> StopRules:
     """``special_tokens``: the text has control tokens spelled out."""
-    room = min(limits.max_model_len, limits.kv_tokens) - prompt_tokens
+    context = min(limits.max_model_len, limits.kv_tokens)
+    room = context - prompt_tokens
     max_tokens = stop.max_tokens if stop.HasField("max_tokens") else room
-    if not 1 <= max_tokens <= room:
-        raise InputError(
-            "stop.max_tokens",
-            f"must be in [1, {room}] (context of {limits.max_model_len} less {prompt_tokens} "
-            f"prompt tokens), got {max_tokens}",
-            TOO_LONG if max_tokens > room else "",
-        )
+    if max_tokens > room:
+        parts = f"{prompt_tokens} in the prompt, {max_tokens} by stop.max_tokens"
+        requested = f"{prompt_tokens + max_tokens} tokens ({parts}, which may be {room} at most)"
+        raise too_long("stop.max_tokens", context, requested)
+    if max_tokens < 1:
+        raise InputError("stop.max_tokens", f"must be in [1, {room}], got {max_tokens}")
     if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
         raise InputError(
             "stop.token_ids", f"at most {MAX_STOP_TOKEN_IDS}, got {len(stop.token_ids)}"

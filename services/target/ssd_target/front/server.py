@@ -24,6 +24,7 @@ from ssd_serving.rpc.status import HandedOver
 from ssd_serving.security.allowances import Accounts, Allowance
 from ssd_serving.server import ServiceServer
 from ssd_serving.server_security import check_security, make_access
+from ssd_serving.supervisor import Supervisor
 from ssd_target import __version__
 from ssd_target.config import (
     DRAFT_STEP_ROWS,
@@ -168,6 +169,7 @@ class TargetServer(ServiceServer):
             config.max_backlog_kib * 1024,
             None if cluster is None else bidden,
         )
+        supervisor = Supervisor(lambda task: metrics.task_failed(task))
         self._links = Links(
             config.draft,
             config.allow_draft,
@@ -176,6 +178,7 @@ class TargetServer(ServiceServer):
             lambda: self._engine.backlog,
             _draft_credentials(config),
             config.discover_seconds,
+            supervisor=supervisor,
         )
         self._engine.links = self._links
         metrics = TargetMetrics(
@@ -205,6 +208,7 @@ class TargetServer(ServiceServer):
             largest,
             spans,
             name=plan.target.name,
+            supervisor=supervisor,
         )
 
     def prepare(self) -> None:
@@ -237,6 +241,7 @@ class TargetServer(ServiceServer):
             )
         )
         info = _model_info(self._config, plan, self._tokenizer, ready, self._digest.result())
+        info.max_request_bytes = self._max_request_bytes
         if self._inside is not None:
             info.draft_inside.CopyFrom(self._inside)
         self._servicer.serving = TargetServing(
@@ -297,6 +302,7 @@ def _draft_credentials(config: TargetConfig) -> DraftCredentials:
         config.tls_key,
         config.draft_token_file,
         config.insecure,
+        config.insecure_plane,
     )
 
 
@@ -338,7 +344,7 @@ def _engine_options(
         head=None if plan.head is None else plan.head.options,
         cluster=cluster,
         plane_kinds=kinds_named(config.plane_kind),
-        links_have_tls=config.draft_tls_ca is not None,
+        hides_rows=config.draft_tls_ca is not None and not config.insecure_plane,
     )
 
 

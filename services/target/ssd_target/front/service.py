@@ -28,8 +28,7 @@ from ssd_serving.rpc.status import (
 from ssd_serving.rpc.streams import write_in_time
 from ssd_serving.security.access import Access
 from ssd_serving.security.allowances import Accounts, IdentityAccount
-from ssd_target.front.backlog import Backlog, Item, size_of
-from ssd_target.front.beats import BEAT_SECONDS
+from ssd_target.front.backlog import BEAT_SECONDS, Backlog, Item, size_of
 from ssd_target.front.engine_client import EngineClient
 from ssd_target.front.metrics import TargetMetrics
 from ssd_target.front.parsing import Parser

@@ -24,6 +24,7 @@ class DraftCredentials:
     key: Path | None = None
     token_file: Path | None = None
     insecure: bool = False  # the token may travel in the clear
+    insecure_plane: bool = False  # rows may, beside a link with TLS
 
     def check(self) -> None:
         if self.ca is not None:
@@ -57,6 +58,10 @@ class DraftCredentials:
                 f"--draft-token-file: the token would travel in the clear to {host}; "
                 "give --draft-tls-ca, or say --insecure"
             )
+
+    def hides_rows(self, host: str) -> bool:
+        """Whether tensor planes, which have no TLS, would tell others what the link does not."""
+        return self.ca is not None and not self.insecure_plane and not is_loopback(host)
 
     def _token(self) -> str:
         flag = f"--draft-token-file {self.token_file}"

@@ -30,6 +30,15 @@ class TargetIdentity:
     plane: PlaneOffer | None
     features: FeatureOffer | None = None
 
+    def on_this_host(self) -> "TargetIdentity":
+        """The same target, whose rows do not cross a network."""
+        plane, told = self.plane, self.features
+        return replace(
+            self,
+            plane=None if plane is None else plane.on_this_host(),
+            features=None if told is None else replace(told, plane=told.plane.on_this_host()),
+        )
+
 
 @dataclass(frozen=True)
 class Agreed:

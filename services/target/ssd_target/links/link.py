@@ -1,6 +1,7 @@
 """A link to one speculation endpoint: a stream that is made again whenever it breaks."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ SPECULATE = "/ssd.v1.SpeculationService/Speculate"
 BACK_OFF = (0.1, 2.0)  # first and longest pause between tries, in seconds
 MISFIT_PAUSE = 30.0
 STEADY_SECONDS = 5.0  # up for so long, a link's earlier failures are forgotten
+log = logging.getLogger(__name__)
+
 MAX_BYTES = 4 * 1024 * 1024  # the largest message from an endpoint
 FORGET_SECONDS = 60.0  # after which one that is down and not named again makes room
 
@@ -77,19 +80,35 @@ class DraftLink:
         self.last_named = self._clock()
 
     async def run(self) -> None:
-        """Until cancelled; without a use for it, until it fails."""
+        """Until cancelled; without a use for it, until it fails. After an error that nobody foresaw
+        it is down, and may be run again."""
         try:
-            while not self._is_forgotten:
-                event = await self._one_epoch()
-                self.state = transition(self.state, event)
-                if self.left:
-                    return
-                pause = MISFIT_PAUSE if event is DraftLinkEvent.MISFIT else self._pause
-                self._pause = min(2 * self._pause, BACK_OFF[1])
-                await asyncio.sleep(pause * random.uniform(0.75, 1.0))
-                self.state = transition(self.state, DraftLinkEvent.RETRY)
-        finally:
+            await self._run()
+        except Exception as error:
+            self._break_down(error)
+            raise
+        except asyncio.CancelledError:
             self.state = transition(self.state, DraftLinkEvent.CLOSE)
+            raise
+        self.state = transition(self.state, DraftLinkEvent.CLOSE)
+
+    async def _run(self) -> None:
+        if self.state is not DraftLinkState.CONNECTING:
+            self.state = transition(self.state, DraftLinkEvent.RETRY)
+        while not (self.left or self._is_forgotten):
+            event = await self._one_epoch()
+            self.state = transition(self.state, event)
+            if self.left:
+                return
+            pause = MISFIT_PAUSE if event is DraftLinkEvent.MISFIT else self._pause
+            self._pause = min(2 * self._pause, BACK_OFF[1])
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+            self.state = transition(self.state, DraftLinkEvent.RETRY)
+
+    def _break_down(self, error: Exception) -> None:
+        if self.state in (DraftLinkState.CONNECTING, DraftLinkState.UP):
+            self.state = transition(self.state, DraftLinkEvent.FAIL)
+        self.report.down(LinkBroken("internal", f"an error here, not there: {error!r}"))
 
     @property
     def _is_forgotten(self) -> bool:
@@ -130,7 +149,15 @@ class DraftLink:
         )
 
     async def _follow(self, call: Any, stream: FrameStream) -> NoReturn:
-        self._up(await shake_hands(call, self._identity, self.epoch, self.trusted))
+        hides_rows = self._credentials.hides_rows(host_of(self.address))
+        identity = self._identity.on_this_host() if hides_rows else self._identity
+        self._up(await shake_hands(call, identity, self.epoch, self.trusted))
+        if hides_rows:
+            log.info(
+                "link to %s has TLS, and tensor planes have none: rows go by shared memory, or not "
+                "at all (--insecure-plane)",
+                self.address,
+            )
         proof = asyncio.get_running_loop().call_later(STEADY_SECONDS, self._has_proved_steady)
         try:
             await stream.follow(call)

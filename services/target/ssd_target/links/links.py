@@ -15,6 +15,7 @@ from ssd_engine.errors import InputError
 from ssd_engine.process.addresses import host_of
 from ssd_engine.speculation.frames import TargetFrame
 from ssd_serving.engine.records import LinkGone
+from ssd_serving.supervisor import Supervisor
 from ssd_target.links.discovery import Discovery, LookUp, look_up
 from ssd_target.links.draft_credentials import DraftCredentials
 from ssd_target.links.endpoint_addresses import EndpointAddress, at, parse_draft
@@ -43,8 +44,10 @@ class Links:
         discover_seconds: float = 5.0,
         look: LookUp = look_up,
         clock: Callable[[], float] = time.monotonic,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._clock = clock
+        self._supervisor = supervisor or Supervisor()
         self._credentials = credentials or DraftCredentials()
         parsed = [parse_draft(text) for text in dict.fromkeys(drafts)]
         self._drafts = [each for each in parsed if isinstance(each, EndpointAddress)]
@@ -70,7 +73,10 @@ class Links:
         self._identity = identity
         for place in self._drafts:
             self._dial(place, named=False)
-        self._look_ups = [asyncio.create_task(each.run()) for each in self.discoveries]
+        self._look_ups = [
+            self._supervisor.start("look_up", each.run, str(each.source))
+            for each in self.discoveries
+        ]
 
     # Those that look-ups find
 
@@ -159,7 +165,8 @@ class Links:
         )
         self.links[number] = link
         self._by_address[place.address] = number
-        task = self._tasks[number] = asyncio.create_task(link.run())
+        task = self._supervisor.start("link", link.run, f"to {place.address}")
+        self._tasks[number] = task
         task.add_done_callback(lambda _: self._forget(link))
         return number
 

@@ -222,6 +222,10 @@ class SpeculationCoordinator:
         """Where the target's hidden states are to be watched."""
         return self.feed.wanted(self.endpoints, self._now())
 
+    def prepare_watch(self, boundaries: tuple[int, ...]) -> None:
+        """Steps are captured that tell these."""
+        self.feed.boundaries.prepare(boundaries, self._now())
+
     def watch(self, boundaries: tuple[int, ...]) -> None:
         """Forwards that are launched from now on tell these."""
         self.feed.watch(boundaries, self._now())

@@ -3,6 +3,7 @@
 import contextlib
 import hmac
 import itertools
+import multiprocessing
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -60,6 +62,7 @@ from tests.waiting import HANG_SECONDS, wait_until
 
 LEADER_HOST = "127.0.0.2"  # another address of the loopback than a node has that dials it
 SECRET = b"sixteen bytes at least"
+FRONT = 4194305  # no process has this number
 
 
 # --- Who may join: a real leader and real nodes, before there are ranks.
@@ -525,6 +528,20 @@ def test_whoever_dies_takes_all_along_with_its_reason(
         assert joined.wait() == (-9 if happens is kill_node else 1)
         assert node_says in joined.log()
         wait_until(lambda: not any(is_alive(pid) for pid in family))
+
+
+@pytest.mark.parametrize("parent", [FRONT, 1])
+def test_a_front_that_has_ended_is_not_told_to_drain_nor_is_who_took_its_children(
+    door: Door, monkeypatch: pytest.MonkeyPatch, parent: int
+) -> None:
+    """In a container that is process 1."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=FRONT))
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    monkeypatch.setattr(os, "kill", lambda *how: killed.append(how))
+    with pair_of_ends() as (connection, _):
+        door.leader._handle(1, connection, wire.NodeFrameKind.LEAVING, b"")
+    assert killed == ([(FRONT, signal.SIGTERM)] if parent == FRONT else [])
 
 
 @pytest.mark.full

@@ -1,10 +1,8 @@
 """The target's end of a tensor plane goes where rows fit, and says by name where they do not."""
 
-import logging
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,36 +99,38 @@ def test_an_answer_of_a_kind_that_was_not_offered_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "host", "tls", "warns"),
+    ("kind", "host", "hides", "refused"),
     [
         (PlaneKind.TCP, "192.0.2.7", True, True),
         (PlaneKind.NCCL, "192.0.2.7", True, True),
         (PlaneKind.SHARED_MEMORY, "192.0.2.7", True, False),
         (PlaneKind.TCP, "127.0.0.1", True, False),
-        (PlaneKind.TCP, "192.0.2.7", False, False),  # nobody thinks that it is encrypted
+        (PlaneKind.TCP, "192.0.2.7", False, False),
     ],
 )
-def test_features_in_clear_text_beside_a_link_with_tls_are_warned_of(
+def test_rows_in_clear_text_beside_a_link_with_tls_are_refused(
     kind: PlaneKind,
     host: str,
-    tls: bool,
-    warns: bool,
+    hides: bool,
+    refused: bool,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whatever the endpoint answers; those of both streams."""
     needs = FeatureNeeds((1, 2), PLAN.target.model.hidden_size, "float32")
-    answer = PlaneAnswer(kind, "x", b"", told_features(needs))
-    joined = SimpleNamespace(terms=answer)
-    monkeypatch.setattr(planes, "go_to_draft", lambda *about, **options: joined)
+    monkeypatch.setattr(planes, "go_to_draft", lambda answer, *about, **options: answer)
     monkeypatch.setattr(planes, "Sender", lambda plane: plane)
+    monkeypatch.setattr(planes, "Receiver", lambda plane: plane)
     up = DraftLinkUp(1, 1, False, 64, 2048, 4, host, True, FeatureTerms(needs))
-    options = replace(_engine_options(CONFIG, PLAN, None), links_have_tls=tls)
-    with caplog.at_level(logging.WARNING):
-        assert open_features(options, up, Plane(0, 0, answer)) is joined  # type: ignore[comparison-overlap]
-    assert (f"link to {host}: features go by {kind.value} in clear text" in caplog.text) == warns
+    options = replace(_engine_options(CONFIG, PLAN, None), hides_rows=hides)
+    for rows, opens in ((told_features(needs), open_features), (DISTRIBUTIONS, open_plane)):
+        opened = opens(options, up, Plane(0, 0, PlaneAnswer(kind, "x", b"", rows)))
+        assert (opened is None) == refused
+    assert caplog.text.count(f"{kind.value} is clear text, and the link has TLS") == 2 * refused
 
 
-def test_the_engine_knows_whether_links_have_tls() -> None:
+def test_the_engine_knows_whether_rows_are_to_be_hidden() -> None:
     guarded = replace(CONFIG, draft_tls_ca=Path("ca.pem"))
-    assert _engine_options(guarded, PLAN, None).links_have_tls
-    assert not _engine_options(CONFIG, PLAN, None).links_have_tls
+    assert _engine_options(guarded, PLAN, None).hides_rows
+    assert not _engine_options(replace(guarded, insecure_plane=True), PLAN, None).hides_rows
+    assert not _engine_options(CONFIG, PLAN, None).hides_rows

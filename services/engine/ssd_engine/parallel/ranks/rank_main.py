@@ -16,7 +16,7 @@ from ssd_engine.self_check.check import load_checked
 
 log = logging.getLogger(__name__)
 
-FORWARD, STEP, SWAP, ALLOCATE, WATCH = range(5)  # the first number of what rank 0 says
+FORWARD, STEP, SWAP, ALLOCATE, PREPARE, WATCH = range(6)  # the first number of what rank 0 says
 
 
 def rank_main(rank: int, start: RankStart, steps: StepReader, link: StoreLink) -> None:
@@ -47,6 +47,8 @@ def _follow(runner: ModelRunner, steps: StepReader) -> None:
             runner.swap(Swap.decode(values[1:].tolist()))
         elif kind == ALLOCATE:
             runner.host_copies.allocate(int(values[1]))
+        elif kind == PREPARE:
+            runner.prepare_watch(values[1:].tolist())
         elif kind == WATCH:
             runner.watch(values[1:].tolist())
         elif kind == STEP:

@@ -40,6 +40,10 @@ class PlaneOffer:
         """What is offered to a peer that may lie: NCCL believes whatever its peer says."""
         return replace(self, kinds=tuple(k for k in self.kinds if k is not PlaneKind.NCCL))
 
+    def on_this_host(self) -> "PlaneOffer":
+        """What is offered where rows must not cross a network."""
+        return replace(self, kinds=tuple(k for k in self.kinds if k is PlaneKind.SHARED_MEMORY))
+
 
 @dataclass(frozen=True)
 class PlaneAnswer:

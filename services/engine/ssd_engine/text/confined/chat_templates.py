@@ -17,12 +17,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ssd_engine.text.confined.answers import BrokenError, answer_questions
+from ssd_engine.text.confined.answers import BrokenError, answer_questions, within
 
 
 def render(question: dict[str, Any]) -> str:
-    """``template`` with the values of ``names``."""
-    return _compiled(question["template"]).render(question["names"])
+    """``template`` with the values of ``names``, within ``seconds`` where these are given."""
+    template = _compiled(question["template"])
+    with within(question.get("seconds")):
+        return template.render(question["names"])
 
 
 @lru_cache(maxsize=4)

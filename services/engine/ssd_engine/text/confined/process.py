@@ -35,6 +35,10 @@ class QuestionsRefused(QuestionRefused):
     """The process cannot answer this question, nor any other of its kind."""
 
 
+class QuestionUnfinished(Exception):
+    """The budget that the question named is over."""
+
+
 class ConfinedProcessEnded(Exception):
     """The process ended over the question: it took more than it may, or crashed."""
 
@@ -42,12 +46,14 @@ class ConfinedProcessEnded(Exception):
 class ConfinedProcess:
     """Answers one question at a time. The first one starts it, and it ends with this process."""
 
-    def __init__(self, module: str, memory: int, seconds: int) -> None:
+    def __init__(self, module: str, memory: int, seconds: int, nice: int = 0) -> None:
         """``module``: run as a program, it answers questions. ``memory``: bytes that it may have;
-        ``seconds``: of processor time, for each question."""
+        ``seconds``: of processor time, for each question; ``nice``: how much it leaves the
+        processor to others."""
         self._module = module
         self._memory = memory
         self._seconds = seconds
+        self._nice = nice
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -61,6 +67,8 @@ class ConfinedProcess:
                 raise QuestionsRefused(text)
             case AnswerKind.REFUSED:
                 raise QuestionRefused(text)
+            case AnswerKind.UNFINISHED:
+                raise QuestionUnfinished
         return text
 
     def close(self) -> None:
@@ -93,7 +101,7 @@ class ConfinedProcess:
 
     def _start(self) -> tuple["subprocess.Popen[bytes]", Connection]:
         """Nothing is imported from the current directory, which may be the model's."""
-        limits = (str(self._memory), str(self._seconds))
+        limits = map(str, (self._memory, self._seconds, self._nice))
         try:
             ours, theirs = socket.socketpair()
             with ours, theirs, terminal_signals_held_back():

@@ -31,23 +31,7 @@ def open_features(options: EngineOptions, up: DraftLinkUp, plane: Plane) -> Send
     if up.features is None:
         return None
     joined = _join(options, up, plane, told_features(up.features.needs))
-    if joined is None:
-        return None
-    _warn_of_clear_text(options, up, joined.terms.kind)
-    return Sender(joined)
-
-
-def _warn_of_clear_text(options: EngineOptions, up: DraftLinkUp, kind: PlaneKind) -> None:
-    """Who has given a link TLS may think that all of it is encrypted."""
-    if options.links_have_tls and kind is not PlaneKind.SHARED_MEMORY and not is_loopback(up.host):
-        log.warning(
-            "link to %s: features go by %s in clear text, although the link has TLS, and tell as "
-            "much as the texts do: keep both on one host, give them a network of their own, or let "
-            "no head read over this link (--plane-kind shared_memory)",
-            up.host,
-            kind.value,
-            extra={"link": up.link},
-        )
+    return None if joined is None else Sender(joined)
 
 
 def _join(
@@ -68,8 +52,15 @@ def _join(
 
 
 def _check_kind(options: EngineOptions, up: DraftLinkUp, kind: PlaneKind) -> None:
-    """An endpoint answers with a kind that it was offered."""
+    """An endpoint answers with a kind that it was offered. Who has given a link TLS may think that
+    all of it is encrypted."""
     if kind is PlaneKind.NCCL and not up.trusted:
         raise ValueError("NCCL believes its peer: --trust-draft allows it")
     if kind not in options.plane_kinds:
         raise ValueError(f"--plane-kind does not allow {kind.value}")
+    crosses = kind is not PlaneKind.SHARED_MEMORY and not is_loopback(up.host)
+    if options.hides_rows and crosses:
+        raise ValueError(
+            f"{kind.value} is clear text, and the link has TLS: keep both on one host, or give "
+            "them a network of their own and say --insecure-plane"
+        )

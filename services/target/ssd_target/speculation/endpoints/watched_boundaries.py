@@ -1,7 +1,7 @@
 """Which of the target's hidden states are watched: what somebody reads, and seldom changed.
 
-A device captures its steps anew for each change that adds boundaries: whatever endpoints ask for,
-that happens once in ``WATCH_SECONDS``.
+A device captures its steps anew for each change that adds boundaries, graph by graph while it
+serves: whatever endpoints ask for, that begins once in ``WATCH_SECONDS``.
 """
 
 import logging
@@ -22,7 +22,8 @@ class WatchedBoundaries:
         """``inside``: what a head inside the target reads."""
         self.inside = inside
         self.now: tuple[int, ...] = ()
-        self._captured: tuple[int, ...] = ()  # the last ones with those of endpoints
+        # The last ones with those of endpoints, for which steps are captured, or will be soon.
+        self._captured: tuple[int, ...] = ()
         self._captured_at = -math.inf
         self._without_memory: set[tuple[int, ...]] = set()
         self._given_up: set[tuple[int, int | None]] = set()  # links and epochs
@@ -76,6 +77,10 @@ class WatchedBoundaries:
     def watch(self, boundaries: tuple[int, ...], now: float) -> None:
         """Forwards tell these from now on."""
         self.now = boundaries
+        self.prepare(boundaries, now)
+
+    def prepare(self, boundaries: tuple[int, ...], now: float) -> None:
+        """Steps are captured for these, from now on if they were not before."""
         if boundaries not in ((), self.inside, self._captured):
             self._captured, self._captured_at = boundaries, now
 

@@ -1,0 +1,1 @@
+"""Bodies of requests: within bounds, and turned into what targets are asked."""

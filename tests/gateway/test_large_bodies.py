@@ -1,0 +1,189 @@
+"""Bodies that are too large are not even read, and large ones stop nobody else."""
+
+import asyncio
+import json
+import os
+import pickle
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from ssd.v1 import target_pb2 as pb
+from ssd_gateway.http.errors import ApiError
+from ssd_gateway.reading.prepared import (
+    MAX_ALL_BYTES,
+    Prepare,
+    Terms,
+    prepare_chat,
+    prepare_completion,
+    prepare_detokenize,
+    prepare_tokenize,
+)
+from ssd_gateway.reading.process import ReadingProcess
+from ssd_gateway.reading.room import BodyRoom
+from tests.gateway.odd_readers import dying, greedy, size_of, whoever_reads
+from tests.gateway.scripted_model import ScriptedModel, serving
+from tests.processes import GatewayProcess, gateway
+from tests.waiting import HANG_SECONDS
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+TERMS = Terms("id-1", {"model": pb.ChatFormat(tools="hermes", thinks=True)}, 100_000)
+TAKEN = 20_000  # bytes, by the target
+MIB = 1 << 20
+
+
+def body_of(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+BODIES: list[tuple[Prepare[Any], bytes]] = [
+    (prepare_chat, body_of(model="model", messages=MESSAGES, tools=TOOLS, seed=1, n=2)),
+    (prepare_completion, body_of(prompt=["a", "b"], echo=True, stream=True, seed=1)),
+    (prepare_completion, body_of(prompt=[1, 2], request_id="own", seed=1)),
+    (prepare_completion, body_of(prompt="a", n=0)),
+    (prepare_completion, body_of(prompt="a" * 200_000)),
+    (prepare_tokenize, body_of(prompt="Once", return_token_strs=True)),
+    (prepare_detokenize, body_of(tokens=[1, 2, 3])),
+    (prepare_detokenize, b"no JSON"),
+]
+
+
+def told(prepared: Any) -> Any:
+    """What can be compared."""
+    if isinstance(prepared, ApiError):
+        return prepared.__reduce__()
+    return {**vars(prepared), "problem": prepared.problem and told(prepared.problem)}
+
+
+async def outcome(process: ReadingProcess, how: Prepare[Any], body: bytes) -> Any:
+    try:
+        return told(await process.prepare(how, body, TERMS))
+    except ApiError as error:
+        return told(error)
+
+
+def test_another_process_reads_as_this_one_does() -> None:
+    def here(how: Prepare[Any], body: bytes) -> Any:
+        try:
+            return told(how(body, TERMS))
+        except ApiError as error:
+            return told(error)
+
+    async def all_of_them() -> None:
+        process = ReadingProcess()
+        for how, body in BODIES:
+            assert await outcome(process, how, body) == here(how, body)
+        await process.close()
+
+    asyncio.run(all_of_them())
+
+
+def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
+    async def read() -> None:
+        process = ReadingProcess()
+        pids = [(await process.prepare(whoever_reads, b"", TERMS)).asked]
+        for hostile in (greedy, dying):
+            with pytest.raises(ApiError) as caught:
+                await process.prepare(hostile, b"", TERMS)
+            assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+            pids.append((await process.prepare(whoever_reads, b"", TERMS)).asked)
+        assert pids[0] == pids[1] != pids[2]
+        assert os.getpid() not in pids
+        await process.close()
+
+    asyncio.run(read())
+
+
+def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn() -> None:
+    async def read() -> list[int]:
+        process, done = ReadingProcess(), list[int]()
+
+        async def one(size: int) -> None:
+            await process.prepare(size_of, bytes(size), TERMS)
+            done.append(size)
+
+        tasks = [asyncio.ensure_future(one(size)) for size in (50, 40, 30, 20, 10)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # it has the first turn
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await process.close()
+        return done
+
+    assert asyncio.run(read()) == [10, 20, 40]
+
+
+def test_nobody_has_more_than_half_of_the_room() -> None:
+    async def hold() -> None:
+        room = BodyRoom(100)
+        async with room.held("a", 40, 0), room.held("b", 30, 0):
+            for host, size in (("a", 11), ("c", 31)):
+                with pytest.raises(ApiError) as caught:
+                    async with room.held(host, size, 0):
+                        pass
+                assert (caught.value.status, caught.value.retry_after) == (503, 1)
+            async with room.held("c", 30, 0):
+                waiting = asyncio.ensure_future(room.held("c", 20, HANG_SECONDS).__aenter__())
+                await asyncio.sleep(0)
+                assert not waiting.done()
+            await waiting
+
+    asyncio.run(hold())
+
+
+def test_choices_do_not_multiply_a_long_prompt_without_end() -> None:
+    body = body_of(prompt="a" * MIB, n=128)
+    assert prepare_completion(body, Terms()).problem is not None
+    some = body_of(prompt="a" * MIB, n=MAX_ALL_BYTES // MIB - 1)
+    assert prepare_completion(some, Terms()).problem is None
+
+
+def test_errors_survive_a_process() -> None:
+    error = ApiError(503, "why", "server_error", "n", "code", 2.0)
+    assert told(pickle.loads(pickle.dumps(error))) == told(error)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """Of a target that takes little; it has room for one body."""
+    folder = tmp_path_factory.mktemp("large")
+    flags = ("--max-bodies-mib", "1", "--max-body-mib", "1", "--read-timeout", "2")
+    model = ScriptedModel(pb.ChatFormat(), lambda _: "Once", max_request_bytes=TAKEN)
+    with serving(model), gateway(folder, *flags, targets=[model.address]) as process:
+        yield process
+
+
+def post(front: GatewayProcess, length: int, body: bytes = b"") -> socket.socket:
+    host, _, port = front.address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), HANG_SECONDS)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    connection.sendall(f"{head}content-length: {length}\r\n\r\n".encode() + body)
+    return connection
+
+
+def answer_to(connection: socket.socket) -> tuple[bytes, dict[str, Any]]:
+    data = b""
+    with connection:
+        while b"}}" not in data:
+            data += connection.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    return head, msgspec.json.decode(body)["error"]
+
+
+def test_what_no_target_takes_is_refused_by_its_length(front: GatewayProcess) -> None:
+    """Nothing of it was sent."""
+    head, error = answer_to(post(front, 6 * TAKEN + 1))
+    assert b" 413 " in head
+    assert error["code"] == "request_too_large"
+
+
+def test_what_a_target_would_refuse_is_not_sent_to_it(front: GatewayProcess) -> None:
+    body = body_of(prompt="a" * (TAKEN + 1))
+    head, error = answer_to(post(front, len(body), body))
+    assert b" 413 " in head
+    assert error["param"] == "prompt"
+    assert f"which takes {TAKEN}" in error["message"]
