@@ -24,8 +24,8 @@ class Client:
         return self.script.endswith(".py")
 
 
-# Within a major version: what one breaks is read before it is allowed. Of openai and ai for Node the
-# ones that run on Node 20 are allowed, too, and npm takes what fits the Node that is there.
+# Within a major version: what the next one breaks is read before it is allowed. Of openai and ai
+# for Node there are two: npm takes the one that fits the Node that is there, 20 or 22.
 CLIENTS = (
     Client(
         "openai",
