@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack faults protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack faults test-clients protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
@@ -13,6 +13,7 @@ help:
 	@echo "make test       lint, types and tests (long checks: a tenth)"
 	@echo "make test-full  the same with every check in full"
 	@echo "make test-under-load  make test, while as many processes as there are cores burn them"
+	@echo "make test-clients     others' clients as their registries have them, against a gateway"
 	@echo "make bench      speed of plain decoding against transformers' generate"
 	@echo "make report     off, sync and ssd in one run: a table, and build/report.html with pictures"
 	@echo "make bench-overlap    off, sync and ssd side by side, and theorem 7"
@@ -127,6 +128,10 @@ attack: $(VENV)/.dev
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tools.faults
+
+# The clients' own environments are kept in build/clients.
+test-clients: $(VENV)/.dev
+	$(BIN)/python -m tools.clients
 
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py

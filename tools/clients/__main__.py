@@ -81,8 +81,8 @@ def tried(client: Client, environments: Path, url: str) -> Iterator[Row]:
         yield Row(client.name, "", "install", str(error))
         return
     version = version_of(client, place)
-    for scenario, error in run(client, place, url):
-        yield Row(client.name, version, scenario, error)
+    for scenario, problem in run(client, place, url):
+        yield Row(client.name, version, scenario, problem)
     left = "" if services.ends_what_was_left(url) else str(services.targets_of(url))
     yield Row(client.name, version, "nothing runs once it is gone", left)
 

@@ -24,7 +24,8 @@ class Client:
         return self.script.endswith(".py")
 
 
-# Within a major version, as those are what applications take by themselves: a new one is read first.
+# Within a major version: what the next one breaks is read before it is allowed. Of openai and ai
+# for Node there are two: npm takes the one that fits the Node that is there, 20 or 22.
 CLIENTS = (
     Client(
         "openai",

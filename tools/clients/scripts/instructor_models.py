@@ -1,23 +1,15 @@
-"""instructor: models of pydantic by calls, the default, and by a schema; whole, partial and listed."""
+"""instructor: models of pydantic, by calls, its default, and by a schema."""
 
-from typing import Any, Literal
+from typing import Any
 
 import instructor
 import openai
 import scenarios
 from instructor.core import InstructorRetryException
-from pydantic import BaseModel, ConfigDict
 from scenarios import KEY, MODEL, STORY, TOO_LONG, URL, check, raises, scenario
+from trip import Trip
 
 ASK: Any = {"model": MODEL, "messages": [{"role": "user", "content": STORY}]}
-
-
-class Trip(BaseModel):
-    """A trip."""
-
-    model_config = ConfigDict(extra="forbid")  # a story has no end of further fields
-    city: Literal["Bern", "Basel"]
-    by_train: bool
 
 
 def client(mode: instructor.Mode | None = None) -> Any:

@@ -1,36 +1,19 @@
 """langchain-openai: chats, chains of tools, and structure in its three ways."""
 
-from typing import Any, Literal
+from typing import Any
 
 import scenarios
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, ConfigDict
 from scenarios import KEY, MODEL, STORY, TOO_LONG, URL, check, check_weather, raises, scenario
+from trip import Trip, Weather, get_weather
 
 model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY)
 
 
-class Trip(BaseModel):
-    """A trip."""
-
-    model_config = ConfigDict(extra="forbid")  # a story has no end of further fields
-    city: Literal["Bern", "Basel"]
-    by_train: bool
-
-
-class Weather(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    city: Literal["Bern", "Basel", "Chur"]
-    days: Literal[1, 2, 3]
-
-
-@tool(args_schema=Weather)
-def get_weather(city: str, days: int) -> str:
-    """Tell the weather."""
-    return f"sunny in {city} for {days} days"
+weather_tool = tool(args_schema=Weather)(get_weather)
 
 
 @scenario("chat")
@@ -50,7 +33,9 @@ def streamed() -> None:
 @scenario("chat, streamed with usage")
 def usage() -> None:
     whole: Any = None
-    for chunk in ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, stream_usage=True).stream(STORY):
+    for chunk in ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, stream_usage=True).stream(
+        STORY
+    ):
         whole = chunk if whole is None else whole + chunk
     check(whole.usage_metadata and whole.usage_metadata["output_tokens"] > 0, whole)
 
@@ -72,28 +57,28 @@ def completion() -> None:
 
 @scenario("tool, named")
 def named() -> None:
-    answer = model.bind_tools([get_weather], tool_choice="get_weather").invoke(STORY)
+    answer = model.bind_tools([weather_tool], tool_choice="get_weather").invoke(STORY)
     (call,) = answer.tool_calls
     check_weather(call["args"])
 
 
 @scenario("tool, required, and its result")
 def required() -> None:
-    answer = model.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(
+    answer = model.bind_tools([weather_tool], tool_choice="any", parallel_tool_calls=False).invoke(
         STORY
     )
     check(isinstance(answer, AIMessage) and len(answer.tool_calls) == 1, answer)
     (call,) = answer.tool_calls
-    result = get_weather.invoke(call)
+    result = weather_tool.invoke(call)
     check(isinstance(result, ToolMessage), result)
-    told = model.bind_tools([get_weather]).invoke([HumanMessage(STORY), answer, result])
+    told = model.bind_tools([weather_tool]).invoke([HumanMessage(STORY), answer, result])
     check(isinstance(told, AIMessage), told)
 
 
 @scenario("tool, streamed")
 def tool_streamed() -> None:
     whole: Any = None
-    for chunk in model.bind_tools([get_weather], tool_choice="get_weather").stream(STORY):
+    for chunk in model.bind_tools([weather_tool], tool_choice="get_weather").stream(STORY):
         whole = chunk if whole is None else whole + chunk
     (call,) = whole.tool_calls
     check_weather(call["args"])

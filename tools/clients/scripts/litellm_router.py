@@ -1,10 +1,9 @@
 """litellm: its functions, and its router with a fallback to a longer context."""
 
-from typing import Any, Literal
+from typing import Any
 
 import litellm
 import scenarios
-from pydantic import BaseModel
 from scenarios import (
     KEY,
     MODEL,
@@ -19,16 +18,12 @@ from scenarios import (
     raises,
     scenario,
 )
+from trip import Trip
 
 LONG: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY}
 SHORT: Any = {**LONG, "model": f"openai/{SHORT_MODEL}"}
 ASK: Any = {**LONG, "messages": [{"role": "user", "content": STORY}]}
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
-
-
-class Trip(BaseModel):
-    city: Literal["Bern", "Basel"]
-    by_train: bool
 
 
 def asking(text: str) -> Any:
@@ -132,9 +127,7 @@ def structure() -> None:
 @scenario("structure, streamed")
 def structure_streamed() -> None:
     chunks: Any = litellm.completion(**ASK, response_format=Trip, stream=True)
-    Trip.model_validate_json(
-        "".join(each.choices[0].delta.content or "" for each in chunks)
-    )
+    Trip.model_validate_json("".join(each.choices[0].delta.content or "" for each in chunks))
 
 
 @scenario("too long")

@@ -1,6 +1,6 @@
 """llama-index: OpenAILike, as a model of completions, its default, and of chats and calls."""
 
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import scenarios
@@ -8,8 +8,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel, ConfigDict
 from scenarios import KEY, MODEL, STORY, TOO_LONG, URL, check, check_weather, raises, scenario
+from trip import Trip, get_weather
 
 plain = OpenAILike(model=MODEL, api_base=URL, api_key=KEY)
 KINDS: Any = {"is_chat_model": True, "is_function_calling_model": True}
@@ -18,19 +18,6 @@ by_schema = OpenAILike(
     model=MODEL, api_base=URL, api_key=KEY, should_use_structured_outputs=True, **KINDS
 )
 ASKED = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content=STORY)]
-
-
-class Trip(BaseModel):
-    """A trip."""
-
-    model_config = ConfigDict(extra="forbid")  # a story has no end of further fields
-    city: Literal["Bern", "Basel"]
-    by_train: bool
-
-
-def get_weather(city: Literal["Bern", "Basel", "Chur"], days: Literal[1, 2, 3]) -> str:
-    """Tell the weather."""
-    return f"sunny in {city} for {days} days"
 
 
 weather = FunctionTool.from_defaults(get_weather)

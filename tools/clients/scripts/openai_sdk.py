@@ -1,27 +1,16 @@
 """openai for Python, synchronous and asynchronous."""
 
 import json
-from enum import Enum
 from typing import Any
 
 import openai
 import scenarios
-from pydantic import BaseModel
 from scenarios import KEY, MODEL, STORY, TOO_LONG, TOOL, check, check_weather, raises, scenario
+from trip import Trip
 
 ASK: Any = {"model": MODEL, "messages": [{"role": "user", "content": STORY}]}
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 client = openai.OpenAI(base_url=scenarios.URL, api_key=KEY)
-
-
-class City(str, Enum):
-    bern = "Bern"
-    basel = "Basel"
-
-
-class Trip(BaseModel):
-    city: City
-    by_train: bool
 
 
 @scenario("models")

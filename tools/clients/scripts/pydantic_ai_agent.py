@@ -1,22 +1,14 @@
 """pydantic-ai: agents that answer in text, by a call or by a schema, and take a longer model."""
 
-from typing import Any, Literal
+from typing import Any
 
 import scenarios
-from pydantic import BaseModel, ConfigDict
 from pydantic_ai import Agent, ModelContextWindowExceededError, NativeOutput
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from scenarios import KEY, MODEL, SHORT_MODEL, STORY, TOO_LONG, URL, check, raises, scenario
-
-
-class Trip(BaseModel):
-    """A trip."""
-
-    model_config = ConfigDict(extra="forbid")  # a story has no end of further fields
-    city: Literal["Bern", "Basel"]
-    by_train: bool
+from trip import Trip, get_weather
 
 
 def model(name: str = MODEL) -> OpenAIChatModel:
@@ -65,13 +57,7 @@ async def streamed_schema() -> None:
 
 @scenario("tools, called until the output comes")
 def tools() -> None:
-    agent = Agent(model(), output_type=Trip)
-
-    @agent.tool_plain
-    def get_weather(city: Literal["Bern", "Basel", "Chur"], days: Literal[1, 2, 3]) -> str:
-        """Tell the weather."""
-        return f"sunny in {city} for {days} days"
-
+    agent = Agent(model(), output_type=Trip, tools=[get_weather])
     check(isinstance(agent.run_sync(STORY).output, Trip), "no trip")
 
 
