@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from ssd_serving.calls import connection_room
-from ssd_serving.calls.connection_room import Connection, ConnectionRoom, to_close
+from ssd_serving.calls.connection_room import ConnectionRoom, HeldConnection, to_close
 from tests.waiting import wait_until
 
 
-def held(host: str, *idle: float) -> list[Connection]:
-    return [Connection(i, (host, i), seconds) for i, seconds in enumerate(idle)]
+def held(host: str, *idle: float) -> list[HeldConnection]:
+    return [HeldConnection(i, (host, i), seconds) for i, seconds in enumerate(idle)]
 
 
 @pytest.mark.parametrize(

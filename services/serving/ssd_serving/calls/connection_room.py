@@ -34,7 +34,7 @@ TCP_INFO_BYTES, LAST_SENT, LAST_RECEIVED = 104, 44, 52
 
 
 @dataclass(frozen=True)
-class Connection:
+class HeldConnection:
     descriptor: int
     peer: tuple[Any, ...]  # host, port and whatever else the system says of it
     idle: float  # seconds
@@ -67,11 +67,11 @@ class ConnectionRoom:
             Counter(each.peer[0].removeprefix("::ffff:") for each in goes if _shut_down(each))
         )
 
-    def _look_at(self, number: int) -> Connection | None:
+    def _look_at(self, number: int) -> HeldConnection | None:
         with contextlib.suppress(OSError), _copy_of(number) as found:
             of_internet = found.family in (socket.AF_INET, socket.AF_INET6)
             if of_internet and found.getsockname()[1] == self._port:
-                return Connection(number, found.getpeername(), _idle_seconds(found))
+                return HeldConnection(number, found.getpeername(), _idle_seconds(found))
         return None
 
     def _say(self, closed: Counter[str]) -> None:
@@ -85,14 +85,14 @@ class ConnectionRoom:
             )
 
 
-def to_close(held: list[Connection], number: int) -> list[Connection]:
+def to_close(held: list[HeldConnection], number: int) -> list[HeldConnection]:
     """At most so many, each the idlest of the host that has most when it goes."""
-    of_host: dict[str, list[Connection]] = {}
+    of_host: dict[str, list[HeldConnection]] = {}
     for each in sorted(held, key=lambda each: each.idle):
         of_host.setdefault(each.peer[0], []).append(each)
     fullest = [(-len(connections), host) for host, connections in of_host.items()]
     heapq.heapify(fullest)
-    goes: list[Connection] = []
+    goes: list[HeldConnection] = []
     while fullest and len(goes) < number:
         _, host = heapq.heappop(fullest)
         idlest = of_host[host].pop()
@@ -118,7 +118,7 @@ def _copy_of(number: int) -> socket.socket:
         raise
 
 
-def _shut_down(connection: Connection) -> bool:
+def _shut_down(connection: HeldConnection) -> bool:
     with contextlib.suppress(OSError), _copy_of(connection.descriptor) as found:
         if found.getpeername() == connection.peer:
             found.shutdown(socket.SHUT_RDWR)
