@@ -228,8 +228,8 @@ class GraphRunner:
         self._features, self._expected = features, None
         for step in self.steps:
             step.watch(features)
-        told = features is not None and self._telling is not None
-        self._captured = self._telling.captured if told else self._plain
+        telling = None if features is None else self._telling
+        self._captured = self._plain if telling is None else telling.captured
 
     def _capture_each(
         self, features: StepFeatures | None, captured: dict[tuple[StepShape, int], _Captured]
