@@ -38,6 +38,7 @@ for ranks in (2, 1):
     runners.append(runner)
     runner.forward(parts)
     assert runner.features is None
+    assert runner.prepare_watch((3, 1))
     runner.watch((3, 1))
     runner.forward(parts)
     assert runner.features.shape == (39, 128)
