@@ -14,7 +14,11 @@ model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY)
 
 
 weather_tool = tool(args_schema=Weather)(get_weather)
-FORCED: Any = {"strict": True}  # else further arguments are allowed, whatever the model forbids
+# Strict, as LangChain leaves out else that a model of pydantic forbids further fields.
+named_tool = model.bind_tools([weather_tool], tool_choice="get_weather", strict=True)
+required_tool = model.bind_tools(
+    [weather_tool], tool_choice="any", strict=True, parallel_tool_calls=False
+)
 
 
 @scenario("chat")
@@ -58,7 +62,7 @@ def completion() -> None:
 
 @scenario("tool, named")
 def named() -> None:
-    answer = model.bind_tools([weather_tool], tool_choice="get_weather", **FORCED).invoke(STORY)
+    answer = named_tool.invoke(STORY)
     (call,) = answer.tool_calls
     check_weather(call["args"])
 
@@ -79,9 +83,7 @@ def required() -> None:
 @scenario("tool, streamed")
 def tool_streamed() -> None:
     whole: Any = None
-    for chunk in model.bind_tools([weather_tool], tool_choice="get_weather", **FORCED).stream(
-        STORY
-    ):
+    for chunk in named_tool.stream(STORY):
         whole = chunk if whole is None else whole + chunk
     (call,) = whole.tool_calls
     check_weather(call["args"])
