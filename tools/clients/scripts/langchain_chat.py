@@ -69,9 +69,7 @@ def named() -> None:
 
 @scenario("tool, required, and its result")
 def required() -> None:
-    answer = model.bind_tools(
-        [weather_tool], tool_choice="any", parallel_tool_calls=False, **FORCED
-    ).invoke(STORY)
+    answer = required_tool.invoke(STORY)
     check(isinstance(answer, AIMessage) and len(answer.tool_calls) == 1, answer)
     (call,) = answer.tool_calls
     result = weather_tool.invoke(call)
