@@ -64,6 +64,7 @@ def test_what_the_context_has_no_room_for_has_a_code(
     assert error["code"] == "context_length_exceeded", error
     words = r"This model's maximum context length is \d+ tokens\. However, you requested \d+ "
     assert re.match(words, error["message"]), error
+    assert error["message"].endswith(" (context_length_exceeded)")
     assert error["type"] == "invalid_request_error"
     assert CONTRACT.search(error["message"]) is None
 

@@ -14,6 +14,11 @@ model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY)
 
 
 weather_tool = tool(args_schema=Weather)(get_weather)
+# Strict, as LangChain leaves out else that a model of pydantic forbids further fields.
+named_tool = model.bind_tools([weather_tool], tool_choice="get_weather", strict=True)
+required_tool = model.bind_tools(
+    [weather_tool], tool_choice="any", strict=True, parallel_tool_calls=False
+)
 
 
 @scenario("chat")
@@ -57,16 +62,14 @@ def completion() -> None:
 
 @scenario("tool, named")
 def named() -> None:
-    answer = model.bind_tools([weather_tool], tool_choice="get_weather").invoke(STORY)
+    answer = named_tool.invoke(STORY)
     (call,) = answer.tool_calls
     check_weather(call["args"])
 
 
 @scenario("tool, required, and its result")
 def required() -> None:
-    answer = model.bind_tools([weather_tool], tool_choice="any", parallel_tool_calls=False).invoke(
-        STORY
-    )
+    answer = required_tool.invoke(STORY)
     check(isinstance(answer, AIMessage) and len(answer.tool_calls) == 1, answer)
     (call,) = answer.tool_calls
     result = weather_tool.invoke(call)
@@ -78,7 +81,7 @@ def required() -> None:
 @scenario("tool, streamed")
 def tool_streamed() -> None:
     whole: Any = None
-    for chunk in model.bind_tools([weather_tool], tool_choice="get_weather").stream(STORY):
+    for chunk in named_tool.stream(STORY):
         whole = chunk if whole is None else whole + chunk
     (call,) = whole.tool_calls
     check_weather(call["args"])

@@ -182,8 +182,10 @@ def _invalid(error: ClientError, params: Mapping[str, str]) -> ApiError:
     param = param_of(error.field, params)
     problem = str(error).removeprefix(f"{error.field}: ")
     problem = _DOTTED.sub(lambda found: params.get(found[0], found[0]), problem)
-    if error.field_reason == TOO_LONG:  # programs look at how it begins
-        return ApiError(400, problem, param=param or None, code="context_length_exceeded")
+    if error.field_reason == TOO_LONG:
+        # litellm knows it by how it begins, LangChain by the code in it.
+        code = "context_length_exceeded"
+        return ApiError(400, f"{problem} ({code})", param=param or None, code=code)
     return bad_request(param or None, problem)
 
 
