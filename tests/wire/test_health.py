@@ -14,6 +14,7 @@ from ssd_serving.calls.health_server import HealthServer
 from ssd_serving.calls.request_interceptor import ReadRequests
 from ssd_serving.rpc.connections import MAX_CHECK_BYTES
 from tests.waiting import HANG_SECONDS, wait_until_async
+from tests.wire.raw import RawConnection, framed, headers
 
 UP, DOWN = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
@@ -96,5 +97,30 @@ def test_watchers_cannot_take_all_calls() -> None:
             watching[0].cancel()
             await wait_until_async(lambda: health._watchers < MAX_WATCHERS)
             assert (await stub.Watch(request, timeout=HANG_SECONDS).read()).status == UNKNOWN
+
+    asyncio.run(work())
+
+
+def test_a_path_that_is_no_text_does_not_end_the_server() -> None:
+    """grpcio 1.84 and 1.85 decode paths in the loop that takes all calls: one call of a stranger
+    would end it."""
+
+    async def work() -> None:
+        health = Health()
+        await health.set("x", UP)
+        server = HealthServer(health)
+        port = server.bind("--health-listen", "127.0.0.1:0")
+        await server.start()
+
+        def attack() -> None:
+            with RawConnection(f"127.0.0.1:{port}") as client:
+                path = b"/grpc.health.v1.Health/\xff"
+                client.until_ended(client.call(headers(path), framed(b"")))  # type: ignore[arg-type]
+
+        await asyncio.to_thread(attack)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            request = pb.HealthCheckRequest(service="x")
+            assert (await rpc.HealthStub(channel).Check(request)).status == UP
+        await server.stop()
 
     asyncio.run(work())
