@@ -11,7 +11,7 @@ IDLE, FULL = "idle", "full"  # why one was dropped
 REASONS = (IDLE, FULL)
 
 
-class Connection(Protocol):
+class CallerConnection(Protocol):
     host: str  # of the peer
 
     def abort(self) -> None: ...
@@ -23,12 +23,12 @@ class Connections:
     def __init__(self, most: int, on_dropped: Callable[[str], None] = lambda reason: None) -> None:
         """``on_dropped`` gets one of REASONS."""
         self.most, self._on_dropped = most, on_dropped
-        self._working: dict[str, set[Connection]] = {}  # by host
-        self._waiting: dict[str, dict[Connection, None]] = {}  # by host, the oldest first
+        self._working: dict[str, set[CallerConnection]] = {}  # by host
+        self._waiting: dict[str, dict[CallerConnection, None]] = {}  # by host, the oldest first
         self._number = 0
         self._sparse = SparseLog()
 
-    def add(self, newcomer: Connection) -> bool:
+    def add(self, newcomer: CallerConnection) -> bool:
         """True: there is room, if need be by the oldest that waits of the host with most."""
         if self._number >= self.most and not self._make_room():
             self._drop(newcomer, FULL, "all are at work, and a newcomer was refused")
@@ -37,16 +37,16 @@ class Connections:
         self._waiting.setdefault(newcomer.host, {})[newcomer] = None
         return True
 
-    def waits(self, connection: Connection) -> None:
+    def waits(self, connection: CallerConnection) -> None:
         """For its caller: for a request, or for the rest of one."""
         if self._forget(connection):
             self._waiting.setdefault(connection.host, {})[connection] = None
 
-    def works(self, connection: Connection) -> None:
+    def works(self, connection: CallerConnection) -> None:
         if self._forget(connection):
             self._working.setdefault(connection.host, set()).add(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: CallerConnection) -> None:
         self._number -= self._forget(connection)
 
     def _make_room(self) -> bool:
@@ -58,7 +58,7 @@ class Connections:
         self._drop(oldest, IDLE, "the oldest idle one of the host with most made room")
         return True
 
-    def _drop(self, connection: Connection, reason: str, about: str) -> None:
+    def _drop(self, connection: CallerConnection, reason: str, about: str) -> None:
         self._on_dropped(reason)
         text = f"{connection.host}: {self.most} connections are as many as there may be: {about}"
         self._sparse.warning(reason, text, connection.host)
@@ -67,7 +67,7 @@ class Connections:
     def _number_of(self, host: str) -> int:
         return len(self._waiting.get(host, ())) + len(self._working.get(host, ()))
 
-    def _forget(self, connection: Connection) -> bool:
+    def _forget(self, connection: CallerConnection) -> bool:
         """True: it was known."""
         host = connection.host
         waiting, working = self._waiting.get(host, {}), self._working.get(host, set())
