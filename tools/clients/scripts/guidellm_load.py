@@ -67,7 +67,7 @@ def completions() -> None:
 
 @scenario("as much as there is room for")
 def throughput() -> None:
-    load("kind=throughput")
+    load("kind=throughput,max_concurrency=16")
 
 
 if __name__ == "__main__":
