@@ -55,6 +55,6 @@ def test_flags_exist_and_have_the_defaults_that_are_told() -> None:
     elsewhere = {"--local-model", "--local-draft", "--trace-events"}
     assert set(re.findall(r"`(--[a-z-]+)", TEXT)) <= known | elsewhere
     rows = re.findall(r"^\| `--([a-z-]+)` \| (\d+)", section("Limits"), re.MULTILINE)
-    assert len(rows) == 8
+    assert len(rows) == 9
     for flag, default in rows:
         assert float(default) == getattr(GatewayConfig(), flag.replace("-", "_"))
