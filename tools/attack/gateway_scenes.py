@@ -16,7 +16,7 @@ from tools.soak.services import Service
 
 
 class GatewayService(Service):
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         return is_alive(self.address, "/ready")
 
     def processes(self) -> dict[str, int]:
