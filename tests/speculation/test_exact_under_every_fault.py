@@ -185,7 +185,7 @@ def penalties_forget_the_speculation(patch: pytest.MonkeyPatch) -> None:
 def noise_is_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
     def rows(work: Work) -> list[SampleRow]:
         plain, *others = real(work)
-        return [plain, *(SampleRow(r.params, r.prompt, r.output[:-1]) for r in others)]
+        return [plain, *(SampleRow(r.params, r.prompt, [*r.output][:-1]) for r in others)]
 
     real = verifier.sample_rows
     patch.setattr(verifier, "sample_rows", rows)
