@@ -33,6 +33,7 @@ class Told:
         self.token_ids: list[int] = []
         self.text = ""
         self.kinds: list[str] = []
+        self.targets: list[Target] = []
 
     def take(self, response: pb.GenerateResponse) -> None:
         self.kinds.append(str(response.WhichOneof("event")))
@@ -48,7 +49,7 @@ async def follow(servers: list[Running], told: Told, time_passes: Callable[[], b
     says so, and only then."""
     now = [0.0]
     stalls = StallLooker(lambda: now[0])
-    targets = [Target(each.address, None, PLAIN) for each in servers]
+    told.targets = targets = [Target(each.address, None, PLAIN) for each in servers]
     for target in targets:
         target.ready = True
     generation = Generation(
@@ -84,6 +85,7 @@ def test_a_target_that_stands_still_is_left_for_another(
     assert told.kinds.count("started") == (1 if after else 2)
     assert generation.num_moves == bool(after)
     assert generation.target.address == second.address
+    assert [target.avoided for target in told.targets] == [True, False]
     assert first.target.cancelled.wait(HANG_SECONDS)
 
 

@@ -53,6 +53,18 @@ def test_who_comes_moves_few_beginnings(make: Make) -> None:
     assert {in_order(all_, b"%d" % i)[0] for i in moved} == {targets[4]}
 
 
+def test_a_target_where_a_stream_stood_still_is_asked_last_of_those_that_are_ready(
+    make: Make,
+) -> None:
+    targets = make(3)
+    favourite, second, third = in_order(targets, b"a")
+    favourite.stood_still()
+    third.ready = False
+    assert in_order(targets, b"a") == [second, favourite, third]
+    second.stood_still()  # nobody is left: they are as good as each other
+    assert in_order(targets, b"a") == [favourite, second, third]
+
+
 def test_a_busy_target_loses_its_beginnings_to_the_least_busy(make: Make) -> None:
     targets = make(3)
     favourite = in_order(targets, b"a")[0]

@@ -97,6 +97,7 @@ class Generation:
             if not watch.ended():
                 raise
             self._failure = watch.failure(target.address)
+            target.stood_still()
             log.info("a stream leaves target %s", self._failure)
         except ModelMismatchError as error:
             self._failure = error

@@ -1,6 +1,8 @@
 """One target: its channel, what it says of itself, and what this gateway has in flight there."""
 
 import asyncio
+import math
+import time
 from typing import Any
 
 import grpc
@@ -14,6 +16,7 @@ from ssd_client.connection.security import Security
 from ssd_client.errors import ClientError, failure_of
 
 ASK_SECONDS = 2.0
+AVOIDED_SECONDS = 60.0  # once a stream has stood still there; readiness follows its engine later
 LONGEST_CALL = 86_400.0  # calls that run when a channel is replaced may go on so long
 KEY_STATUSES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 Metadata = tuple[tuple[str, str], ...]
@@ -28,6 +31,7 @@ class Target:
         self.ready = False
         self.problem = "not asked yet"
         self.in_flight = 0
+        self._stood_still_at = -math.inf
         self.generation = 0  # counts its connections
         self._closing: set[asyncio.Task[None]] = set()
         self._connect()
@@ -60,6 +64,15 @@ class Target:
     def room(self) -> int:
         """Requests that run there at a time."""
         return 1 if self.info is None else max(1, self.info.max_num_seqs)
+
+    @property
+    def avoided(self) -> bool:
+        """True if others are asked first: a stream stood still here a moment ago."""
+        return time.monotonic() - self._stood_still_at < AVOIDED_SECONDS
+
+    def stood_still(self) -> None:
+        """A stream has left."""
+        self._stood_still_at = time.monotonic()
 
     def serves(self, model: str | None) -> bool:
         return model is None or self.info is None or self.info.name == model
