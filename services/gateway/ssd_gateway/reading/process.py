@@ -10,7 +10,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from ssd_gateway.http.errors import ApiError
 from ssd_gateway.reading.prepared import Asked, Prepare, Prepared, Terms
@@ -88,14 +88,13 @@ class ReadingProcess:
     async def _exchange(self, job: bytes, body: bytes) -> bytes:
         if self._process is None or self._process.returncode is not None:
             self._process = await _start()
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(JOB.pack(len(job), len(body)) + job)
-        process.stdin.write(body)
-        await process.stdin.drain()
-        (size,) = RESULT.unpack(await process.stdout.readexactly(RESULT.size))
-        return await process.stdout.readexactly(size)
+        jobs = cast(asyncio.StreamWriter, self._process.stdin)
+        results = cast(asyncio.StreamReader, self._process.stdout)
+        jobs.write(JOB.pack(len(job), len(body)) + job)
+        jobs.write(body)
+        await jobs.drain()
+        (size,) = RESULT.unpack(await results.readexactly(RESULT.size))
+        return await results.readexactly(size)
 
     def _kill(self) -> Process | None:
         process, self._process = self._process, None
