@@ -96,7 +96,7 @@ def test_clients_leave_a_frozen_target_before_anything_else_notices(tmp_path: Pa
             expected = alone.generate(PROMPT, **SHORTER).text
         front, engine = first.process.pid, spawned(first.process.pid)[0]
         for frozen in ([engine], [front], [front, engine]):
-            with Client(first.address, second.address, stall_timeout=3.0) as client:
+            with Client(first.address, second.address, stall_timeout=6.0) as client:
                 assert left_for_another(client, frozen) == [expected, expected]
 
 

@@ -76,7 +76,6 @@ def test_what_the_context_has_no_room_for_has_a_code(
         (COMPLETION, {"prompt": MEGABYTES}, "prompt"),
         (TOKENIZE, {"prompt": MEGABYTES}, "prompt"),
         (TOKENIZE, {"messages": user(MEGABYTES)}, "messages"),
-        (DETOKENIZE, {"tokens": [5] * 1_000_000}, "tokens"),
     ],
 )
 def test_megabytes_are_refused_with_the_bound(
@@ -87,6 +86,12 @@ def test_megabytes_are_refused_with_the_bound(
     words = rf"{param}: the request has \d+ bytes for the model's server, which takes \d+; make it"
     assert re.match(words, error["message"]), error
     assert CONTRACT.search(error["message"]) is None
+
+
+def test_a_body_that_no_target_can_take_is_refused(gateway: GatewayProcess) -> None:
+    status, error = refused(gateway, DETOKENIZE, {"tokens": [5] * 1_000_000})
+    assert (status, error["code"]) == (413, "request_too_large")
+    assert "make it shorter" in error["message"], error
 
 
 NAMED: list[tuple[str, dict[str, Any], str]] = [

@@ -54,6 +54,7 @@ class Endpoint:
     """One service, a target or a draft. Connects with its first call."""
 
     ready = True  # nobody asks before it is called
+    answers = False
 
     def __init__(
         self, address: str, server_name: str | None = None, security: Security = PLAIN

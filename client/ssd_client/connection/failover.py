@@ -16,7 +16,7 @@ from ssd_client.errors import (
     ModelMismatchError,
 )
 
-DEFAULT_STALL_S, LEAST_STALL_S = 10.0, 3.0
+DEFAULT_STALL_S, LEAST_STALL_S = 10.0, 6.0
 _ALONE = "; a second --target or --retries would resume it"
 
 
@@ -41,7 +41,7 @@ class RetryPolicy:
         if not self.stall_timeout_s >= LEAST_STALL_S:
             raise BadInputError(
                 f"stall_timeout: {self.stall_timeout_s:g} s is too short, a target that goes on "
-                f"says so every 2 s: give {LEAST_STALL_S:g} or more"
+                f"says so every few seconds: give {LEAST_STALL_S:g} or more"
             )
 
     def retries_for(self, endpoints: int) -> int:

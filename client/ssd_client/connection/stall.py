@@ -19,12 +19,20 @@ class StallWatch:
     Time comes in as a number, at looks that are about LOOK_SECONDS apart. One that comes late
     counts no more than others, and ends nothing: who looks stood still then, and what came
     meanwhile is still to be read. A server that sends no beats may be silent for as long as it
-    likes once it has begun.
+    likes once it has begun. Before that it may still be reading the request: one that is known to
+    answer others is not left.
     """
 
-    def __init__(self, timeout_s: float, may_leave: Callable[[], bool]) -> None:
-        """`may_leave`: whether there is another place to go to."""
-        self._timeout_s, self._may_leave = timeout_s, may_leave
+    def __init__(
+        self,
+        timeout_s: float,
+        may_leave: Callable[[], bool],
+        answers: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`may_leave`: whether there is another place to go to; `answers`: whether the server is
+        known to answer."""
+        self._timeout_s, self._may_leave, self._answers = timeout_s, may_leave, answers
+        self._begun = False
         self._beats = True  # as far as it is known
         self._waits = True
         self._looked_at: float | None = None
@@ -35,6 +43,7 @@ class StallWatch:
         """A response has come, and the next one is not waited for yet."""
         self._waits = False
         if response.WhichOneof("event") == "started":
+            self._begun = True
             self._beats = response.started.beat_millis > 0
 
     def wait(self) -> None:
@@ -49,7 +58,9 @@ class StallWatch:
         passed = now - before
         self._quiet_s += min(passed, LOOK_SECONDS)
         late = passed > 2 * LOOK_SECONDS
-        self.stalled = self._quiet_s >= self._timeout_s and not late and self._may_leave()
+        if self._quiet_s < self._timeout_s or late or (not self._begun and self._answers()):
+            return False
+        self.stalled = self._may_leave()
         return self.stalled
 
     def ended(self) -> bool:

@@ -42,6 +42,10 @@ class RoutedEndpoint(Protocol):
     generation: int  # counts its connections
     ready: bool  # as far as it is known
 
+    @property
+    def answers(self) -> bool:
+        """True if it is known to answer others."""
+
     def reconnect(self, generation: int) -> None: ...
 
 
@@ -143,7 +147,7 @@ class Route(Generic[RoutedT]):
 
     def watch(self) -> StallWatch:
         """Watches one attempt at serving the request."""
-        return StallWatch(self._stall_timeout_s, self.may_leave)
+        return StallWatch(self._stall_timeout_s, self.may_leave, lambda: self.endpoint.answers)
 
     def check_stalled(self, watch: StallWatch) -> None:
         """Raises EndpointStalledError where the watched attempt stands still."""

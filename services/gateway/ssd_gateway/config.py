@@ -14,7 +14,7 @@ BOUNDS = {
     "max_header_kib": (1, 1024),
     "max_connections": (1, 1_000_000),
     "request_timeout": (1, 86_400),
-    "stall_timeout": (3, 86_400),  # more than what is between two beats of a target
+    "stall_timeout": (6, 86_400),  # more than what is between two beats of a target
     "read_timeout": (1, 3600),
     "write_timeout": (1, 3600),
     "drain_timeout": (0, 86_400),

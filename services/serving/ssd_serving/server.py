@@ -148,7 +148,7 @@ class ServiceServer(ABC):
         self._listen_metrics()
         self._say_what_is_open()
         self._engine_process.start()
-        room = asyncio.ensure_future(self._connection_room(port).watch())
+        room = self._supervisor.start("connection_room", self._connection_room(port).watch)
         try:
             await server.start()
             if health_server is not None:

@@ -181,5 +181,5 @@ def test_of_endpoints_that_may_do_the_ready_ones_are_asked_first():
 
 
 def test_a_stall_timeout_below_the_beats_is_refused():
-    with pytest.raises(BadInputError, match=r"stall_timeout: 2 s is too short.*give 3 or more"):
+    with pytest.raises(BadInputError, match=r"stall_timeout: 2 s is too short.*give 6 or more"):
         RetryPolicy(stall_timeout_s=2.0)

@@ -94,7 +94,30 @@ def test_a_target_that_does_not_even_answer_is_left_for_another(
 ) -> None:
     """It has not said that it beats; nor could it have queued the request yet."""
     first, second, told = start(refuse=silence), start(), Told()
-    asyncio.run(follow([first, second], told, lambda: bool(first.requests)))
+
+    def until_it_is_seen() -> bool:
+        told.targets[0].ready = False
+        return bool(first.requests)
+
+    asyncio.run(follow([first, second], told, until_it_is_seen))
+    assert told.is_whole()
+    assert not any(target.avoided for target in told.targets)
+
+
+def test_a_target_that_is_still_reading_the_request_is_not_left(
+    start: Callable[..., Running],
+) -> None:
+    """It answers others: a template may take long."""
+    first, second, told = start(refuse=silence), start(), Told()
+    looks = iter(range(400))
+
+    def until_it_ends() -> bool:
+        if first.requests and next(looks, None) is None:
+            first.server.stop(0)
+        return bool(first.requests)
+
+    asyncio.run(follow([first, second], told, until_it_ends))
+    assert next(looks, None) is None
     assert told.is_whole()
 
 

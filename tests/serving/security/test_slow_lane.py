@@ -76,3 +76,26 @@ def test_who_leaves_holds_nobody_up() -> None:
         await served.take("d", 1.0)
 
     assert run(work).names == ["c", "d"]
+
+
+def test_who_leaves_just_when_it_would_be_its_turn_holds_nobody_up() -> None:
+    """In the same turn of the event loop: it does not know yet that it is cancelled."""
+
+    async def work(served: Served) -> None:
+        done = asyncio.get_running_loop().create_future()
+
+        async def hold() -> None:
+            async with served.lane.turn("first"):
+                await done
+
+        holding = asyncio.ensure_future(hold())
+        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(served.take("a", 1.0))
+        await asyncio.sleep(0)
+        done.set_result(None)
+        waiting.cancel()
+        await asyncio.gather(holding, waiting, return_exceptions=True)
+        assert holding.exception() is None
+        await served.take("b", 1.0)
+
+    assert run(work).names == ["b"]

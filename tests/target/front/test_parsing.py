@@ -43,7 +43,9 @@ class Chats:
         account = self._accounts.setdefault(name, IdentityAccount(Identity(name), Allowance(), 0.0))
         chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=text)])
         data = pb.GenerateRequest(chat=chat).SerializeToString()
-        return asyncio.ensure_future(self._parser.parse(data, self._tokenizer, LIMITS, account))
+        return asyncio.ensure_future(
+            self._parser.parse(data, self._tokenizer, LIMITS, account, name)
+        )
 
 
 @pytest.mark.parametrize("who", ["hog-0", "other"])

@@ -158,6 +158,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle, is_secret = self.cycle, self.transport.get_extra_info("sslcontext") is not None
         if cycle is None or cycle.response_complete or self._incoming is not None or is_secret:
             return False
+        if cycle.scope["http_version"] == "1.0":  # nothing can be sent that finds out who has gone
+            return False
         cycle.keep_alive = False
         self._ask_whether_it_reads(FIRST_PAUSE)
         return True
@@ -168,10 +170,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self._lost or cycle.response_started or self.pipeline:
             return
-        if cycle.scope["http_version"] != "1.0":
-            self.transport.write(CONTINUE)
-            later = min(2 * pause, LONGEST_PAUSE)
-            self.loop.call_later(pause, self._ask_whether_it_reads, later)
+        self.transport.write(CONTINUE)
+        self.loop.call_later(pause, self._ask_whether_it_reads, min(2 * pause, LONGEST_PAUSE))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

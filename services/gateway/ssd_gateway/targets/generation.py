@@ -97,7 +97,8 @@ class Generation:
             if not watch.ended():
                 raise
             self._failure = watch.failure(target.address)
-            target.stood_still()
+            if admitted:
+                target.stood_still()
             log.info("a stream leaves target %s", self._failure)
         except ModelMismatchError as error:
             self._failure = error

@@ -66,6 +66,11 @@ class Target:
         return 1 if self.info is None else max(1, self.info.max_num_seqs)
 
     @property
+    def answers(self) -> bool:
+        """True if the last look at it was answered."""
+        return self.ready
+
+    @property
     def avoided(self) -> bool:
         """True if others are asked first: a stream stood still here a moment ago."""
         return time.monotonic() - self._stood_still_at < AVOIDED_SECONDS

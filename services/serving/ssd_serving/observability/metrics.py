@@ -23,7 +23,15 @@ from ssd_serving.security.tls import TlsFiles
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 REFUSALS = ("missing", "unknown", "expired", "role", "outdated")
 RELOADED = ("tls", "tokens")
-TASKS = ("engine_watch", "health_port", "link", "look_up", "targets", "certificates")
+TASKS = (
+    "connection_room",
+    "engine_watch",
+    "health_port",
+    "link",
+    "look_up",
+    "targets",
+    "certificates",
+)
 Reads = Mapping[str, tuple[str, Callable[[Any], float]]]  # name: (text, how to read the books)
 
 

@@ -42,18 +42,19 @@ class SlowLane:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it had just come
                 self._pass_on()
-            else:
+            elif turn in self._waiting.get(name, ()):
                 self._leave(name, turn)
             raise
 
     def _pass_on(self) -> None:
-        if not self._waiting:
-            self._taken = False
-            return
-        name = min(self._waiting, key=lambda each: self._had.get(each, 0.0))
-        turn = self._waiting[name][0]
-        self._leave(name, turn)
-        turn.set_result(None)
+        while self._waiting:
+            name = min(self._waiting, key=lambda each: self._had.get(each, 0.0))
+            turn = self._waiting[name][0]
+            self._leave(name, turn)
+            if not turn.done():  # its task was cancelled, and does not know yet
+                turn.set_result(None)
+                return
+        self._taken = False
 
     def _leave(self, name: str, turn: "asyncio.Future[None]") -> None:
         self._waiting[name].remove(turn)

@@ -49,14 +49,20 @@ class Parser:
         self._held: Counter[str] = Counter()  # bytes, by identity
 
     async def parse(
-        self, data: bytes, tokenizer: Tokenizer, limits: RequestLimits, account: IdentityAccount
+        self,
+        data: bytes,
+        tokenizer: Tokenizer,
+        limits: RequestLimits,
+        account: IdentityAccount,
+        holder: str,
     ) -> ParsedRequest:
+        """``holder``: whose share of the slow lane it takes."""
         most = account.allowance.prompt_tokens
 
         def work(message: pb.GenerateRequest) -> ParsedRequest:
             return parse_request(message, tokenizer, limits, most)
 
-        return await self.read(pb.GenerateRequest, data, work, account)
+        return await self.read(pb.GenerateRequest, data, work, account, holder)
 
     async def read(
         self,
@@ -64,6 +70,7 @@ class Parser:
         data: bytes,
         work: Callable[[Kind], Result],
         account: IdentityAccount,
+        holder: str,
     ) -> Result:
         """``work`` on a message of this kind."""
         if len(data) <= INLINE_BYTES:
@@ -72,7 +79,9 @@ class Parser:
                 return work(message)
         reading = _Reading()
         task = asyncio.ensure_future(
-            self._in_turn(account, len(data), lambda: work(decode_message(kind, data)), reading)
+            self._in_turn(
+                account, holder, len(data), lambda: work(decode_message(kind, data)), reading
+            )
         )
         try:
             return await asyncio.shield(task)
@@ -86,6 +95,7 @@ class Parser:
     async def _in_turn(
         self,
         account: IdentityAccount,
+        holder: str,
         size: int,
         work: Callable[[], Result],
         reading: "_Reading",
@@ -99,7 +109,7 @@ class Parser:
                         return await _on_thread(self._pool, lambda: _quickly(work))
                 except TakesLong:
                     reading.wait_again()
-                async with self._slow_lane.turn(account.identity.name):
+                async with self._slow_lane.turn(holder):
                     reading.begun = True
                     return await _on_thread(self._slow_pool, work)
         finally:

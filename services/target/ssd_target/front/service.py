@@ -153,7 +153,10 @@ class TargetServicer:
             serving = self._admit()
             with self._accounts.request(self._access.identity(context)) as account:
                 about = (serving.tokenizer, serving.limits, account.allowance.prompt_tokens)
-                return await self._parser.read(kind, data, lambda m: answer(m, *about), account)
+                holder = self._access.holder(context)
+                return await self._parser.read(
+                    kind, data, lambda m: answer(m, *about), account, holder
+                )
         except SSDError as error:
             await abort(context, error)
 
@@ -165,7 +168,7 @@ class TargetServicer:
             identity = self._access.identity(context)
             watch.known_as(identity=identity.name)
             with self._accounts.request(identity) as account:
-                request = await self._parse(serving, data, account, watch)
+                request = await self._parse(serving, data, account, watch, context)
                 data = b""  # it may be large, and the request may take long
                 response = await self._serve(serving, request, account, watch, context)
             outcome = pb.FinishReason.Name(response.finish.reason).rsplit("_", 1)[1].lower()
@@ -182,10 +185,16 @@ class TargetServicer:
                 self._mean_seconds += 0.1 * (elapsed - self._mean_seconds)
 
     async def _parse(
-        self, serving: TargetServing, data: bytes, account: IdentityAccount, watch: RequestWatch
+        self,
+        serving: TargetServing,
+        data: bytes,
+        account: IdentityAccount,
+        watch: RequestWatch,
+        context: grpc.aio.ServicerContext,
     ) -> ParsedRequest:
         tokenizer, limits = serving.tokenizer, serving.limits
-        request = await self._parser.parse(data, tokenizer, limits, account)
+        holder = self._access.holder(context)
+        request = await self._parser.parse(data, tokenizer, limits, account, holder)
         watch.known_as(request_id=request.request_id)
         self._refuse_while_draining()  # a drain may have begun meanwhile
         return request

@@ -19,7 +19,7 @@ MODULE = "ssd_engine.text.confined.chat_templates"
 MEMORY, SECONDS = 1 << 30, 2
 QUICK = 2
 FIRST_BUDGET = 0.02  # seconds of processor time
-NICE = 10
+NICE = 5
 
 
 class TakesLong(SSDError):
