@@ -22,9 +22,9 @@ from ssd_gateway.reading.prepared import (
     prepare_detokenize,
     prepare_tokenize,
 )
-from ssd_gateway.reading.process import ReadingProcess
+from ssd_gateway.reading.process import JOB, ReadingProcess
 from ssd_gateway.reading.room import BodyRoom
-from tests.gateway.odd_readers import dying, greedy, size_of, whoever_reads
+from tests.gateway.odd_readers import dying, greedy, size_of, tight, whoever_reads
 from tests.gateway.scripted_model import ScriptedModel, serving
 from tests.processes import GatewayProcess, gateway
 from tests.waiting import HANG_SECONDS
@@ -93,6 +93,24 @@ def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
             pids.append((await process.prepare(whoever_reads, b"", TERMS)).asked)
         assert pids[0] == pids[1] != pids[2]
         assert os.getpid() not in pids
+        await process.close()
+
+    asyncio.run(read())
+
+
+def test_a_body_that_finds_no_memory_is_not_taken_for_what_to_do() -> None:
+    """It looks like a job: a caller's bytes would be unpickled."""
+    job = pickle.dumps((whoever_reads, TERMS))
+    rest = 4 * MIB - JOB.size - len(job)
+    body = 16 * (JOB.pack(len(job), rest) + job + bytes(rest))
+
+    async def read() -> None:
+        process = ReadingProcess()
+        await process.prepare(tight, b"", TERMS)
+        with pytest.raises(ApiError) as caught:
+            await process.prepare(size_of, body, TERMS)
+        assert caught.value.code == "request_too_large"
+        assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
         await process.close()
 
     asyncio.run(read())
