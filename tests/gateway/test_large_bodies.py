@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pickle
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -110,6 +111,29 @@ def test_a_body_that_finds_no_memory_is_not_taken_for_what_to_do() -> None:
         with pytest.raises(ApiError) as caught:
             await process.prepare(size_of, body, TERMS)
         assert caught.value.code == "request_too_large"
+        assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
+        await process.close()
+
+    asyncio.run(read())
+
+
+def test_a_process_that_cannot_begin_is_no_fault_of_the_body(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def read() -> None:
+        process = ReadingProcess()
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(ApiError) as caught:
+                await process.prepare(size_of, b"", TERMS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        assert caught.value.retry_after == 1
+        assert "Too many open files" in caplog.text
         assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
         await process.close()
 
