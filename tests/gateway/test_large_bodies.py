@@ -7,6 +7,7 @@ import pickle
 import resource
 import socket
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -173,6 +174,22 @@ def test_nobody_has_more_than_half_of_the_room() -> None:
                 await asyncio.sleep(0)
                 assert not waiting.done()
             await waiting
+
+    asyncio.run(hold())
+
+
+def test_larger_bodies_leave_a_quarter_to_others() -> None:
+    async def hold() -> None:
+        room = BodyRoom(16 * MIB)
+        async with AsyncExitStack() as held:
+            for host, size in (("a", 3), ("a", 3), ("b", 6)):
+                await held.enter_async_context(room.held(host, size * MIB, 0))
+            for host in ("a", "c"):
+                with pytest.raises(ApiError):
+                    await held.enter_async_context(room.held(host, MIB + 1, 0))
+                await held.enter_async_context(room.held(host, MIB, 0))
+        async with room.held("a", 16 * MIB, 0):  # alone, it may take all
+            pass
 
     asyncio.run(hold())
 
