@@ -194,6 +194,12 @@ def test_larger_bodies_leave_a_quarter_to_others() -> None:
     asyncio.run(hold())
 
 
+def test_what_no_model_is_known_for_is_read_by_the_form_of_all() -> None:
+    own, others = pb.ChatFormat(thinks=True), pb.ChatFormat(tools="hermes")
+    terms = Terms(forms={None: others, "model": own})
+    assert [terms.form_of(model) for model in ("model", "new", None)] == [own, others, others]
+
+
 def test_choices_do_not_multiply_a_long_prompt_without_end() -> None:
     body = body_of(prompt="a" * MIB, n=128)
     assert prepare_completion(body, Terms()).problem is not None
