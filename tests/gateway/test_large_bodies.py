@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import pickle
+import resource
 import socket
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -22,9 +24,9 @@ from ssd_gateway.reading.prepared import (
     prepare_detokenize,
     prepare_tokenize,
 )
-from ssd_gateway.reading.process import ReadingProcess
+from ssd_gateway.reading.process import JOB, ReadingProcess
 from ssd_gateway.reading.room import BodyRoom
-from tests.gateway.odd_readers import dying, greedy, size_of, whoever_reads
+from tests.gateway.odd_readers import dying, greedy, size_of, tight, whoever_reads
 from tests.gateway.scripted_model import ScriptedModel, serving
 from tests.processes import GatewayProcess, gateway
 from tests.waiting import HANG_SECONDS
@@ -98,6 +100,47 @@ def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
     asyncio.run(read())
 
 
+def test_a_body_that_finds_no_memory_is_not_taken_for_what_to_do() -> None:
+    """It looks like a job: a caller's bytes would be unpickled."""
+    job = pickle.dumps((whoever_reads, TERMS))
+    rest = 4 * MIB - JOB.size - len(job)
+    body = 16 * (JOB.pack(len(job), rest) + job + bytes(rest))
+
+    async def read() -> None:
+        process = ReadingProcess()
+        await process.prepare(tight, b"", TERMS)
+        with pytest.raises(ApiError) as caught:
+            await process.prepare(size_of, body, TERMS)
+        assert caught.value.code == "request_too_large"
+        assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
+        await process.close()
+
+    asyncio.run(read())
+
+
+def test_a_process_that_cannot_begin_is_no_fault_of_the_body(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def read() -> None:
+        process = ReadingProcess()
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(ApiError) as caught:
+                await process.prepare(size_of, b"", TERMS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        assert caught.value.retry_after == 1
+        assert "Too many open files" in caplog.text
+        assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
+        await process.close()
+
+    asyncio.run(read())
+
+
 def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn() -> None:
     async def read() -> list[int]:
         process, done = ReadingProcess(), list[int]()
@@ -133,6 +176,28 @@ def test_nobody_has_more_than_half_of_the_room() -> None:
             await waiting
 
     asyncio.run(hold())
+
+
+def test_larger_bodies_leave_a_quarter_to_others() -> None:
+    async def hold() -> None:
+        room = BodyRoom(16 * MIB)
+        async with AsyncExitStack() as held:
+            for host, size in (("a", 3), ("a", 3), ("b", 6)):
+                await held.enter_async_context(room.held(host, size * MIB, 0))
+            for host in ("a", "c"):
+                with pytest.raises(ApiError):
+                    await held.enter_async_context(room.held(host, MIB + 1, 0))
+                await held.enter_async_context(room.held(host, MIB, 0))
+        async with room.held("a", 16 * MIB, 0):  # alone, it may take all
+            pass
+
+    asyncio.run(hold())
+
+
+def test_what_no_model_is_known_for_is_read_by_the_form_of_all() -> None:
+    own, others = pb.ChatFormat(thinks=True), pb.ChatFormat(tools="hermes")
+    terms = Terms(forms={None: others, "model": own})
+    assert [terms.form_of(model) for model in ("model", "new", None)] == [own, others, others]
 
 
 def test_choices_do_not_multiply_a_long_prompt_without_end() -> None:

@@ -86,7 +86,7 @@ class Answer:
         return all(each.finish is not None for each in self.choices)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Waits for news; raises what has ended the answer. False: there were none in time."""
+        """Waits for news. False: there were none in time."""
         if not self.news.is_set():
             try:
                 async with asyncio.timeout(seconds):
@@ -94,9 +94,12 @@ class Answer:
             except TimeoutError:
                 return False
         self.news.clear()
+        return True
+
+    def check(self) -> None:
+        """Raises what has ended the answer."""
         if self.failure is not None:
             raise self.failure
-        return True
 
     async def close(self) -> None:
         """Whatever still runs is cancelled: targets free it at once."""
@@ -166,6 +169,7 @@ class AnswerResponse:
         try:
             answer.start()
             while not answer.is_admitted:
+                answer.check()
                 await answer.wait()
             if self._stream is None:
                 await self._send_whole(send)
@@ -206,6 +210,7 @@ class AnswerResponse:
     async def _send_whole(self, send: Send) -> None:
         answer = self._answer
         while not answer.is_over:
+            answer.check()
             await answer.wait()
         body = msgspec.json.encode(
             {
@@ -230,11 +235,14 @@ class AnswerResponse:
     async def _send_events(self, events: EventStream, options: StreamOptions) -> None:
         answer = self._answer
         while True:
+            failure = answer.failure  # what has come before it is passed on
             chunks = [self._chunk(choice, options) for choice in answer.choices if choice.has_news]
             if chunks:
                 await events.write(b"".join(filter(None, chunks)))
             if all(choice.finish_told for choice in answer.choices):
                 break
+            if failure is not None and not answer.is_over:
+                raise failure
             if not await answer.wait(PING_SECONDS):
                 await events.write(PING)
         last = event(self._last_chunk()) if options.include_usage else b""

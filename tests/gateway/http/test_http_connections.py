@@ -81,6 +81,34 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
         yield process
 
 
+def test_a_request_that_is_coming_is_no_idle_connection(front: GatewayProcess) -> None:
+    with ExitStack() as stack:
+
+        def asked() -> socket.socket:
+            made = stack.enter_context(connect(front, "127.0.0.2"))
+            made.sendall(ASK)
+            assert b"200" in made.recv(1024)
+            return made
+
+        oldest, next_one = asked(), asked()
+        next_one.setblocking(False)
+        oldest.sendall(UPLOAD)
+        assert b"100 Continue" in oldest.recv(1024)
+        while is_open(next_one):
+            asked()
+        oldest.sendall(b"{}")
+        assert b"400 Bad Request" in oldest.recv(1024)
+
+
+def is_open(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1))
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
 def connect(front: GatewayProcess, host: str) -> socket.socket:
     name, _, port = front.address.rpartition(":")
     return socket.create_connection((name, int(port)), HANG_SECONDS, (host, 0))
@@ -95,6 +123,10 @@ def get(front: GatewayProcess, path: str) -> tuple[int, str]:
 
 
 ASK = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+UPLOAD = (
+    b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
+    b"content-type: application/json\r\ncontent-length: 2\r\n\r\n"
+)
 BEGINNINGS = {
     "nothing": b"",
     "a request": ASK,

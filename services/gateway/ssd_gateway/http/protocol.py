@@ -140,6 +140,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         self.cycle.transport = self._incoming  # type: ignore[assignment]
+        if not self.pipeline:  # else one before it is being answered
+            self.peers.waits(self)  # from now on: it is not idle
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -37,7 +37,8 @@ class Terms:
     allow_unknown: bool = False
 
     def form_of(self, model: str | None) -> pb.ChatFormat:
-        return (self.forms or {}).get(model) or pb.ChatFormat()
+        forms = self.forms or {}
+        return forms.get(model) or forms.get(None) or pb.ChatFormat()
 
 
 Asked = TypeVar("Asked")

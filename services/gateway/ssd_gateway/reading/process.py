@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
-from ssd_gateway.http.errors import ApiError
+from ssd_engine.process.sparse_log import SparseLog
+from ssd_gateway.http.errors import SERVER, ApiError
 from ssd_gateway.reading.prepared import Asked, Prepare, Prepared, Terms
 
 JOB = struct.Struct("<QQ")  # sizes of what to do, and of the body
 RESULT = struct.Struct("<Q")
 SECONDS = 30.0  # for one body; it takes about one
 BUFFER = 1 << 20
+_sparse = SparseLog()
 
 
 class ReadingProcess:
@@ -69,10 +71,10 @@ class ReadingProcess:
                 mine.set_result(None)
 
     async def _ask(self, how: Prepare[Any], body: bytes, terms: Terms) -> Any:
-        is_over = False
+        process, is_over = await self._begun(), False
         try:
             async with asyncio.timeout(SECONDS):
-                result = await self._exchange(pickle.dumps((how, terms)), body)
+                result = await _exchange(process, pickle.dumps((how, terms)), body)
             is_over = True
             return pickle.loads(result)
         except (OSError, EOFError):  # it took too long, or was killed for what it takes
@@ -85,16 +87,15 @@ class ReadingProcess:
             if not is_over:  # its result would be taken for that of the next one
                 self._kill()
 
-    async def _exchange(self, job: bytes, body: bytes) -> bytes:
+    async def _begun(self) -> Process:
         if self._process is None or self._process.returncode is not None:
-            self._process = await _start()
-        jobs = cast(asyncio.StreamWriter, self._process.stdin)
-        results = cast(asyncio.StreamReader, self._process.stdout)
-        jobs.write(JOB.pack(len(job), len(body)) + job)
-        jobs.write(body)
-        await jobs.drain()
-        (size,) = RESULT.unpack(await results.readexactly(RESULT.size))
-        return await results.readexactly(size)
+            try:
+                self._process = await _start()
+            except OSError as error:
+                _sparse.warning("start", f"no process for large bodies could be begun: {error}")
+                about = "large bodies cannot be read now; try again"
+                raise ApiError(503, about, SERVER, code="overloaded", retry_after=1) from None
+        return self._process
 
     def _kill(self) -> Process | None:
         process, self._process = self._process, None
@@ -107,6 +108,16 @@ class ReadingProcess:
         process = self._kill()
         if process is not None:
             await process.wait()
+
+
+async def _exchange(process: Process, job: bytes, body: bytes) -> bytes:
+    jobs = cast(asyncio.StreamWriter, process.stdin)
+    results = cast(asyncio.StreamReader, process.stdout)
+    jobs.write(JOB.pack(len(job), len(body)) + job)
+    jobs.write(body)
+    await jobs.drain()
+    (size,) = RESULT.unpack(await results.readexactly(RESULT.size))
+    return await results.readexactly(size)
 
 
 async def _start() -> Process:

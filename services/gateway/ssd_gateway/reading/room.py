@@ -7,9 +7,15 @@ from contextlib import asynccontextmanager
 
 from ssd_gateway.http.errors import SERVER, ApiError
 
+SMALLER_BYTES = 1 << 20  # of a body; larger ones leave it a quarter of the room
+
 
 class BodyRoom:
-    """Room for so many bytes. Nobody's bodies take more than half of it, but for a single one."""
+    """Room for so many bytes. Nobody's bodies take more than half of it, but for a single one.
+
+    Larger bodies take three quarters of the room, and of anybody's half, but for one that is alone:
+    whoever announces them and sends nothing does not keep the others out.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -44,6 +50,7 @@ class BodyRoom:
             ) from None
 
     def _has_room(self, host: str, size: int) -> bool:
-        own = self._held[host]
-        share = not own or own + size <= self._most // 2
-        return share and self._held.total() + size <= self._most
+        own, total = self._held[host], self._held.total()
+        most = self._most if size <= SMALLER_BYTES else self._most * 3 // 4
+        share = not own or own + size <= most // 2
+        return share and (not total or total + size <= most)

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import Any
 
 from ssd_gateway.http.errors import ApiError, api_error
 from ssd_gateway.reading.process import JOB, RESULT
@@ -26,17 +26,19 @@ def main() -> None:
     sys.stdout = sys.stderr
     gc.disable()  # it would look at a million values of a body again and again
     while sizes := jobs.read(JOB.size):
-        result = pickle.dumps(_done(jobs, *JOB.unpack(sizes)))
+        size, body_size = JOB.unpack(sizes)
+        # Where memory ends here, so does the process: what was not read is not the next job.
+        result = pickle.dumps(_done(jobs.read(size), jobs.read(body_size)))
         results.write(RESULT.pack(len(result)) + result)
         results.flush()
         del result
         gc.collect()
 
 
-def _done(jobs: BinaryIO, size: int, body_size: int) -> Any:
+def _done(job: bytes, body: bytes) -> Any:
     try:
-        how, terms = pickle.loads(jobs.read(size))
-        return how(jobs.read(body_size), terms)
+        how, terms = pickle.loads(job)
+        return how(body, terms)
     except ApiError as error:
         return error
     except MemoryError:
