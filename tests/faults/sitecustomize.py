@@ -96,7 +96,7 @@ def break_step_tree(attention: ModuleType) -> None:
 
 
 def break_graph(graphs: ModuleType) -> None:
-    whole = graphs._capture
+    whole = graphs.capture_graph
 
     def capture(run: Callable[[], None], memory: Any) -> Any:
         def more() -> None:
@@ -107,7 +107,7 @@ def break_graph(graphs: ModuleType) -> None:
 
         return whole(more, memory)
 
-    graphs._capture = capture
+    graphs.capture_graph = capture
 
 
 FAULTS: dict[str, tuple[str, Callable[[ModuleType], None]]] = {

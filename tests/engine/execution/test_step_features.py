@@ -122,7 +122,7 @@ def make_steps(
     one = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2)
     one.inputs.clear(DUMMY)
     if monkeypatch is not None:
-        monkeypatch.setattr(graphs, "_capture", lambda run, memory: (Graph(one, run), memory))
+        monkeypatch.setattr(graphs, "capture_graph", lambda run, memory: (Graph(one, run), memory))
     return GraphRunner([one], eager=eager)
 
 

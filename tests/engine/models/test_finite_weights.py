@@ -14,6 +14,8 @@ from torch import Tensor
 from ssd_engine.checkpoints.checkpoint import open_checkpoint
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.errors import ModelError
+from ssd_engine.models import finite_weights
+from ssd_engine.models.finite_weights import FiniteWeights
 from ssd_engine.models.loader import load_weights
 from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_serving.engine.loop import warm_up
@@ -101,26 +103,42 @@ def test_what_a_dtype_does_not_hold_is_said_to_be_that(tmp_path: Path) -> None:
 
 
 class OneOfTwo(SingleRank):
-    """A rank beside another one, which finds that its part is no number."""
+    """A rank beside another one, which finds the weight of this number to be none."""
 
     size = 2
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, found: int) -> None:
+        self.rank, self.found = rank, found
 
     def minimum(self, value: int) -> int:
-        return 0
+        return min(value, self.found)
 
 
-def test_the_first_rank_says_what_another_one_has_found(tmp_path: Path) -> None:
-    """It ends the others: whoever died first would be blamed in its place."""
+def test_the_first_rank_reads_and_names_the_weight_that_another_one_has_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the others, which wait: whoever died first would be blamed in its place."""
     make_model("qwen3", tmp_path)
+    order = sorted(load_file(tmp_path / "model.safetensors"))
     name = "model.layers.2.self_attn.q_proj.weight"
+    where = order.index(name)
+    with pytest.raises(ModelError, match=f"^weight {name}: not finite on another rank;"):
+        make_runner(tmp_path, tp=OneOfTwo(0, where))  # it is another node's file
     change(tmp_path, {name: spoilt(NAN, -1)})  # of the second rank's part
+    read, whole = list[str](), FiniteWeights._problem
+
+    def problem(self: FiniteWeights, name: str) -> str:
+        read.append(name)
+        return whole(self, name)
+
+    monkeypatch.setattr(FiniteWeights, "_problem", problem)
     with pytest.raises(ModelError, match=f"weight {name}: 64 of"):
-        make_runner(tmp_path, tp=OneOfTwo(0))
-    with pytest.raises(RuntimeError, match="rank 0 says which"):
-        make_runner(tmp_path, tp=OneOfTwo(1))
+        make_runner(tmp_path, tp=OneOfTwo(0, where))
+    waits: list[float] = []
+    monkeypatch.setattr(finite_weights.time, "sleep", waits.append)
+    with pytest.raises(RuntimeError, match=f"weight {name}: not finite, and rank 0 has not ended"):
+        make_runner(tmp_path, tp=OneOfTwo(1, len(order)))
+    assert (read, waits) == ([name], [finite_weights.END_SECONDS])
 
 
 def test_logits_that_are_no_numbers_end_the_warm_up(tmp_path: Path) -> None:

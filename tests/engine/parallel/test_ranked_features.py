@@ -1,10 +1,17 @@
-"""Features of a model on several ranks: real processes."""
+"""Features of a model on several ranks: real processes, where ranks exchange."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from ssd_engine.parallel.ranked_runner import RankedRunner
+from ssd_engine.parallel.ranks import failures
 from tests.random_models import make_model
 
 COMPARE = """
@@ -69,3 +76,35 @@ def test_two_ranks_tell_what_one_does(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("boundary 4 is asked for: the model has 3 layers") == 2
     assert done.stdout.splitlines()[-1] == "equal"
+
+
+class _Full:
+    """The first rank's own runner, and the channel to the others, beside which nothing fits."""
+
+    config = SimpleNamespace(num_layers=3)
+
+    def send(self, values: Any) -> None:
+        pass
+
+    def prepare_watch(self, boundaries: Any) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _lost(self: _Full, boundaries: Any) -> bool:
+    raise RuntimeError("Connection closed by peer")
+
+
+def test_the_first_rank_waits_for_nobody_who_dies_when_it_has_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(failures.time, "sleep", waits.append)
+    ranked: Any = object.__new__(RankedRunner)
+    ranked._runner = ranked._channel = _Full()
+    with pytest.raises(torch.OutOfMemoryError):
+        ranked.prepare_watch((1, 2))
+    assert waits == []
+    monkeypatch.setattr(_Full, "prepare_watch", _lost)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        ranked.prepare_watch((1, 2))
+    assert waits == [failures.REPORT_SECONDS]

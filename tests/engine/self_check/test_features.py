@@ -38,7 +38,7 @@ def check(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
 
     monkeypatch.setattr(runner, "make_step_features", make)
     one = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2)
-    monkeypatch.setattr(graphs, "_capture", lambda run, memory: (Graph(one, run), memory))
+    monkeypatch.setattr(graphs, "capture_graph", lambda run, memory: (Graph(one, run), memory))
     rng, findings = random.Random(1), Findings(torch.float32, "model")
     parts = [
         Chunk([rng.randrange(512) for _ in range(3 - i)], 40, BLOCKS[i], 3 - i) for i in range(2)

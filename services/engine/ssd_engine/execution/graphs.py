@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_engine.execution.graph_capture import capture_graph
 from ssd_engine.execution.step import Step
 from ssd_engine.execution.step_features import StepFeatures
 from ssd_engine.forward.batch import (
@@ -250,7 +251,7 @@ class GraphRunner:
         step.use(side)
         step.watch(features)
         try:
-            graph, self._memory = _capture(run, self._memory)
+            graph, self._memory = capture_graph(run, self._memory)
         finally:
             step.watch(self._features)
         yield
@@ -601,25 +602,6 @@ def _nothing() -> None:
 
 # Captures what is run, on one side of a step.
 _Capture = Callable[[Callable[[], None]], Generator[None, None, torch.cuda.CUDAGraph]]
-
-
-def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph, and the memory that it shares with others. Unlike ``torch.cuda.graph`` it neither
-    waits for the device nor gives memory back to it: steps may be in flight."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(_capture_stream()):
-        # Threads of planes go on meanwhile: only what this one does is part of the graph.
-        graph.capture_begin(memory, capture_error_mode="thread_local")
-        try:
-            run()
-        finally:
-            graph.capture_end()
-    return graph, graph.pool()
-
-
-@cache
-def _capture_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()
 
 
 def _after(event: torch.cuda.Event, run: Callable[[], None]) -> None:

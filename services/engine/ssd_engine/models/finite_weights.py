@@ -5,6 +5,7 @@ that; what it has found is asked for at the end. Only where it has found somethi
 counted, in the files.
 """
 
+import time
 from collections.abc import Mapping
 
 import torch
@@ -16,6 +17,7 @@ from ssd_engine.errors import ModelError
 from ssd_engine.models.tensor_parallel import TensorParallel
 
 MOST_NAMED = 3  # weights of an error
+END_SECONDS = 600.0  # in which the first rank counts a weight's values, and ends all others
 
 
 class FiniteWeights:
@@ -35,16 +37,19 @@ class FiniteWeights:
 
     def require(self, tp: TensorParallel) -> None:
         """Raises ModelError if a weight holds what is no number, on any rank. The first rank says
-        which: it ends the others."""
-        suspects = self._suspects()
-        if tp.minimum(int(not suspects)):
+        which, at once: ranks agree on one, and the others wait until it ends them."""
+        suspects, order = self._suspects(), sorted(self._checkpoint.entries)
+        first = tp.minimum(min(map(order.index, suspects), default=len(order)))
+        if first == len(order):
             return
         if tp.rank:
-            raise RuntimeError("a weight is no number: rank 0 says which")
-        names = suspects or sorted(self._checkpoint.entries)  # those of another rank's part
+            time.sleep(END_SECONDS)
+            raise RuntimeError(f"weight {order[first]}: not finite, and rank 0 has not ended")
+        names = suspects or [order[first]]  # of another rank's part
         problems = [problem for name in names if (problem := self._problem(name))]
         more = f" (and {len(problems) - MOST_NAMED} more)" if len(problems) > MOST_NAMED else ""
-        raise ModelError("; ".join(problems[:MOST_NAMED]) + more)
+        named = problems[:MOST_NAMED] or [_unseen(names[0], here=bool(suspects))]
+        raise ModelError("; ".join(named) + more)
 
     def _suspects(self) -> list[str]:
         if not self._extremes:
@@ -68,3 +73,10 @@ class FiniteWeights:
             dtype = str(self._dtype).removeprefix("torch.")
             return f"{where}: {count} values are too large for {dtype}; --dtype bfloat16 holds them"
         return ""
+
+
+def _unseen(name: str, here: bool) -> str:
+    """What is wrong where this node's file has nothing wrong: its copy on the way to the device, or
+    another node's file."""
+    where = "once it was loaded" if here else "on another rank"
+    return f"weight {name}: not finite {where}; get or convert the checkpoint again"

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -189,7 +190,7 @@ class RankedRunner:
         if self._channel is None:
             yield
             return
-        with await_failure_report():
+        with await_failure_report(at_once=(torch.OutOfMemoryError,)):
             self._channel.send(np.concatenate(([np.int32(kind)], encode()), dtype=np.int32))
             yield
 

@@ -18,11 +18,13 @@ REPORT_SECONDS = 5.0
 
 
 @contextmanager
-def await_failure_report() -> Iterator[None]:
+def await_failure_report(at_once: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """A collective, a pipe or a connection fails the moment a rank dies. The watcher knows which
-    one, says so, and ends this process."""
+    one, says so, and ends this process. ``at_once``: errors that follow from no rank's death."""
     try:
         yield
+    except at_once:
+        raise
     except (RuntimeError, OSError, EOFError, NodeConnectionBroken):
         time.sleep(REPORT_SECONDS)
         raise
