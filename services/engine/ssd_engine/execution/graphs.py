@@ -8,10 +8,10 @@ right. A draft's step is one graph: while it is launched, the device computes th
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_engine.execution.graph_capture import capture_graph
 from ssd_engine.execution.step import Step
 from ssd_engine.execution.step_features import StepFeatures
 from ssd_engine.forward.batch import (
@@ -602,6 +601,50 @@ def _nothing() -> None:
 
 # Captures what is run, on one side of a step.
 _Capture = Callable[[Callable[[], None]], Generator[None, None, torch.cuda.CUDAGraph]]
+
+
+def capture_graph(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph, and the memory that it shares with others. Unlike ``torch.cuda.graph`` it neither
+    waits for the device nor gives memory back to it, as long as there is enough.
+
+    Each rank tries again by itself: what is captured is exchanged when it is replayed."""
+    try:
+        return _capture(run, memory)
+    except torch.OutOfMemoryError:
+        pass
+    torch.cuda.empty_cache()  # here nothing holds what was captured until then
+    return _capture(run, memory)
+
+
+def _capture(run: Callable[[], None], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    with _out_of_memory_told(), torch.cuda.stream(_capture_stream()):
+        # Threads of planes go on meanwhile: only what this one does is part of the graph.
+        graph.capture_begin(memory, capture_error_mode="thread_local")
+        try:
+            run()
+        except BaseException:
+            with suppress(RuntimeError):  # what went wrong is said by what ran
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph, graph.pool()
+
+
+@contextmanager
+def _out_of_memory_told() -> Iterator[None]:
+    """A device without memory for a graph is OutOfMemoryError, as where torch allocates."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise torch.OutOfMemoryError(str(error)) from error
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 def _after(event: torch.cuda.Event, run: Callable[[], None]) -> None:
