@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import re
 import threading
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from ssd_target.front.requests import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SPARE_BYTES,
+    ParsedRequest,
     RequestLimits,
     largest_request,
     parse_prompt,
@@ -161,6 +163,14 @@ def long_request(letter: str) -> bytes:
     return pb.GenerateRequest(text=letter * (INLINE_BYTES + 1)).SerializeToString()
 
 
+def parse(
+    parser: Parser, text: str, tokenizer: "Bytes", account: IdentityAccount
+) -> Coroutine[Any, Any, ParsedRequest]:
+    return parser.parse(
+        long_request(text), *about(tokenizer), account, holder=account.identity.name
+    )
+
+
 class TestWhatIsBeingRead:
     def test_texts_that_wait_have_a_bound_in_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of an identity, and those of all; it is free again when they were read."""
@@ -171,7 +181,7 @@ class TestWhatIsBeingRead:
         async def scenario() -> None:
             tokenizer, parser = Bytes(), Parser()
             accounts = [account(name) for name in ("one", "one", "one", "two", "two")]
-            reads = [parser.parse(long_request("a"), *about(tokenizer), each) for each in accounts]
+            reads = [parse(parser, "a", tokenizer, each) for each in accounts]
             tasks = [asyncio.ensure_future(each) for each in reads]
             await until(lambda: sum(task.done() for task in tasks) == 2)
             assert [task.done() for task in tasks] == [False, False, True, False, True]
@@ -181,7 +191,7 @@ class TestWhatIsBeingRead:
             tokenizer.go_on.set()
             await asyncio.gather(*(task for task in tasks if not task.done()))
             assert not parser._held
-            again = await parser.parse(long_request("a"), *about(tokenizer), accounts[0])
+            again = await parse(parser, "a", tokenizer, accounts[0])
             assert again.prompt == [1, 2, 3]
 
         asyncio.run(scenario())
@@ -194,7 +204,7 @@ class TestWhatIsBeingRead:
         async def scenario() -> None:
             tokenizer, parser = Bytes(), Parser()
             tokenizer.go_on.set()
-            assert await parser.parse(long_request("a"), *about(tokenizer), account("one"))
+            assert await parse(parser, "a", tokenizer, account("one"))
 
         asyncio.run(scenario())
 
@@ -209,9 +219,7 @@ class TestWhatIsBeingRead:
         async def scenario() -> None:
             tokenizer, parser = Bytes(), Parser()
             tokenizer.go_on.set()
-            await asyncio.gather(
-                *(parser.parse(long_request(x), *about(tokenizer), account(x)) for x in "abc")
-            )
+            await asyncio.gather(*(parse(parser, x, tokenizer, account(x)) for x in "abc"))
             assert parser._gives_back
             await until(lambda: bool(given))
             assert not parser._gives_back
@@ -222,8 +230,8 @@ class TestWhatIsBeingRead:
     def test_one_text_of_an_identity_at_a_time_others_beside_it(self) -> None:
         async def scenario() -> None:
             tokenizer, parser, mine = Bytes(), Parser(), account("mine")
-            reads = [parser.parse(long_request(x), *about(tokenizer), mine) for x in "ab"]
-            reads.append(parser.parse(long_request("c"), *about(tokenizer), account("other")))
+            reads = [parse(parser, x, tokenizer, mine) for x in "ab"]
+            reads.append(parse(parser, "c", tokenizer, account("other")))
             tasks = [asyncio.ensure_future(each) for each in reads]
             await until(lambda: len(tokenizer.reading) == 2)
             assert sorted(tokenizer.reading) == ["a", "c"]
@@ -237,10 +245,7 @@ class TestWhatIsBeingRead:
     def test_what_is_cancelled_before_its_turn_is_never_read(self) -> None:
         async def scenario() -> None:
             tokenizer, parser, mine = Bytes(), Parser(), account("mine")
-            first, second = (
-                asyncio.ensure_future(parser.parse(long_request(x), *about(tokenizer), mine))
-                for x in "ab"
-            )
+            first, second = (asyncio.ensure_future(parse(parser, x, tokenizer, mine)) for x in "ab")
             await until(lambda: tokenizer.reading == ["a"])
             assert mine.running == 2
             second.cancel()
@@ -255,7 +260,7 @@ class TestWhatIsBeingRead:
     def test_who_leaves_keeps_the_place_until_the_text_was_read(self) -> None:
         async def scenario() -> None:
             tokenizer, parser, mine = Bytes(), Parser(), account("mine")
-            task = asyncio.ensure_future(parser.parse(long_request("a"), *about(tokenizer), mine))
+            task = asyncio.ensure_future(parse(parser, "a", tokenizer, mine))
             await until(lambda: tokenizer.reading == ["a"])
             task.cancel()
             await asyncio.wait([task])
