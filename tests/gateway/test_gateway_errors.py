@@ -94,7 +94,7 @@ def test_a_body_that_no_target_can_take_is_refused(gateway: GatewayProcess) -> N
     # By its length once the target has said what it takes; until then, once it was read.
     words = {
         None: r"the body has more than \d+ bytes, which is what this gateway .*; make it shorter",
-        "tokens": r"tokens: the request has \d+ bytes for the model's server, which takes \d+; make",
+        "tokens": r"tokens: the request has \d+ bytes for the model's server, which takes \d+;",
     }
     assert re.match(words[error["param"]], error["message"]), error
 
