@@ -16,13 +16,16 @@ def descendants(pid: int) -> list[int]:
     return [each for child in map(int, children) for each in (child, *descendants(child))]
 
 
-def spawned(pid: int) -> list[int]:
+def computing(pid: int) -> list[int]:
     """The engine below a front, or the ranks below a node; parents first."""
     return [
-        child
-        for child in descendants(pid)
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        child for child in descendants(pid) if _name_of(child).startswith(("ssd-engine", "rank "))
     ]
+
+
+def _name_of(pid: int) -> str:
+    """As ps shows it."""
+    return Path(f"/proc/{pid}/comm").read_text()
 
 
 def state_of(pid: int) -> str:
@@ -40,7 +43,7 @@ def is_alive(pid: int) -> bool:
 @contextmanager
 def engine_held(front: int) -> Iterator[None]:
     """The engine of a front stands still, so that nothing it computes comes to its end."""
-    engine = wait_until(lambda: spawned(front))[0]
+    engine = wait_until(lambda: computing(front))[0]
     os.kill(engine, signal.SIGSTOP)
     try:
         yield
@@ -51,7 +54,7 @@ def engine_held(front: int) -> Iterator[None]:
 
 def let_engine_go_on_until(front: int, reached: Callable[[], bool]) -> None:
     """A held engine computes for moments only, so that it is not long past the point."""
-    engine = spawned(front)[0]
+    engine = computing(front)[0]
 
     def goes_on() -> bool:
         os.kill(engine, signal.SIGCONT)

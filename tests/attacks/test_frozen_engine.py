@@ -12,7 +12,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from ssd_client import Client, Started
 from ssd_serving.engine.watch import EngineState, EngineWatch
-from tests.process_tree import is_alive, spawned, state_of
+from tests.process_tree import computing, is_alive, state_of
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
 from tests.scale import full_only
 from tests.waiting import wait_until
@@ -28,7 +28,7 @@ SHORTER = {**OPTIONS, "max_tokens": 200}
 @contextmanager
 def standing_still(service: ServiceProcess, inside_a_record: Path | None) -> Iterator[None]:
     """The engine, once the file is there; without one, a rank of it."""
-    process = wait_until(lambda: spawned(service.process.pid)[inside_a_record is None :])[0]
+    process = wait_until(lambda: computing(service.process.pid)[inside_a_record is None :])[0]
     if inside_a_record is None:
         os.kill(process, signal.SIGSTOP)
     else:
@@ -94,7 +94,7 @@ def test_clients_leave_a_frozen_target_before_anything_else_notices(tmp_path: Pa
     with target(tmp_path / "a", "--max-num-seqs", "1") as first, target(tmp_path / "b") as second:
         with Client(second.address) as alone:
             expected = alone.generate(PROMPT, **SHORTER).text
-        front, engine = first.process.pid, spawned(first.process.pid)[0]
+        front, engine = first.process.pid, computing(first.process.pid)[0]
         for frozen in ([engine], [front], [front, engine]):
             with Client(first.address, second.address, stall_timeout=6.0) as client:
                 assert left_for_another(client, frozen) == [expected, expected]
@@ -148,7 +148,7 @@ def test_clients_go_on_elsewhere_when_the_device_does_not_come_back(
             Client(first.address, second.address) as client,
             client.stream(PROMPT, **OPTIONS) as stream,
         ):
-            engine = spawned(first.process.pid)[0]
+            engine = computing(first.process.pid)[0]
             pieces = stream.text()
             text = next(pieces)
             (tmp_path / HANG_NOW).touch()

@@ -17,7 +17,7 @@ from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.text.tokenizer import Tokenizer
 from tests.draft.scripted_draft import frames, hello, opening
-from tests.process_tree import spawned
+from tests.process_tree import computing
 from tests.processes import DraftProcess, draft
 from tests.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
@@ -174,14 +174,17 @@ def test_a_signal_to_the_whole_group_while_loading_is_a_clean_end(
         assert "Traceback" not in server.log()
 
 
-def test_the_death_of_the_engine_ends_links_and_service(
+def test_the_death_of_the_engine_ends_links_which_may_come_again(
     server: DraftProcess, fingerprint: str
 ) -> None:
-    """Comes last: the others need the service."""
     target = Target(server, fingerprint, vocab_size())
     assert next(target.call).welcome.epoch > 0
-    (engine,) = spawned(server.process.pid)
+    (engine,) = computing(server.process.pid)
     os.kill(engine, signal.SIGKILL)
     assert target.end() == grpc.StatusCode.UNAVAILABLE
-    assert server.wait_for_exit() == 1
-    assert "the engine process ended with exit code -9" in server.log()
+    assert "the engine process ended with exit code -9; it is started again" in server.log()
+    wait_until(lambda: server.health("readiness") == SERVING)
+    again = Target(server, fingerprint, vocab_size())
+    assert next(again.call).welcome.epoch > 0
+    again.leave()
+    assert again.end() == grpc.StatusCode.OK

@@ -22,7 +22,7 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, perturbed_scores
 from tests.harness import make_runner
-from tests.process_tree import engine_held, let_engine_go_on_until, spawned
+from tests.process_tree import computing, engine_held, let_engine_go_on_until
 from tests.processes import Output, TargetProcess, collect, target
 from tests.scale import FULL, share
 from tests.waiting import HANG_SECONDS
@@ -44,7 +44,8 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
 
 @pytest.fixture(scope="module")
 def parallel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
-    with target(tmp_path_factory.mktemp("parallel"), "--tp", "2") as process:
+    flags = ("--tp", "2", "--engine-restarts", "0")
+    with target(tmp_path_factory.mktemp("parallel"), *flags) as process:
         yield process
 
 
@@ -268,7 +269,7 @@ class TestTensorParallel:
         """Comes last: the others need the service."""
         call = parallel.stub().Generate(story(1, max_tokens=1500), timeout=HANG_SECONDS)
         next(call)
-        os.kill(spawned(parallel.process.pid)[-1], signal.SIGKILL)
-        assert parallel.wait_for_exit() == 1
+        os.kill(computing(parallel.process.pid)[-1], signal.SIGKILL)
+        assert parallel.wait_for_exit() == 1  # which allows no second start
         assert "rank 1 died with exit code -9" in parallel.log()
         assert "the service ends: a tensor-parallel rank died" in parallel.log()

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from ssd_client import Client
+from tests.process_tree import computing
 from tools.attack.half_record import half_a_record
 from tools.attack.scenes import seconds_until, started
 from tools.soak.services import Service
@@ -77,7 +78,7 @@ def freezes(folder: Path) -> Iterator[Frozen]:
 def _target(what: str, folder: Path, spare: Service, expected: str, *flags: str) -> Frozen:
     service = Service(f"frozen-{what}", "ssd_target", ["stories-target", *FLAGS, *flags], folder)
     with started(service):
-        process = _engine_processes(service)[1 if flags else 0]
+        process = computing(service.process.pid)[1 if flags else 0]
         return _freeze(what, service, spare, expected, lambda: os.kill(process, signal.SIGSTOP))
 
 
@@ -170,23 +171,10 @@ def _draft_engine(folder: Path, expected: str) -> Frozen:
             with client.stream(PROMPT, **ASKED, mode="ssd") as stream:
                 pieces = stream.text()
                 text = next(pieces)
-                os.kill(_engine_processes(draft)[0], signal.SIGSTOP)
+                os.kill(computing(draft.process.pid)[0], signal.SIGSTOP)
                 with _noticed(draft) as noticed:
                     text += "".join(pieces)
             return Frozen("draft engine", noticed[0], text == expected, _leaves(draft))
-
-
-def _engine_processes(service: Service) -> list[int]:
-    """The engine, and the ranks below it."""
-
-    def children(pid: int) -> list[int]:
-        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-
-    def below(pid: int) -> list[int]:
-        return [each for child in children(pid) for each in (child, *below(child))]
-
-    found = below(service.process.pid)
-    return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def is_ready(address: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 # The engine removes the file, writes half of its next record, and stops; what continues it gets the
 # rest first.
 HALF_A_RECORD = """
-import multiprocessing, os, signal, sys
+import os, signal, sys
 from multiprocessing.connection import Connection
 
 sys.path[:] = [path for path in sys.path if path != os.environ["HALF_A_RECORD_PATH"]]
@@ -14,7 +14,8 @@ send_bytes = Connection.send_bytes
 
 def send_in_halves(self, data, *rest):
     stop = os.environ["HALF_A_RECORD"]
-    if multiprocessing.current_process().name != "engine" or not os.path.exists(stop):
+    name = open("/proc/self/comm").read().strip()
+    if name != "ssd-engine" or not os.path.exists(stop):
         return send_bytes(self, data, *rest)
     os.remove(stop)
     record = len(data).to_bytes(4, "big") + data

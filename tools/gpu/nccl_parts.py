@@ -31,7 +31,7 @@ from ssd_engine.models.tensor_parallel import RankGroup
 from ssd_engine.parallel.ranks.group import dial_store, join_group, loopback_store
 from ssd_engine.parallel.ranks.rank_start import RankPlacement
 from ssd_engine.process.nccl_library import loaded_version, share_gpus
-from tests.process_tree import descendants, spawned
+from tests.process_tree import computing, descendants
 from tools.bench_kit import (
     Client,
     Generated,
@@ -249,7 +249,7 @@ def _texts_that_hit(client: Client, mode: str, temperature: float) -> list[Gener
 def _kill_rank(client: Client) -> Row:
     """The last rank dies while a text is generated: the service ends, and says why."""
     front = process_of(client.address)
-    rank = spawned(front.pid)[-1]
+    rank = computing(front.pid)[-1]
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(_until_cut_off, client)
         time.sleep(0.5)

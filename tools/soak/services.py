@@ -14,6 +14,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.process_tree import computing
+
 START_SECONDS = 180  # generous: the machine may be busy
 
 
@@ -129,13 +131,7 @@ class Service:
     def processes(self) -> dict[str, int]:
         """Its front and its engine."""
         front = self.process.pid
-        children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
-        engines = [
-            int(pid)
-            for pid in children
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        return {"front": front, **dict(zip(("engine",), engines, strict=False))}
+        return {"front": front, **dict(zip(("engine",), computing(front), strict=False))}
 
     def figures(self) -> dict[str, Figures]:
         return {role: figures_of(pid) for role, pid in self.processes().items()}

@@ -8,6 +8,7 @@ import click
 from ssd_draft import __version__
 from ssd_draft.config import DraftConfig
 from ssd_draft.speculators.registry import KINDS, kind_of
+from ssd_engine.process.fork_server import ForkServer, fork_server_here
 from ssd_serving.command_line import (
     CONTEXT,
     VERSION,
@@ -17,6 +18,7 @@ from ssd_serving.command_line import (
     serving_extra,
 )
 
+ENGINE = "ssd_draft.engine.engine_process"
 option = OptionFactory(DraftConfig, "SSD_DRAFT")
 
 
@@ -86,16 +88,17 @@ def main() -> None:
 @option.operation(drained="linked targets")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve speculations of MODEL: a Hugging Face directory, a shipped model, or a hub id."""
+    forks = None if check_config else fork_server_here([ENGINE])
     with running_command("draft", options):
-        _serve(DraftConfig(**options), check_config)
+        _serve(DraftConfig(**options), check_config, forks)
 
 
-def _serve(config: DraftConfig, check_only: bool) -> None:
+def _serve(config: DraftConfig, check_only: bool, forks: ForkServer | None) -> None:
     with serving_extra("ssd-draft"):
         from ssd_draft.front.server import DraftServer, plan_draft
         from ssd_serving.server import check_or_serve
 
     plan = plan_draft(config)
     tokenizer = None if plan is None else plan.load_tokenizer()
-    make_server = partial(DraftServer, config, plan, tokenizer)
+    make_server = partial(DraftServer, config, plan, tokenizer, forks)
     check_or_serve(check_only, config, plan, plan or kind_of(config), make_server)

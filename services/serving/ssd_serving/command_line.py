@@ -118,6 +118,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "port_file",
         "drain_timeout",
         "engine_timeout",
+        "engine_restarts",
         "keepalive_seconds",
         "reflection",
         "log_level",
@@ -305,6 +306,12 @@ class OptionFactory:
                 "Seconds without progress of the engine, a single step included, after which "
                 "requests are sent elsewhere; after twice as many it is taken for dead.",
                 type=float,
+            ),
+            self(
+                "--engine-restarts",
+                "How often within ten minutes an engine that has ended is started again behind its "
+                "front; one more time ends the service, as does an engine of several nodes.",
+                type=int,
             ),
             self(
                 "--max-message-mib",

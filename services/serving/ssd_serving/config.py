@@ -29,6 +29,7 @@ BOUNDS: Bounds = {
     "threads": (1, 1024),
     "drain_timeout": (0, 86_400),
     "engine_timeout": (1, 86_400),
+    "engine_restarts": (0, 1000),
     "max_message_mib": (1, 1024),
     "keepalive_seconds": (10, 86_400),
     "trace_events": (0, 10_000_000),
@@ -69,6 +70,7 @@ class ServiceConfig:
     plane_kind: str = ANY_KIND
     drain_timeout: float = 30.0
     engine_timeout: float = 60.0
+    engine_restarts: int = 3
     max_message_mib: int = 16
     keepalive_seconds: float = 60.0
     reflection: bool = False

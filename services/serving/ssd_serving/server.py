@@ -31,6 +31,7 @@ from ssd_serving.config import (
 from ssd_serving.daemon_thread import in_daemon_thread
 from ssd_serving.engine.client import EngineProcess
 from ssd_serving.engine.records import Ready
+from ssd_serving.engine.restarts import Restarts
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from ssd_serving.files.descriptors import keep_reserve
 from ssd_serving.files.port_file import remove_port, write_port
@@ -97,7 +98,7 @@ class ServiceServer(ABC):
         """``max_calls``: live calls that the service has a use for. ``max_request_bytes``: of the
         longest message that it can make use of. ``name``: of what is served, for traces."""
         self._supervisor = supervisor
-        self._engine_watch = EngineWatch(config.engine_timeout)
+        self._restarts = Restarts(config.engine_restarts)
         self._engine_state = EngineState.MOVING  # that callers and probes were told
         self._spans = spans
         self._traces = TraceServicer(self.role, name, engine.trace)
@@ -125,6 +126,10 @@ class ServiceServer(ABC):
     def open(self, ready: Ready) -> list[str]:
         """From now on calls are served; returns what was loaded, for the log: first of all its
         name."""
+
+    @abstractmethod
+    async def engine_lost(self) -> None:
+        """The engine has ended, and is about to be started again."""
 
     @abstractmethod
     def cut_off(self) -> None:
@@ -158,10 +163,11 @@ class ServiceServer(ABC):
             write_port(self._service_config.port_file, port)
             log.info("listening on %s:%d", parse_address("", self._service_config.listen)[0], port)
             if await self._load():
-                watching = self._supervisor.start("engine_watch", self._watch_engine)
                 deaf = asyncio.ensure_future(_until_ended(server))
-                await self._first_of(deaf)
-                watching.cancel()
+                await self._watch_until(deaf)
+                while self._may_go_on(deaf) and (number := self._restarts.take()):
+                    if await self._start_again(number):
+                        await self._watch_until(deaf)
                 await self._drain()
                 if deaf.done() and not self._stop.is_set():
                     raise SSDError("the service ends: gRPC accepts no calls any more")
@@ -280,6 +286,7 @@ class ServiceServer(ABC):
                 return False
         settle_memory()
         loaded = self.open(ready)
+        self._engine_process.stalled = None
         await self._set_health(READINESS, UP)
         log.info("ready: %s, loaded in %.1f s", loaded[0], ready.load_seconds)
         for line in loaded[1:]:
@@ -292,11 +299,38 @@ class ServiceServer(ABC):
         self._background.append(future)
         return future
 
+    async def _watch_until(self, deaf: "asyncio.Future[None]") -> None:
+        watching = self._supervisor.start("engine_watch", self._watch_engine)
+        await self._first_of(deaf)
+        watching.cancel()
+
+    def _may_go_on(self, deaf: "asyncio.Future[None]") -> bool:
+        """True if nothing but the engine has ended, and it may be started again."""
+        return (
+            not deaf.done()
+            and not self._stop.is_set()
+            and self._engine_process.gone.done()
+            and self._engine_process.may_start_again
+        )
+
+    async def _start_again(self, number: int) -> bool:
+        """Starts the engine once more behind this front; False where it has ended meanwhile, or
+        when told to stop."""
+        engine = self._engine_process
+        reason, most = engine.gone.result(), self._service_config.engine_restarts
+        log.error("%s; it is started again, %d of %d times", reason, number, most)
+        engine.stalled = f"{reason}; it is started again"
+        await self._set_health(READINESS, DOWN)
+        await self.engine_lost()
+        await engine.end_engine()
+        engine.start()
+        return await self._load()
+
     async def _watch_engine(self) -> None:
         """An engine that stands still serves nobody: callers are told so, and may go elsewhere. It
         may go on; after twice the time it is taken for dead, and whoever looks after processes may
         start another one."""
-        engine, watch = self._engine_process, self._engine_watch
+        engine, watch = self._engine_process, EngineWatch(self._service_config.engine_timeout)
         while True:
             await asyncio.sleep(watch.interval)
             now = watch.look(engine.silent_seconds)

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from ssd_engine.parallel.ranks.rank_start import RANK_MODULE
+from ssd_engine.process.fork_server import ForkServer, fork_server_here
 from ssd_engine.process.log import FORMATS
 from ssd_serving.command_line import (
     CONTEXT,
@@ -19,6 +21,7 @@ from ssd_serving.config import DEVICES, LOG_LEVELS
 from ssd_target import __version__
 from ssd_target.config import BACKUPS, GENERATION_CONFIGS, MODES, JoinConfig, TargetConfig
 
+ENGINE = "ssd_target.engine.engine_process"
 option = OptionFactory(TargetConfig, "SSD_TARGET")
 join_option = OptionFactory(JoinConfig, "SSD_TARGET")
 
@@ -158,8 +161,9 @@ def main() -> None:
 @option.operation(drained="running requests")
 def serve(check_config: bool, **options: Any) -> None:
     """Serve MODEL: a Hugging Face directory, the name of a shipped model, or a hub id."""
+    forks = None if check_config else fork_server_here([ENGINE])
     with running_command("target", options):
-        _serve(TargetConfig(**options), check_config)
+        _serve(TargetConfig(**options), check_config, forks)
 
 
 @main.command(cls=GroupedCommand, context_settings=CONTEXT)
@@ -178,6 +182,7 @@ def serve(check_config: bool, **options: Any) -> None:
 @join_option.check_config()
 def join(check_config: bool, **options: Any) -> None:
     """Join a leader, ssd-target serve --nodes, and compute with it for as long as it serves."""
+    forks = None if check_config else fork_server_here([RANK_MODULE])
     with running_command(f"target/node{options['node']}", options):
         with serving_extra("ssd-target"):
             from ssd_target.node import check_join, run_join
@@ -187,15 +192,15 @@ def join(check_config: bool, **options: Any) -> None:
         if check_config:
             click.echo(f"ok: node {config.node} of {config.leader}")
             return
-        run_join(config, checked)
+        run_join(config, checked, forks or ForkServer([RANK_MODULE]))
 
 
-def _serve(config: TargetConfig, check_only: bool) -> None:
+def _serve(config: TargetConfig, check_only: bool, forks: ForkServer | None) -> None:
     with serving_extra("ssd-target"):
         from ssd_serving.server import check_or_serve
         from ssd_target.front.server import TargetServer, plan_target
 
     plan = plan_target(config)
     tokenizer = plan.load_tokenizer()  # before anything is started that it could stop
-    make_server = partial(TargetServer, config, plan, tokenizer)
+    make_server = partial(TargetServer, config, plan, tokenizer, forks)
     check_or_serve(check_only, config, plan.target, plan, make_server)

@@ -11,6 +11,7 @@ from ssd_engine.parallel.cluster.options import ClusterOptions, read_secret
 from ssd_engine.parallel.nodes.member import MemberOptions
 from ssd_engine.parallel.nodes.member import join as join_leader
 from ssd_engine.parallel.nodes.node import Node
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.process.log import setup_logging
 from ssd_engine.process.secret_files import warn_of_readers
 from ssd_serving.calls.probe import Probe
@@ -83,7 +84,7 @@ def check_join(config: JoinConfig) -> MemberOptions:
     )
 
 
-def run_join(config: JoinConfig, options: MemberOptions) -> None:
+def run_join(config: JoinConfig, options: MemberOptions, forks: ForkServer) -> None:
     """Computes until the leader ends; raises SSDError when it does not end on purpose."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: sys.exit(0))
@@ -93,9 +94,9 @@ def run_join(config: JoinConfig, options: MemberOptions) -> None:
         start = membership.start
         setup_logging(f"target/node{options.node}", start.log_level, log_format=start.log_format)
         if probe is None:
-            Node(membership, _nothing, _nothing).run()
+            Node(membership, forks, _nothing, _nothing).run()
         else:
-            Node(membership, probe.ready, probe.leaving).run()
+            Node(membership, forks, probe.ready, probe.leaving).run()
     finally:
         if probe is not None:
             probe.stop()

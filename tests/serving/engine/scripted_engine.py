@@ -5,7 +5,6 @@ import signal
 import struct
 from multiprocessing.connection import Connection
 
-from ssd_engine.process.children import exit_with_parent
 from ssd_serving.engine.records import encode
 
 CLOSED = "closed"  # the pipe is, and the engine lives
@@ -16,7 +15,6 @@ def engine_main(pipe: Connection, script: list[tuple[str, int]]) -> None:
 
     A line that waits goes out in one piece with the whole ones before it.
     """
-    exit_with_parent()
     ready = b""
     for word, held in script:
         if word == CLOSED:

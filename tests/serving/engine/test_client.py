@@ -36,6 +36,8 @@ class Front(EngineProcess):
 
     def drain(self) -> None: ...
 
+    def forget(self) -> None: ...
+
     def end_all(self, error: SSDError) -> None:
         self.ended.append(error)
 

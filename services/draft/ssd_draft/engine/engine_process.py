@@ -14,6 +14,7 @@ from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.parallel.ranks.group import check_devices, configure_threads
 from ssd_engine.process.children import settle_memory
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.self_check.heads import load_checked_head
 from ssd_engine.tensor_plane.transports.connection import Wake
 from ssd_engine.tracing.events import TraceEvent
@@ -24,12 +25,15 @@ SILENCE_SECONDS = 0.05  # an engine that works sends an output at least so often
 
 
 def engine_main(pipe: Connection, options: DraftEngineOptions) -> None:
-    run_engine(pipe, "draft", options.log_level, lambda: _serve(pipe, options), options.log_format)
+    forks = ForkServer() if options.tp > 1 else None  # before there are threads
+    run_engine(
+        pipe, "draft", options.log_level, lambda: _serve(pipe, options, forks), options.log_format
+    )
 
 
-def _serve(pipe: Connection, options: DraftEngineOptions) -> None:
+def _serve(pipe: Connection, options: DraftEngineOptions, forks: ForkServer | None) -> None:
     started = time.monotonic()
-    runner, wake = _load(options), Wake()
+    runner, wake = _load(options, forks), Wake()
     core = make_core(options, runner, wake.ring)
     num_blocks = 0 if runner is None else runner.num_blocks
     settle_memory()
@@ -63,7 +67,9 @@ class OutputCoalescer:
         return DraftOutput(output.links, output.load, output.stats, trace)
 
 
-def _load(options: DraftEngineOptions) -> RankedRunner | HeadRunner | None:
+def _load(
+    options: DraftEngineOptions, forks: ForkServer | None
+) -> RankedRunner | HeadRunner | None:
     if options.model is None or options.runner is None:
         return None
     if options.head is not None:
@@ -75,6 +81,7 @@ def _load(options: DraftEngineOptions) -> RankedRunner | HeadRunner | None:
         role="draft",
         log_level=options.log_level,
         log_format=options.log_format,
+        forks=forks,
     )
     warm_up(runner)
     return runner

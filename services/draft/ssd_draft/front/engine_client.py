@@ -16,6 +16,7 @@ from ssd_draft.records import (
     decode_to_front,
 )
 from ssd_engine.errors import SSDError
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.speculation.frames import DraftFrame, Load, TargetFrame
 from ssd_serving.engine.client import EngineProcess
 from ssd_serving.engine.records import LinkGone
@@ -32,10 +33,15 @@ class DraftEngine(EngineProcess):
         max_bytes: int,
         on_drop: Callable[[int], None],
         trace_events: int = 0,
+        forks: ForkServer | None = None,
     ) -> None:
         """A link may have so many frames, and bytes, on their way in either direction."""
         super().__init__(
-            "ssd_draft.engine.engine_process", options, decode_to_front, trace_events=trace_events
+            "ssd_draft.engine.engine_process",
+            options,
+            decode_to_front,
+            trace_events=trace_events,
+            forks=forks,
         )
         self._max_frames = max_frames
         self._max_bytes = max_bytes
@@ -107,6 +113,12 @@ class DraftEngine(EngineProcess):
     def end_all(self, error: SSDError) -> None:
         for link in self._links.values():
             link.fail(error)
+
+    def forget(self) -> None:
+        for link in self._links.values():
+            link.move(TargetLinkEvent.END)
+        self._links.clear()
+        self.stats = None
 
     def dispatch(self, record: DraftOutput) -> None:
         self.stats, self.load = record.stats, record.load

@@ -22,6 +22,7 @@ from ssd_draft.records import GrammarVocabulary
 from ssd_draft.speculators.registry import KINDS, kind_of
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.speculation.features import FeatureTerms
 from ssd_engine.speculation.frames import PROTOCOL_VERSION
 from ssd_engine.tensor_plane.protocol.handshake import kinds_named
@@ -94,7 +95,11 @@ class DraftServer(ServiceServer):
     active = "links"
 
     def __init__(
-        self, config: DraftConfig, plan: ModelPlan | None, tokenizer: Tokenizer | None
+        self,
+        config: DraftConfig,
+        plan: ModelPlan | None,
+        tokenizer: Tokenizer | None,
+        forks: ForkServer | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -111,6 +116,7 @@ class DraftServer(ServiceServer):
             max_bytes=MESSAGES_IN_FLIGHT * largest,
             on_drop=metrics.frames_dropped.labels("slow_reader").inc,
             trace_events=config.trace_events,
+            forks=forks,
         )
         access = make_access(config, metrics)
         self._servicer = DraftServicer(self._engine, metrics, config.link_write_timeout, access)
@@ -159,6 +165,9 @@ class DraftServer(ServiceServer):
         if not self._config.log_prompts:
             return None
         return str if self._tokenizer is None else self._tokenizer.text_of
+
+    async def engine_lost(self) -> None:
+        """Targets have heard it: their links have failed."""
 
     def cut_off(self) -> None:
         self._engine.end_all(NotServing("the endpoint stops; use another one"))

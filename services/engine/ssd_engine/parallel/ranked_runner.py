@@ -33,8 +33,9 @@ from ssd_engine.parallel.ranks.group import (
 )
 from ssd_engine.parallel.ranks.rank_main import ALLOCATE, FORWARD, PREPARE, STEP, SWAP, WATCH
 from ssd_engine.parallel.ranks.rank_processes import start_ranks
-from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
+from ssd_engine.parallel.ranks.rank_start import RANK_MODULE, RankPlacement, RankStart
 from ssd_engine.parallel.ranks.step_channel import StepChannel, step_capacity
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.self_check.check import load_checked
 
 
@@ -72,8 +73,10 @@ class RankedRunner:
         log_level: str,
         log_format: str = "text",
         cluster: ClusterOptions | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
-        """``cluster``: the nodes that share the ranks; None: all are on this one."""
+        """``cluster``: the nodes that share the ranks; None: all are on this one. ``forks`` forks
+        the ranks; None: one that starts with them does."""
         here = tp_size if cluster is None else tp_size // cluster.nodes
         check_devices(options, here)
         configure_threads(options, here)
@@ -85,8 +88,9 @@ class RankedRunner:
             config, options, RankPlacement(tp_size, 0, here), role, log_level, log_format
         )
         begin = _on_one_node if cluster is None else partial(_on_several_nodes, cluster)
+        self._forks = forks or ForkServer([RANK_MODULE])  # which ends with who holds it
         with await_failure_report():
-            self._channel, group = begin(start)
+            self._channel, group = begin(start, self._forks)
             self._runner = load_checked(config, options, group)
 
     @property
@@ -210,20 +214,22 @@ class PendingForwardOnRanks:
             return self._pending.result()
 
 
-def _on_one_node(start: RankStart) -> tuple[Channel, RankGroup]:
+def _on_one_node(start: RankStart, forks: ForkServer) -> tuple[Channel, RankGroup]:
     store = loopback_store()
     others = start.place.size - 1
     channel = StepChannel(step_capacity(start.options), others)
-    watch_ranks(start_ranks(start, channel.readers, [store.port] * others))
+    watch_ranks(start_ranks(forks, start, channel.readers, [store.port] * others))
     return channel, join_group(0, start.place, store, start.options)
 
 
-def _on_several_nodes(cluster: ClusterOptions, start: RankStart) -> tuple[Channel, RankGroup]:
+def _on_several_nodes(
+    cluster: ClusterOptions, start: RankStart, forks: ForkServer
+) -> tuple[Channel, RankGroup]:
     leader = Leader(cluster, start)
     start = leader.gather()
     others = start.place.here - 1
     channel = StepChannel(step_capacity(start.options), others)
     if others:
         stores = [leader.store_link() for _ in range(others)]
-        watch_ranks(start_ranks(start, channel.readers, stores), leader.tell_failure)
+        watch_ranks(start_ranks(forks, start, channel.readers, stores), leader.tell_failure)
     return NodesChannel(leader, channel), join_group(0, start.place, leader.store, start.options)

@@ -2,32 +2,18 @@
 
 import ctypes
 import gc
-import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, resource_tracker
-
-from ssd_engine.process.log import end_process
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1  # an option of Linux' prctl
 
 
 @contextmanager
-def terminal_signals_blocked() -> Iterator[None]:
-    """Start a child of multiprocessing in here: it is born with these signals blocked, until it
-    ignores them."""
-    resource_tracker.ensure_running()  # it starts with the first child, and unblocks signals then
-    with terminal_signals_held_back():
-        yield
-
-
-@contextmanager
 def terminal_signals_held_back() -> Iterator[None]:
-    """The same for any other child."""
+    """Start a child in here: it is born with these signals blocked, until it ignores them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield
@@ -45,33 +31,13 @@ def ignore_terminal_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)
 
 
-def exit_with_parent() -> None:
-    """End this process when the one that started it ends, however that happens.
-
-    A call that holds the interpreter's lock for ever would keep a thread from noticing it; so the
-    kernel is asked as well. It acts when the thread ends that has started this process.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
+def end_with(parent: int) -> None:
+    """End this process when its parent ends, however that happens: the kernel sees to it, since a
+    call that holds the interpreter's lock for ever would keep a thread from noticing. It acts when
+    the thread ends that has started this process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent.pid:
-        end_process(0)  # it has ended before
-
-    def watch() -> None:
-        connection.wait([sentinel])
-        end_process(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def terminate_parent() -> None:
-    """Send SIGTERM to the process that has started this one. Where it has ended, somebody else is
-    the parent by now, such as process 1 of a container."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() == parent.pid:
-        os.kill(parent.pid, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(0)  # it has ended before
 
 
 def settle_memory() -> None:

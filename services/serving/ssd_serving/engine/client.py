@@ -5,18 +5,18 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import multiprocessing
 import queue
 import termios
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ssd_engine.errors import EXIT_NODE_LOST, EXIT_RANK_DIED, ConfigError, SSDError
-from ssd_engine.process.children import terminal_signals_blocked
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.tracing.events import TraceEvent, TraceRing
 from ssd_serving.engine.entry import enter
 from ssd_serving.engine.record_reader import PipeEnded, RecordReader
@@ -44,16 +44,16 @@ class EngineProcess(ABC):
         decode: Callable[[bytes], Any],
         outbox: int = 0,
         trace_events: int = 0,
+        forks: ForkServer | None = None,
     ) -> None:
         """``module`` has the engine's ``engine_main``. ``outbox`` bounds the records on their way
-        to the engine; 0: others bound them. ``trace_events``: so many are kept."""
+        to the engine; 0: others bound them. ``trace_events``: so many are kept. ``forks`` forks
+        the engine; None: one that starts with it does."""
+        self._forks = forks
         self._module = module
         self._options = options
         self._decode = decode
-        self._outbox: queue.Queue[bytes] = queue.Queue(outbox)
-        self._fatal: Fatal | None = None
-        self._exit: asyncio.Task[None] | None = None  # from the end of the pipe on
-        self._heard_at = time.monotonic()
+        self._outbox_size = outbox
         self.num_blocks = 0  # of the KV cache, once it is loaded
         self.stalled: str | None = None  # why it serves nobody now
         self.trace = TraceRing(trace_events) if trace_events else None
@@ -74,21 +74,33 @@ class EngineProcess(ABC):
         """Tell everybody who waits that nothing more will come."""
         self.end_all(EngineGone(reason))
 
+    @abstractmethod
+    def forget(self) -> None:
+        """Let go of all that the engine which has ended knew of."""
+
     def start(self) -> None:
+        """Also again, once the engine is gone."""
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.gone: asyncio.Future[str] = loop.create_future()
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._outbox: queue.Queue[bytes | None] = queue.Queue(self._outbox_size)
+        self._fatal: Fatal | None = None
+        self._exit: asyncio.Task[None] | None = None  # from the end of the pipe on
+        self._heard_at = time.monotonic()
+        if self._forks is None:
+            self._forks = ForkServer([self._module])
+        self._pipe, theirs = Pipe()
         self._incoming = RecordReader(self._pipe)
-        self._process = context.Process(
-            target=enter, args=(self._module, theirs, self._options), name="engine"
-        )
-        with terminal_signals_blocked():
-            self._process.start()
+        self._process = self._forks.start("ssd-engine", enter, self._module, theirs, self._options)
         theirs.close()  # so that the engine's end is the only one, and its death an EOF
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=_write, args=(self._outbox, self._pipe), daemon=True).start()
+
+    @property
+    def may_start_again(self) -> bool:
+        """True if the engine has ended by itself, and by nothing that would end it again at once:
+        after a record that could not be taken in, nobody knows what this process holds."""
+        return self._exit is not None and not (self._fatal is not None and self._fatal.bad_config)
 
     def keep(self, events: list[TraceEvent]) -> None:
         """Add events to the trace that is kept of the engine, if any."""
@@ -133,11 +145,21 @@ class EngineProcess(ABC):
 
     async def stop(self) -> None:
         """End the process; it holds nothing that is worth a farewell."""
+        await self.end_engine()
+        if self._forks is not None:
+            self._forks.stop()
+
+    async def end_engine(self) -> None:
+        """End the engine alone, what is left of it, and forget what it knew of."""
         self._stop_reading()
         if self._exit is not None:
             self._exit.cancel()
-        self._process.kill()
-        await asyncio.to_thread(self._process.join)
+        if self._process.is_forked:
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
+        with contextlib.suppress(queue.Full):  # then its thread has something to fail with
+            self._outbox.put_nowait(None)
+        self.forget()
 
     def _stop_reading(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
@@ -200,11 +222,11 @@ def _fits(pipe: Connection, size: int) -> bool:
     return unread[0] + size < SAFE_BYTES
 
 
-def _write(outbox: "queue.Queue[bytes]", pipe: Connection) -> None:
+def _write(outbox: "queue.Queue[bytes | None]", pipe: Connection) -> None:
     """Runs on a thread: a pipe to a busy engine may block, and the event loop may not."""
-    while True:
+    while (data := outbox.get()) is not None:
         try:
-            pipe.send_bytes(outbox.get())
+            pipe.send_bytes(data)
         except OSError:
             log.debug("the engine reads no more")
             return

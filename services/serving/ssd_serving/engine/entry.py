@@ -5,9 +5,6 @@ import importlib
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ssd_engine.process.children import ignore_terminal_signals
-
 
 def enter(module: str, pipe: Connection, options: Any) -> None:
-    ignore_terminal_signals()
     importlib.import_module(module).engine_main(pipe, options)

@@ -13,7 +13,6 @@ from ssd_engine.errors import ConfigError, ModelError, SSDError
 from ssd_engine.execution.head_runner import HeadRunner
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.parallel.ranked_runner import RankedRunner
-from ssd_engine.process.children import exit_with_parent
 from ssd_engine.process.log import end_process, setup_logging
 from ssd_serving.engine.records import Beat, Fatal, encode
 
@@ -42,7 +41,6 @@ def run_engine(
 ) -> None:
     """Whatever ends ``serve`` is told to the front."""
     setup_logging(role, log_level, rank=0, log_format=log_format)
-    exit_with_parent()
     log.debug("the engine begins, process %d", os.getpid())
     try:
         serve()

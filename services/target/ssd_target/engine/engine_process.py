@@ -11,6 +11,7 @@ from ssd_engine.checkpoints.heads.head_checkpoint import open_head
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.ranked_runner import RankedRunner
 from ssd_engine.process.children import settle_memory
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.self_check.heads import load_checked_head
 from ssd_engine.speculation.frames import TargetFrame
 from ssd_engine.tensor_plane.distributions import draft_distributions
@@ -47,10 +48,13 @@ READ_AT_ONCE = 1024  # records: whoever sends without end holds up no step
 
 
 def engine_main(pipe: Connection, options: EngineOptions) -> None:
-    run_engine(pipe, "target", options.log_level, lambda: _serve(pipe, options), options.log_format)
+    forks = ForkServer() if options.tp > 1 else None  # before there are threads
+    run_engine(
+        pipe, "target", options.log_level, lambda: _serve(pipe, options, forks), options.log_format
+    )
 
 
-def _serve(pipe: Connection, options: EngineOptions) -> None:
+def _serve(pipe: Connection, options: EngineOptions, forks: ForkServer | None) -> None:
     started = time.monotonic()
     drafter = _load_drafter(options)  # first: the target takes what memory is left
     runner = RankedRunner(
@@ -61,6 +65,7 @@ def _serve(pipe: Connection, options: EngineOptions) -> None:
         log_level=options.log_level,
         log_format=options.log_format,
         cluster=options.cluster,
+        forks=forks,
     )
     warm_up(runner)
     vocabulary = decode_to_engine(pipe.recv_bytes())

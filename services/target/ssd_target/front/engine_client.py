@@ -6,6 +6,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ssd_engine.errors import SSDError
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.tensor_plane.protocol.handshake import PlaneOffer
 from ssd_serving.engine.client import EngineProcess
 from ssd_serving.rpc.status import ReaderBehind
@@ -33,7 +34,11 @@ class EngineClient(EngineProcess):
     """Submits sequences to the engine and follows them. Use from one event loop."""
 
     def __init__(
-        self, options: EngineOptions, max_backlog: int, farewell: Connection | None = None
+        self,
+        options: EngineOptions,
+        max_backlog: int,
+        farewell: Connection | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         """``max_backlog``: bytes of a sequence that may wait for its client. ``farewell``: the way
         to tell an engine of several nodes to end them, too."""
@@ -42,6 +47,7 @@ class EngineClient(EngineProcess):
             options,
             decode_to_front,
             trace_events=options.trace_events,
+            forks=forks,
         )
         self._max_backlog = max_backlog
         self._streams: dict[int, Backlog] = {}
@@ -102,6 +108,19 @@ class EngineClient(EngineProcess):
     def end_all(self, error: SSDError) -> None:
         for stream in self._streams.values():
             stream.put_nowait(error)
+
+    def forget(self) -> None:
+        for account in self._leaving.values():
+            account.running -= 1
+        self._streams.clear()
+        self._accounts.clear()
+        self._leaving.clear()
+        self.stats = None
+
+    @property
+    def may_start_again(self) -> bool:
+        """Other nodes end with the engine."""
+        return self._farewell is None and super().may_start_again
 
     def _receive(self, record: Any) -> None:
         super()._receive(record)

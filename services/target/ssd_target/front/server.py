@@ -1,5 +1,6 @@
 """A target's server: what it adds to ``ServiceServer``, which runs any service."""
 
+import asyncio
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import ConfigError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.parallel.cluster.options import ClusterOptions
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.process.host_memory import available_memory
 from ssd_engine.speculation.features import FeatureOffer
 from ssd_engine.tensor_plane.protocol.handshake import kinds_named
@@ -158,7 +160,13 @@ class TargetServer(ServiceServer):
     service = SERVICE
     active = "running requests"
 
-    def __init__(self, config: TargetConfig, plan: TargetPlan, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        plan: TargetPlan,
+        tokenizer: Tokenizer,
+        forks: ForkServer | None = None,
+    ) -> None:
         self._config = config
         self._plan, self._inside = plan.target, plan.inside
         self._tokenizer = tokenizer
@@ -168,7 +176,9 @@ class TargetServer(ServiceServer):
             _engine_options(config, plan, cluster),
             config.max_backlog_kib * 1024,
             None if cluster is None else bidden,
+            forks,
         )
+        self._digest: asyncio.Future[str] | None = None
         supervisor = Supervisor(lambda task: metrics.task_failed(task))
         self._links = Links(
             config.draft,
@@ -218,8 +228,8 @@ class TargetServer(ServiceServer):
         self._engine.send(
             Vocabulary(tokenizer.token_bytes, tokenizer.control_spellings, tokenizer.serialized())
         )
-        # While the engine loads the same files.
-        self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))
+        if self._digest is None:  # while the engine loads the same files
+            self._digest = self.in_background(partial(self._plan.digest, self._tokenizer))
 
     def _grammars(self) -> GrammarCompiler | None:
         """None where texts are not the model's, and no grammar could hold them."""
@@ -230,6 +240,7 @@ class TargetServer(ServiceServer):
 
     def open(self, ready: Ready) -> list[str]:
         plan = self._plan
+        digest = "" if self._digest is None else self._digest.result()
         self._links.start(
             TargetIdentity(
                 plan.name,
@@ -240,7 +251,7 @@ class TargetServer(ServiceServer):
                 self._feature_offer(),
             )
         )
-        info = _model_info(self._config, plan, self._tokenizer, ready, self._digest.result())
+        info = _model_info(self._config, plan, self._tokenizer, ready, digest)
         info.max_request_bytes = self._max_request_bytes
         if self._inside is not None:
             info.draft_inside.CopyFrom(self._inside)
@@ -287,6 +298,9 @@ class TargetServer(ServiceServer):
         inside = f"{config.draft_model} inside" if config.draft_model else "no draft model inside"
         endpoints = ", ".join(config.draft) or "none"
         return f"mode {config.mode}, depth {config.depth}; {inside}; endpoints: {endpoints}"
+
+    async def engine_lost(self) -> None:
+        await self._links.stop()
 
     def cut_off(self) -> None:
         self._engine.end_all(HandedOver("the server stops; resume on another endpoint"))

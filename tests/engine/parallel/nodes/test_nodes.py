@@ -3,7 +3,6 @@
 import contextlib
 import hmac
 import itertools
-import multiprocessing
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
@@ -34,6 +33,8 @@ from ssd_engine.parallel.nodes.leader import JoinTimeout, Leader
 from ssd_engine.parallel.nodes.member import MemberOptions, Membership, NoLeader, join
 from ssd_engine.parallel.nodes.node import LeaderLost, Node
 from ssd_engine.parallel.ranks.rank_start import RankPlacement, RankStart
+from ssd_engine.process import fork_server
+from ssd_engine.process.fork_server import ForkServer
 from ssd_engine.process.unknown_connections import MAX_STRANGERS
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.text.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ from ssd_target.front.server import plan_target
 from ssd_target.node import check_join, software
 from tests.harness import Request, make_core, make_runner
 from tests.harness import run as run_here
-from tests.process_tree import descendants, is_alive, spawned
+from tests.process_tree import computing, descendants, is_alive
 from tests.processes import (
     PATIENT,
     TargetProcess,
@@ -62,7 +63,7 @@ from tests.waiting import HANG_SECONDS, wait_until
 
 LEADER_HOST = "127.0.0.2"  # another address of the loopback than a node has that dials it
 SECRET = b"sixteen bytes at least"
-FRONT = 4194305  # no process has this number
+FRONT, FORKS = 4194305, 4194306  # no process has these numbers
 
 
 # --- Who may join: a real leader and real nodes, before there are ranks.
@@ -258,6 +259,11 @@ def pair_of_ends() -> Iterator[tuple[wire.NodeConnection, wire.NodeConnection]]:
             end.close()
 
 
+def make_node(membership: Membership, clock: Callable[[], float] = time.monotonic) -> Node:
+    """One that starts no rank, and so needs no server for it."""
+    return Node(membership, cast(ForkServer, None), lambda: None, lambda: None, clock)
+
+
 def test_a_leader_that_falls_silent_is_lost(door: Door) -> None:
     """The node's own loop, with the leader's end held by this test."""
     start = join(door.options()).start
@@ -265,14 +271,14 @@ def test_a_leader_that_falls_silent_is_lost(door: Door) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pair_of_ends() as (ours, theirs):
-            node = Node(Membership(ours, start, timeout=0.5), lambda: None, lambda: None, ticking)
+            node = make_node(Membership(ours, start, timeout=0.5), ticking)
             with pytest.raises(LeaderLost, match="nothing was heard for 0"):
                 node.run()
             assert {kind for kind, _ in theirs.pending()} == {wire.NodeFrameKind.PING}
         with pair_of_ends() as (ours, theirs):
             theirs.write(wire.HEADER.pack(wire.NodeFrameKind.STEP, 1 << 31), time.monotonic() + 5)
             with pytest.raises(LeaderLost, match="2147483648 bytes makes no sense"):
-                Node(Membership(ours, start, timeout=20), lambda: None, lambda: None).run()
+                make_node(Membership(ours, start, timeout=20)).run()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -466,7 +472,7 @@ def assert_ends_together(serving: TargetProcess, joined: NodeProcess) -> None:
 
 
 def kill_rank(serving: TargetProcess, joined: NodeProcess) -> None:
-    (rank,) = spawned(joined.process.pid)
+    (rank,) = computing(joined.process.pid)
     os.kill(rank, signal.SIGKILL)
 
 
@@ -475,7 +481,7 @@ def kill_node(serving: TargetProcess, joined: NodeProcess) -> None:
 
 
 def kill_leader(serving: TargetProcess, joined: NodeProcess) -> None:
-    (engine,) = spawned(serving.process.pid)
+    (engine,) = computing(serving.process.pid)
     os.kill(engine, signal.SIGKILL)
 
 
@@ -530,18 +536,18 @@ def test_whoever_dies_takes_all_along_with_its_reason(
         wait_until(lambda: not any(is_alive(pid) for pid in family))
 
 
-@pytest.mark.parametrize("parent", [FRONT, 1])
+@pytest.mark.parametrize("parent", [FORKS, 1])
 def test_a_front_that_has_ended_is_not_told_to_drain_nor_is_who_took_its_children(
     door: Door, monkeypatch: pytest.MonkeyPatch, parent: int
 ) -> None:
     """In a container that is process 1."""
     killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=FRONT))
+    monkeypatch.setattr(fork_server, "_parents", fork_server._Parents(FORKS, FRONT))
     monkeypatch.setattr(os, "getppid", lambda: parent)
     monkeypatch.setattr(os, "kill", lambda *how: killed.append(how))
     with pair_of_ends() as (connection, _):
         door.leader._handle(1, connection, wire.NodeFrameKind.LEAVING, b"")
-    assert killed == ([(FRONT, signal.SIGTERM)] if parent == FRONT else [])
+    assert killed == ([(FRONT, signal.SIGTERM)] if parent == FORKS else [])
 
 
 @pytest.mark.full

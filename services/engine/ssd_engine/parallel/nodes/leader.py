@@ -33,7 +33,7 @@ from ssd_engine.parallel.cluster.wire import (
     as_reason,
 )
 from ssd_engine.parallel.ranks.rank_start import RankStart
-from ssd_engine.process.children import terminate_parent
+from ssd_engine.process.fork_server import terminate_starter
 from ssd_engine.process.log import end_process
 from ssd_engine.process.secret_handshake import UnknownPeer
 from ssd_engine.process.sparse_log import SparseLog
@@ -234,7 +234,7 @@ class Leader:
                 )
             case NodeFrameKind.LEAVING:
                 log.warning("cluster: node %d was told to stop: the service drains", node)
-                terminate_parent()
+                terminate_starter()
             case NodeFrameKind.FAILED:
                 raise NodeConnectionBroken(as_reason(payload))
             case _:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from ssd_engine.parallel.cluster.wire import (
 from ssd_engine.parallel.nodes.member import Membership
 from ssd_engine.parallel.ranks.rank_processes import start_ranks
 from ssd_engine.parallel.ranks.step_channel import StepChannel, step_capacity
-from ssd_engine.process.children import terminal_signals_blocked
+from ssd_engine.process.fork_server import ForkedProcess, ForkServer
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +57,14 @@ class Node:
     def __init__(
         self,
         membership: Membership,
+        forks: ForkServer,
         ready: Callable[[], None],
         leaving: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``ready`` is called when every rank of this node has its weights, ``leaving`` when a
         signal asks for the end."""
+        self._forks = forks
         self._connection = membership.connection
         self._start = membership.start
         self._timeout = membership.timeout
@@ -74,7 +75,7 @@ class Node:
         self._connection.max_frame = max(SMALL_FRAME, self._max_step)
         self._channel = StepChannel(capacity, self._start.place.here)
         self._steps: deque[NDArray[np.int32]] = deque()
-        self._ranks: list[BaseProcess] = []
+        self._ranks: list[ForkedProcess] = []
         self._stores: list[Connection] = []
         self._num_ready = self._num_signals = 0
         self._over = False
@@ -152,10 +153,9 @@ class Node:
     def _start_ranks(self) -> None:
         pairs = [Pipe() for _ in self._start.place.ranks]
         self._stores = [ours for ours, _ in pairs]
-        with terminal_signals_blocked():
-            self._ranks = start_ranks(
-                self._start, self._channel.readers, [theirs for _, theirs in pairs]
-            )
+        self._ranks = start_ranks(
+            self._forks, self._start, self._channel.readers, [theirs for _, theirs in pairs]
+        )
         for _, theirs in pairs:
             theirs.close()
         for rank in self._ranks:
@@ -194,6 +194,6 @@ class Node:
         log.info("told to stop: the leader is asked to drain")
         self._connection.send(NodeFrameKind.LEAVING, seconds=self._timeout)
 
-    def _bury(self, rank: BaseProcess) -> None:
+    def _bury(self, rank: ForkedProcess) -> None:
         rank.join()
         raise RankDied(f"{rank.name} died with exit code {rank.exitcode}")

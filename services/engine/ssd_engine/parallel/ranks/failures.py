@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 
 from ssd_engine.errors import EXIT_RANK_DIED
 from ssd_engine.parallel.cluster.wire import NodeConnectionBroken
+from ssd_engine.process.fork_server import ForkedProcess
 from ssd_engine.process.log import end_process
 
 log = logging.getLogger(__name__)
@@ -34,18 +34,18 @@ def _tell_nobody(reason: str) -> None:
     pass
 
 
-def watch_ranks(ranks: list[BaseProcess], tell: Callable[[str], None] = _tell_nobody) -> None:
+def watch_ranks(ranks: list[ForkedProcess], tell: Callable[[str], None] = _tell_nobody) -> None:
     threading.Thread(target=_end_with_first, args=(ranks, tell), daemon=True).start()
 
 
-def _end_with_first(ranks: list[BaseProcess], tell: Callable[[str], None]) -> None:
+def _end_with_first(ranks: list[ForkedProcess], tell: Callable[[str], None]) -> None:
     reason = first_death(ranks)
     log.critical("%s; the engine stops", reason)
     tell(reason)
     end_process(EXIT_RANK_DIED)
 
 
-def first_death(ranks: list[BaseProcess]) -> str:
+def first_death(ranks: list[ForkedProcess]) -> str:
     """Waits until a rank dies, and says which."""
     ended = connection.wait([rank.sentinel for rank in ranks])
     dead = next(rank for rank in ranks if rank.sentinel in ended)

@@ -10,7 +10,6 @@ from ssd_engine.parallel.ranks.failures import await_failure_report
 from ssd_engine.parallel.ranks.group import check_devices, configure_threads, dial_store, join_group
 from ssd_engine.parallel.ranks.rank_start import RankStart, StoreLink
 from ssd_engine.parallel.ranks.step_channel import StepReader
-from ssd_engine.process.children import exit_with_parent
 from ssd_engine.process.log import setup_logging, uncaught_logged
 from ssd_engine.self_check.check import load_checked
 
@@ -21,7 +20,6 @@ FORWARD, STEP, SWAP, ALLOCATE, PREPARE, WATCH = range(6)  # the first number of 
 
 def rank_main(rank: int, start: RankStart, steps: StepReader, link: StoreLink) -> None:
     setup_logging(start.role, start.log_level, rank, start.log_format)
-    exit_with_parent()
     with uncaught_logged():
         _serve_rank(rank, start, steps, link)
 

@@ -34,4 +34,5 @@ class RankStart:
 
 
 # Where ranks find each other: the port of a store on loopback, or a pipe to the node's process.
+RANK_MODULE = "ssd_engine.parallel.ranks.rank_main"  # where a rank begins
 StoreLink = int | Connection
