@@ -4,13 +4,15 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-full test-under-load lint style report bench bench-overlap bench-delay bench-backup bench-guessing \
+.PHONY: help demo serve test test-full test-under-load test-tools check durations report bench bench-overlap bench-delay bench-backup bench-guessing \
 	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack faults test-clients protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
 	@echo "make serve      OpenAI's API and a page on this host: target, draft and gateway, until Ctrl-C"
-	@echo "make test       lint, types and tests (long checks: a tenth)"
+	@echo "make test       the tests (interpreted kernels and explorations: a thirtieth)"
+	@echo "make check      lint, types, and kernels compiled for a GPU"
+	@echo "make test-tools programs that some tests run, by apt: Chromium and Prometheus"
 	@echo "make test-full  the same with every check in full"
 	@echo "make test-under-load  make test, while as many processes as there are cores burn them"
 	@echo "make test-clients     others' clients as their registries have them, against a gateway"
@@ -81,27 +83,30 @@ demo: $(VENV)/.serve
 serve: $(VENV)/.gateway
 	@exec $(BIN)/ssd-client serve
 
-lint: style
-	$(BIN)/mypy
+check: $(VENV)/.dev
+	$(BIN)/python -m tools.check
 
-style: $(VENV)/.dev
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+# Tests are collected once and dealt out to so many processes, one more than there are cores, as tests
+# wait for processes that they start; checks in full keep the cores busy by themselves. Services start
+# faster where Python may keep what it has compiled. The whole says at its end what it took.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --durations 10 --workers
 
-# Three workers more than there are cores, as tests wait for processes that they start; checks in full
-# keep the cores busy by themselves. Tests that share services stay on one worker
-# (tests/side_by_side.py). Types are checked by one of the tests. Services start faster where Python
-# may keep what it has compiled.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --durations 10 --numprocesses
+test: $(VENV)/.dev
+	@$(PYTEST) $$(expr $$(nproc) + 1)
 
-test: style
-	$(PYTEST) $$(expr $$(nproc) + 3)
-
-test-full: style
+test-full: $(VENV)/.dev
 	SSD_TEST_FULL=1 $(PYTEST) $$(nproc)
 
+# What tests take, by which they are dealt out: tests/suite/durations.json.
+durations: $(VENV)/.dev
+	$(PYTEST) $$(nproc) --record-durations
+
+# Some tests skip without these programs, and say so at the end.
+test-tools:
+	apt-get update && apt-get install --yes --no-install-recommends chromium prometheus
+
 # As many processes as there are cores do nothing but burn them; they end with the shell that began them.
-test-under-load: style
+test-under-load: $(VENV)/.dev
 	@for core in $$(seq $$(nproc)); do (while kill -0 $$$$ 2>/dev/null; do :; done) & done; \
 	$(MAKE) test
 

@@ -4,13 +4,13 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.scale import FULL
-from tests.side_by_side import place_in_order, scheduler
-from tests.tools import check_tools, skipped_tools
+from tests.suite import dealing, forked_services, summary, tiers, workers
+from tests.suite.dealing import shared_services
+from tests.suite.tools import check_tools
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before numpy and pyarrow are: the process that collects the tests forks, and must have no threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
 
 # Before Triton is loaded: without a GPU its kernels are interpreted.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
@@ -30,7 +33,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: likewise
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
-@pytest.fixture(scope="session")
+METER = pytest.StashKey[summary.Meter]()
+
+
+@shared_services
 def traced_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator["TracedPair"]:
     """A patient target that knows all modes, and the draft it is linked to; both keep traces."""
     from tests.processes import PATIENT, draft, link_states, target
@@ -44,7 +50,7 @@ def traced_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator["TracedPai
             yield serving, drafting
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def lone_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator["TargetProcess"]:
     """A target as it comes, without a draft."""
     from tests.processes import target
@@ -59,23 +65,43 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around all others: what it says comes last
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter,
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, None, None]:
     yield
-    line = skipped_tools(terminalreporter.stats.get("skipped", []))
-    if line:
-        terminalreporter.section("tools")
-        terminalreporter.write_line(line)
+    stats = terminalreporter.stats
+    if config.option.record_durations:
+        ended = (report for name in ("", "passed", "failed") for report in stats.get(name, ()))
+        dealing.record(summary.durations(ended))
+    terminalreporter.section("what it took")
+    terminalreporter.write_line(summary.skipped(stats.get("skipped", [])))
+    terminalreporter.write_line(str(config.stash[METER]))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place_in_order(item.nodeid))
-    if not FULL:
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
+    tiers.add_tiers(items)
+    left = set(tiers.left_out(items))
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=left)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return scheduler(config, log)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return tiers.ignore(collection_path, config.option.markexpr) or None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("suite")
+    workers.add_options(group)
+    group.addoption(
+        "--record-durations", action="store_true", help=f"write {dealing.RECORDED.name} anew"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[METER] = summary.Meter()
+    if config.option.workers and not config.option.collectonly:
+        forked_services.begin()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    return workers.run_in_workers(session)

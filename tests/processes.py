@@ -3,14 +3,13 @@
 import re
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ssd.v1 import speculation_pb2_grpc as speculation_rpc
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
+from tests.suite.forked_services import ForkedService, start_service
 from tests.waiting import HANG_SECONDS, wait_until
 
 SHIPPED = "stories-target"
@@ -33,7 +33,8 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @dataclass
 class ServiceProcess:
-    process: subprocess.Popen[bytes]
+    package: ClassVar[str]
+    process: ForkedService | subprocess.Popen[bytes]
     address: str
     log_file: Path
 
@@ -83,16 +84,22 @@ class ServiceProcess:
 
 
 class TargetProcess(ServiceProcess):
+    package = "ssd_target"
+
     def stub(self) -> rpc.TargetServiceStub:
         return rpc.TargetServiceStub(self.channel())
 
 
 class DraftProcess(ServiceProcess):
+    package = "ssd_draft"
+
     def stub(self) -> speculation_rpc.SpeculationServiceStub:
         return speculation_rpc.SpeculationServiceStub(self.channel())
 
 
 class GatewayProcess(ServiceProcess):
+    package = "ssd_gateway"
+
     @property
     def url(self) -> str:
         return f"http://{self.address}"
@@ -117,7 +124,7 @@ def target(
     new_session: bool = False,
 ) -> Iterator[TargetProcess]:
     """``ssd-target serve`` on a free port, with its books checked after every step."""
-    command = ["ssd_target", "serve", model]
+    command = ["serve", model]
     with _service(TargetProcess, command, flags, directory, ready, new_session) as process:
         yield process
 
@@ -132,7 +139,7 @@ def draft(
 ) -> Iterator[DraftProcess]:
     """``ssd-draft serve`` likewise; without a model it looks n-grams up."""
     what = [model] if model is not None else ["--speculator", "ngram"]
-    command = ["ssd_draft", "serve", *what]
+    command = ["serve", *what]
     with _service(DraftProcess, command, flags, directory, ready, new_session) as process:
         yield process
 
@@ -142,10 +149,9 @@ def gateway(
     directory: Path, *flags: str, targets: Sequence[str], ready: bool = True
 ) -> Iterator[GatewayProcess]:
     """``ssd-gateway serve`` in front of targets; it looks at them often."""
-    command = ["ssd_gateway", "serve"]
     named = [part for each in targets for part in ("--target", each)]
     flags = (*named, "--refresh-seconds", "0.1", *flags)
-    with _service(GatewayProcess, command, flags, directory, False, False) as process:
+    with _service(GatewayProcess, ["serve"], flags, directory, False, False) as process:
         if ready:
             wait_until(process.is_ready, process.log)
         yield process
@@ -166,10 +172,9 @@ def _service(
     directory.mkdir(parents=True, exist_ok=True)
     port_file, log_file = directory / "port", directory / "log"
     checked = [] if kind is GatewayProcess else ["--check-integrity"]  # it has no engine
-    command = [sys.executable, "-m", *command, *checked]
-    command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), *flags]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=new_session)
+    listening = ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
+    arguments = [*command, *checked, *listening, *flags]
+    process = start_service(kind.package, arguments, log_file, new_session)
     try:
         port = _wait_for_port(process, port_file, log_file)
         server = kind(process, f"127.0.0.1:{port}", log_file)
@@ -182,7 +187,9 @@ def _service(
         process.wait()
 
 
-def _wait_for_port(process: subprocess.Popen[bytes], port_file: Path, log_file: Path) -> int:
+def _wait_for_port(
+    process: ForkedService | subprocess.Popen[bytes], port_file: Path, log_file: Path
+) -> int:
     def listens() -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"exited with {process.returncode}: {log_file.read_text()}")

@@ -10,6 +10,7 @@ import pytest
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tests.processes import TargetProcess, collect, target
+from tests.suite.dealing import shared_services
 from tests.waiting import HANG_SECONDS
 from tools.attack import callers
 from tools.attack.callers import ATTACKER, OTHER, TOKEN_FILE, bearer
@@ -40,7 +41,7 @@ def generate(channel: grpc.Channel, token: str, message: pb.GenerateRequest) -> 
     return collect(call).tokens
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     folder = tmp_path_factory.mktemp("attacked")
     (folder / "tokens.toml").write_text(TOKEN_FILE)

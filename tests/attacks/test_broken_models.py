@@ -27,7 +27,7 @@ from ssd_draft.cli import main as draft_main
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_serving.engine.client import EngineProcess
 from ssd_target.cli import main as target_main
-from tests.scale import FULL, full_only
+from tests.suite.scale import FULL, full_only
 from tests.waiting import HANG_SECONDS
 
 SPARE_BYTES = 2 << 30  # of address space, beyond what this process has when a case begins

@@ -14,7 +14,7 @@ from ssd_client import Client, Started
 from ssd_serving.engine.watch import EngineState, EngineWatch
 from tests.process_tree import computing, is_alive, state_of
 from tests.processes import SERVING, ServiceProcess, draft, link_states, target
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.waiting import wait_until
 from tools.attack.frozen import HANG_NOW, hung_call
 from tools.attack.half_record import half_a_record

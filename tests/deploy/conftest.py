@@ -9,13 +9,14 @@ import pytest
 from tests.deploy.collector import collecting
 from tests.deploy.watched import SCRAPE_SECONDS, Bereft, Pair, start_pair, wait_for_links
 from tests.processes import gateway
-from tests.scale import FULL
+from tests.suite.dealing import shared_services
+from tests.suite.scale import FULL
 from tests.waiting import wait_until
 
 METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """JSON at debug level, metrics, and traces to a collector that is here; a gateway before it."""
     with ExitStack() as stack:
@@ -30,7 +31,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield pair
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def bereft(tmp_path_factory: pytest.TempPathFactory) -> Bereft:
     """Prompts are logged, in lines for people; the collector of its traces is not there."""
     seen = Bereft()

@@ -24,7 +24,7 @@ from tests.deploy.command_lines import (
 )
 from tests.deploy.manifests import OVERLAYS, Manifest, Pod, manifests, named, pods
 from tests.deploy.trial_secrets import write_secrets
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS: dict[type, Callable[[Any], None]] = {

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.deploy.checks.references import secret_files
 from tests.deploy.manifests import Manifest, Pod, manifests, pods
 from tests.deploy.trial_secrets import write_secrets
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 from tests.waiting import HANG_SECONDS, wait_until
 
 pytestmark = needs_tool("openssl")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.deploy.checks.pods import IMAGES
 from tests.deploy.manifests import OVERLAYS, manifests, pods
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"

@@ -14,7 +14,7 @@ from ssd.v1 import target_pb2 as pb
 from ssd_engine.process.log import TextLines
 from tests.deploy.watched import PROMPT, Bereft, Pair
 from tests.processes import collect, wait_until_idle
-from tests.scale import FULL
+from tests.suite.scale import FULL
 from tests.waiting import HANG_SECONDS, wait_until
 
 SECRET = "Brumblewick"

@@ -7,8 +7,8 @@ import pytest
 
 from tests.deploy.custom_resources import SPECS, fields
 from tests.deploy.manifests import OVERLAYS, Manifest, Manifests, manifests, name, parse, pods
-from tests.scale import FULL
-from tests.tools import needs_tool, tool
+from tests.suite.scale import FULL
+from tests.suite.tools import needs_tool, tool
 from tools.render_manifests import (
     ALERTS,
     DEPLOY,

@@ -20,7 +20,7 @@ from ssd_target.records.speculation_stats import FALLBACKS, LookUp
 from tests.deploy.promql import Samples, evaluate, expand, firing, parse_series
 from tests.deploy.watched import Bereft, Pair
 from tests.processes import wait_until_idle
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/observability"
 PAGE = FOLDER.parents[1] / "docs/observability.md"

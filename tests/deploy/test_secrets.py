@@ -11,7 +11,7 @@ from tests.deploy.checks.references import dialled_names
 from tests.deploy.manifests import OVERLAYS, manifests
 from tests.deploy.needs import SECRETS
 from tests.deploy.trial_secrets import trial_secrets, write_secrets
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("openssl")
 

@@ -19,7 +19,7 @@ from ssd_engine.text.tokenizer import Tokenizer
 from tests.draft.scripted_draft import frames, hello, opening
 from tests.process_tree import computing
 from tests.processes import DraftProcess, draft
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
 
 SERVING, NOT_SERVING = 1, 2

@@ -7,9 +7,10 @@ import pytest
 
 from tests.processes import GatewayProcess, TracedPair
 from tests.processes import gateway as start_gateway
+from tests.suite.dealing import shared_services
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def gateway(
     traced_pair: TracedPair, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:

@@ -21,7 +21,7 @@ from tests.processes import (
     link_states,
     target,
 )
-from tests.scale import FULL
+from tests.suite.scale import FULL
 from tests.waiting import HANG_SECONDS, wait_until
 
 STORY = "Once upon a time there was a lamb who could not sleep."

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.tools import give_up
+from tests.suite.tools import give_up
 from tools.sbom import Missing, applies, closure, make_bom
 from tools.sbom import main as write_bill
 

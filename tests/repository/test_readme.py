@@ -17,7 +17,7 @@ from ssd_target.cli import main as target_cli
 from ssd_target.cli import serve
 from tests.processes import GatewayProcess, TargetProcess, TracedPair
 from tests.processes import gateway as start_gateway
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -89,7 +89,7 @@ def servers(traced_pair: TracedPair, lone_target: TargetProcess) -> list[TargetP
 
 def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
     assert commands()[:2] == ["make demo", "make test"]
-    assert (ROOT / ".ci/run").read_text().strip().endswith("make test")
+    assert (ROOT / ".ci/run").read_text().strip().endswith("make check\nmake test")
 
 
 def test_it_is_short() -> None:

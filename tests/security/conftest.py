@@ -10,6 +10,7 @@ import pytest
 from ssd_client.connection.security import Security
 from tests.processes import DraftProcess, TargetProcess, draft, target
 from tests.security.certificates import Authority, Pair, replace
+from tests.suite.dealing import shared_services
 
 TOKENS = {
     "user": "the-token-of-a-user",
@@ -93,7 +94,7 @@ class Guarded:
         ]
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     authority = Authority("test authority")

@@ -13,9 +13,10 @@ from tests.speculation.generations import (
     PlainTexts,
     wait_until_up,
 )
+from tests.suite.dealing import shared_services
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The target is patient: it makes use of what the draft says, however late that comes."""
     directory = tmp_path_factory.mktemp("pair")

@@ -25,7 +25,6 @@ from ssd_target.scheduling import verifier
 from ssd_target.scheduling import work as work_module
 from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.work import Work
-from tests.scale import FULL
 from tests.simulation import Faults
 from tests.speculation.scenarios import (
     Met,
@@ -37,6 +36,7 @@ from tests.speculation.scenarios import (
     simpler,
     stories,
 )
+from tests.suite.scale import FULL
 
 SEQUENCES = 2000 if FULL else 90
 EXCUSED_SHARE = 1e-5  # of tokens

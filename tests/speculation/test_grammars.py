@@ -17,7 +17,6 @@ from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.grammar.spec import Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
 from tests.processes import Output
-from tests.scale import share
 from tests.speculation.generations import (
     OFF,
     SSD,
@@ -29,6 +28,7 @@ from tests.speculation.generations import (
     with_speculation,
 )
 from tests.speculation.random_schemas import random_schema
+from tests.suite.scale import share
 
 PROMPTS = (
     "Once upon a time there was a lamb. As JSON: ",

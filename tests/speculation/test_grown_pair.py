@@ -15,8 +15,8 @@ from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.verification import Verification
 from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import Request, make_runner, submit
-from tests.scale import full_only
 from tests.simulation import Simulation
+from tests.suite.scale import full_only
 
 SAMPLINGS = [
     SamplingParams(seed=1, temperature=0.0),

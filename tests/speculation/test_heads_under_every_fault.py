@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests.clockwork import VOCAB
-from tests.scale import FULL, full_only, share
 from tests.speculation.scenarios import (
     Dice,
     Met,
@@ -29,8 +28,9 @@ from tests.speculation.scenarios import (
     stories_with_head,
 )
 from tests.speculation.test_exact_under_every_fault import simplest
+from tests.suite.scale import FULL, full_only, share
 
-SCHEDULES = share(2000)
+SCHEDULES = share(2000, least=200)  # enough for its counters
 MOST_REQUESTS = 2
 AT_LEAST = 50 if FULL else 10  # of everything that can happen
 EVERY = 20  # of the schedules is drawn for pairs whose heads read all that they are told

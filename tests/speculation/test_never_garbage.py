@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 FAULTS = Path(__file__).parents[1] / "faults"
 TARGET = ["ssd_target", "serve", "stories-target"]

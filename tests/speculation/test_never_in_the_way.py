@@ -17,7 +17,6 @@ from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd_target.links.link_report import MAX_LOGGED
 from tests.processes import TargetProcess, target
-from tests.scale import full_only
 from tests.speculation.generations import (
     METRICS,
     OFF,
@@ -43,6 +42,7 @@ from tests.speculation.hostile_draft import (
     begins_round,
     branches,
 )
+from tests.suite.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
 
 STORIES = [request(seed, 40) for seed in range(4)]

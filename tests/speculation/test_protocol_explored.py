@@ -39,10 +39,10 @@ from ssd_target.speculation.endpoints import session as target_rounds
 from ssd_target.speculation.endpoints.branches import BranchStore
 from ssd_target.speculation.endpoints.draft_endpoints import DraftEndpoints
 from ssd_target.speculation.endpoints.session import EndpointSession
-from tests.scale import FULL, full_only
 from tests.speculation import toy_world
 from tests.speculation.explorer import Explored, Recovery, explore
 from tests.speculation.toy_world import FAULTS, Setting
+from tests.suite.scale import FULL, full_only
 
 PATIENCE = 4  # rounds after the last fault within which speculation has to be back
 # Sequences: the target and the prompt of each. The draft's best guess of 517's first tokens is

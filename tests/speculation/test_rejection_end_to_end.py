@@ -53,8 +53,8 @@ from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from tests.fits import Floats, Ints, texts_fit
 from tests.harness import GREEDY, Request, make_core, make_runner, run, submit
 from tests.random_models import SMALL
-from tests.scale import FULL, full_only, share
 from tests.simulation import Faults, Simulation
+from tests.suite.scale import FULL, full_only, share
 
 PASSES = 1e-4  # the p-values of the rules as they are lie above
 REJECTED = 1e-6  # those of mutants below

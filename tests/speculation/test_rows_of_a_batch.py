@@ -29,9 +29,9 @@ from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from ssd_target.speculation.missed_rows import MissedRows
 from tests.harness import Request, Result, run
-from tests.scale import FULL
 from tests.simulation import Simulation
 from tests.speculation.scenarios import Pair, stories
+from tests.suite.scale import FULL
 
 ROWS, TOKENS, DEPTH = 8, (60 if FULL else 30), 4
 FAN_OUT = (2, 2, 1, 1, 3)

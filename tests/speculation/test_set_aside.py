@@ -13,8 +13,8 @@ from ssd_engine.speculation.frames import Verification
 from ssd_target.engine.core import EngineCore
 from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
 from tests.harness import BLOCK, Request, make_core, make_runner, run
-from tests.scale import full_only
 from tests.simulation import FewBlocks, Simulation
+from tests.suite.scale import full_only
 
 PROMPT, DEPTH = 5, 3
 

@@ -21,10 +21,10 @@ from ssd_target.records.speculation_options import (
     SpeculationRequest,
 )
 from tests.harness import Request, make_core, run
-from tests.scale import FULL
 from tests.simulation import SimulatedDraft, Simulation
 from tests.speculation.scenarios import Pair, stories_with_head
 from tests.speculation.test_heads_recover import DEPTH, NEARLY, Lengths
+from tests.suite.scale import FULL
 
 HEROES = (
     "a shy lamb",

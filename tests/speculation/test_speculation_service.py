@@ -15,7 +15,6 @@ from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.model_store import resolve_model
 from tests.processes import Output, TargetProcess, draft, target
-from tests.scale import FULL
 from tests.speculation.generations import (
     METRICS,
     OFF,
@@ -30,6 +29,7 @@ from tests.speculation.generations import (
     wait_until_up,
     with_speculation,
 )
+from tests.suite.scale import FULL
 from tests.waiting import wait_until
 
 MODES = (OFF, SYNC, SSD)

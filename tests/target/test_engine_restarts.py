@@ -9,7 +9,7 @@ import pytest
 from ssd_client import Client
 from tests.process_tree import computing, is_alive
 from tests.processes import ServiceProcess, draft, link_states, target, wait_until_ready
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"

@@ -24,7 +24,7 @@ from ssd_engine.sampling.sampler import SampleRow, perturbed_scores
 from tests.harness import make_runner
 from tests.process_tree import computing, engine_held, let_engine_go_on_until
 from tests.processes import Output, TargetProcess, collect, target
-from tests.scale import FULL, share
+from tests.suite.scale import FULL, share
 from tests.waiting import HANG_SECONDS
 
 NEAR_TIE = 1e-5  # of the perturbed scores: DESIGN's bound for an excused difference

@@ -8,7 +8,7 @@ import pytest
 
 from ssd.v1 import target_pb2 as pb
 from tests.processes import TargetProcess, collect, target, wait_until_idle
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.waiting import HANG_SECONDS
 
 NUM_REQUESTS = 6

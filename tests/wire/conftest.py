@@ -6,12 +6,13 @@ import pytest
 
 from tests.processes import target, wait_until_ready
 from tests.speculation.generations import METRICS, LastingDraft, Pair, PlainTexts, is_up
+from tests.suite.dealing import shared_services
 from tests.waiting import wait_until
 
 OPEN = ("--reflection", "--trace-events", "500")
 
 
-@pytest.fixture(scope="session")
+@shared_services
 def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("victims")
     """It waits long for those who read slowly; what it keeps for them is bounded."""

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.processes import ServiceProcess, link_states, wait_until_idle
-from tests.scale import FULL
 from tests.speculation.generations import (
     Pair,
     draft_info,
@@ -17,6 +16,7 @@ from tests.speculation.generations import (
     is_empty,
     request,
 )
+from tests.suite.scale import FULL
 from tests.waiting import wait_until
 from tests.wire.attack import Attacker, Call, calls
 from tests.wire.rpcs import offered, valid_requests

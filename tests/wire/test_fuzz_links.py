@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ssd.v1 import speculation_pb2 as pb
 from tests.processes import wait_until_idle
-from tests.scale import share
 from tests.speculation.generations import SSD, Generations, Pair, request
 from tests.speculation.hostile_draft import HostileDraft, Reply, Visit, begins_round, branches
+from tests.suite.scale import share
 from tests.waiting import wait_until
 from tests.wire.messages import body, malformed, requests
 

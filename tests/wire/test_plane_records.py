@@ -9,7 +9,7 @@ from ssd_engine.tensor_plane.protocol.records import ANNOUNCEMENT_BYTES, Announc
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
 from ssd_engine.tensor_plane.transports.greeting import PlaneTerms
-from tests.scale import share
+from tests.suite.scale import share
 
 STREAM = RowsStream("draft_distributions", RowsDirection.TO_TARGET, 1000, "bfloat16", 6)
 TERMS = PlaneTerms(PlaneKind.TCP, 1, STREAM)

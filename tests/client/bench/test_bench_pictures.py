@@ -16,7 +16,7 @@ import pytest
 
 from ssd_client.bench.report import pictures
 from ssd_client.bench.report.report import write_report
-from tests.tools import needs_tool, tool
+from tests.suite.tools import needs_tool, tool
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 MS = 1e-3

@@ -25,7 +25,7 @@ from ssd_client.errors import BadInputError
 from ssd_client.local.launcher import LocalFlags, LocalPlan, plan_local
 from ssd_client.terminal.prompt import LOCAL_DEFAULT
 from tests.client.scripted_target import full_text
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.waiting import HANG_SECONDS, wait_until
 
 SERVICES = ("ssd_target", "ssd_draft")

@@ -20,7 +20,7 @@ from ssd_draft.front.link import (
 )
 from ssd_engine.errors import SSDError
 from ssd_engine.speculation.frames import Branch, Branches, DraftFrame, Notice, NoticeKind
-from tests.scale import share
+from tests.suite.scale import share
 
 S, E = TargetLinkState, TargetLinkEvent
 

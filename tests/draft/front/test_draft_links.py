@@ -1,6 +1,8 @@
 """A link carries frames, ends in one way only, and harms nobody else."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
@@ -22,11 +24,40 @@ ENDINGS = {
 }
 
 
+@contextlib.asynccontextmanager
+async def relay(address: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Another way to a server, and what cuts it."""
+    host, port = address.rsplit(":", 1)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    def cut() -> None:
+        for writer in writers:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(join, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", cut
+    finally:
+        cut()
+        server.close()
+
+
 @pytest.mark.parametrize(("ending", "how"), ENDINGS.items())
 def test_however_a_link_ends_the_engine_hears_of_it_once(ending: str, how: str) -> None:
     async def work() -> None:
-        async with scripted() as draft:
-            async with draft.link() as (call, link):
+        async with scripted() as draft, relay(draft.address) as (way, cut):
+            async with draft.link(by=way) as (call, link):
                 await call.write(frames(opening(1)))
                 await wait_until_async(lambda: draft.engine.num_frames(link) == 1)
                 if ending == "cancelled":
@@ -49,6 +80,8 @@ def test_however_a_link_ends_the_engine_hears_of_it_once(ending: str, how: str) 
                     assert "the engine died" in text
                 else:
                     assert ending == "connection lost"
+                    cut()
+                    assert (await status(call))[0] == Code.UNAVAILABLE
             await wait_until_async(lambda: draft.engine.downs() == [link])
             await wait_until_async(lambda: draft.servicer.num_active == 0)
             await answered(draft)

@@ -19,7 +19,7 @@ from ssd_engine.kernels.cpu.row_attention import RowAttentionKernel, load_row_at
 from ssd_engine.kvcache.cache import LayerCache
 from tests.harness import make_runner
 from tests.random_models import FAMILIES, make_model
-from tests.scale import full_only, share
+from tests.suite.scale import full_only, share
 
 KERNELS = [kernel for name in INSTRUCTION_SETS if (kernel := load_row_attention(name)) is not None]
 BLOCK, NUM_BLOCKS = 16, 40

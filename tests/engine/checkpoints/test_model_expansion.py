@@ -28,7 +28,7 @@ from ssd_engine.sampling.params import MAX_TEMPERATURE, SamplingParams
 from ssd_engine.text.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.thread_ranks import ThreadRanks
 
 SHIPPED = "stories-target"

@@ -21,7 +21,7 @@ from ssd_engine.sampling.history import History
 from ssd_engine.sampling.params import SamplingParams
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

@@ -32,7 +32,7 @@ from tests.engine.execution.test_step_features import Event, Stream
 from tests.harness import BLOCK, Request, make_core, make_runner, run
 from tests.random_heads import KINDS, SHAPE, make_head
 from tests.random_models import make_model
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

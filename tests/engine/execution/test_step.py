@@ -1,12 +1,8 @@
 """The kernels of a CUDA device, interpreted where there is none: steps of few rows."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +30,7 @@ from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
 from tests.engine.execution.test_tree_rows import Case
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
-from tests.scale import FULL, full_only
+from tests.suite.scale import FULL, full_only
 from tools.gpu.attention_check import SMALL, check_attention, paged
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -554,13 +550,3 @@ def test_seeds_of_64_bits_arrive_whole() -> None:
     inputs.copy()
     assert [int(s) % (1 << 64) for s in inputs["seeds"][:4]] == seeds
     assert inputs["temperatures"][:4].tolist() == [0.5] * 4
-
-
-def test_every_kernel_compiles_for_a_gpu() -> None:
-    """Without one: the compiler needs none."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = Path(__file__).parents[1] / "kernels" / "compile_kernels.py"
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

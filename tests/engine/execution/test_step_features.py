@@ -30,7 +30,7 @@ from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.thread_ranks import ThreadRanks
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

@@ -11,7 +11,7 @@ from ssd_engine.grammar.compiler import LIMITS, GrammarCompiler
 from ssd_engine.grammar.masks import HeldRow, mask_bytes, write_masks
 from ssd_engine.grammar.spec import Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
-from tests.scale import share
+from tests.suite.scale import share
 
 SCHEMA = """{"type": "object", "required": ["name", "age", "kind"], "properties": {
   "name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["red", "green"]}}}"""

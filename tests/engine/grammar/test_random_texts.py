@@ -13,8 +13,8 @@ from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.grammar.spec import Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
-from tests.scale import share
 from tests.speculation.random_schemas import WORDS, random_schema
+from tests.suite.scale import share
 
 END = 1
 MOST_TOKENS = 150

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.scale import FULL
+from tests.suite.scale import FULL
 
 
 def hasten(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from ssd_engine.kvcache.block_pool import ROOT, BlockLease, BlockPool
-from tests.scale import FULL
+from tests.suite.scale import FULL
 
 SIZE = 4
 SAME_HASH = (0, 2**61 - 1)  # hash(0) == hash(2**61 - 1) in CPython

@@ -19,7 +19,7 @@ from ssd_engine.forward.batch import Chunk
 from ssd_engine.text.tokenizer import Tokenizer
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
-from tests.scale import FULL, full_only, share
+from tests.suite.scale import FULL, full_only, share
 from tests.thread_ranks import ThreadRanks
 
 NUM_PROMPTS = 20

@@ -24,7 +24,7 @@ from ssd_target.records.speculation_options import Mode, SpeculationOptions, Spe
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.head_drafter import HeadDrafter
 from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
-from tests.scale import FULL
+from tests.suite.scale import FULL
 from tools.bench_kit import story_prompts
 from tools.train.evaluate_head import (
     DEPTHS,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ssd_engine.process import nccl_library
-from tests.tools import needs_tool, tool
+from tests.suite.tools import needs_tool, tool
 
 COMPILERS = ("cc", "gcc", "clang")
 ASK = """

@@ -16,7 +16,7 @@ from ssd_engine.process.secret_handshake import (
     UnknownPeer,
     WrongSecret,
 )
-from tests.scale import share
+from tests.suite.scale import share
 from tests.waiting import HANG_SECONDS
 
 SECRET = b"a secret of the two"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd_engine.sampling import noise
 from ssd_engine.sampling.noise import gumbel, gumbel_rows, philox, signed64, uniform_rows
-from tests.scale import share
+from tests.suite.scale import share
 
 VOCAB = 150_000
 WORD = st.integers(0, 2**32 - 1)

@@ -39,7 +39,7 @@ from ssd_engine.sampling.rejection import (
 )
 from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from tests.fits import Floats, Ints, texts_fit
-from tests.scale import share
+from tests.suite.scale import share
 
 PASSES = 1e-4  # the p-values of the rules as they are lie above
 REJECTED = 1e-6  # those of mutants below

@@ -31,7 +31,7 @@ from ssd_engine.sampling.sampler import (
     target_distribution,
     warp_logits,
 )
-from tests.scale import share
+from tests.suite.scale import share
 
 NEVER = float("-inf")
 

@@ -21,7 +21,7 @@ from ssd_engine.sampling import noise
 from ssd_engine.sampling import sampler as sampling
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import SampleRow, target_distribution
-from tests.scale import full_only, share
+from tests.suite.scale import full_only, share
 
 PASSES = 1e-6  # the sampler's p-values are above
 REJECTED = 1e-9  # those of biased samplers are below

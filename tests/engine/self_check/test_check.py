@@ -35,7 +35,7 @@ from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.layers import spread_out
 from ssd_engine.self_check.workload import CheckRoom, round_parts, tree_parts
 from tests.random_models import make_model
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

@@ -17,7 +17,7 @@ from ssd_engine.speculation.fan_out import (
     fan_out,
     uniform,
 )
-from tests.scale import share
+from tests.suite.scale import share
 
 DEPTH = st.integers(0, 12)
 BUDGET = st.integers(0, 500)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_engine.speculation.ngram import MAX_OCCURRENCES, NgramIndex
-from tests.scale import share
+from tests.suite.scale import share
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 

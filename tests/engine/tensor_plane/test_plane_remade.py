@@ -27,7 +27,7 @@ from tests.engine.tensor_plane.planes import (
     plane,
     same_bits,
 )
-from tests.scale import FULL
+from tests.suite.scale import FULL
 from tests.waiting import HANG_SECONDS, wait_until
 
 TIMES = 20 if FULL else 10

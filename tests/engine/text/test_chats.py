@@ -14,7 +14,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
 from ssd_engine.text.chats import ChatOptions
 from ssd_engine.text.tokenizer import ChatTemplate, Tokenizer
-from tests.scale import share
+from tests.suite.scale import share
 
 SHIPPED = resolve_model("stories-target")
 TEMPLATES = {

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_engine.text.completion import Completion, Finish, FinishReason, StopRules
-from tests.scale import share
+from tests.suite.scale import share
 
 TABLE = [b"a", b"b", b"\xe2\x82", b"\xac", b"<end>", b"ST", b"OP", b""]
 A, B, EURO_1, EURO_2, EOS, ST, OP, NOTHING = range(len(TABLE))

@@ -21,7 +21,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
 from ssd_engine.text.control_tokens import ControlTokens
 from ssd_engine.text.tokenizer import ChatTemplate, Tokenizer
-from tests.scale import full_only, share
+from tests.suite.scale import full_only, share
 
 FOLDERS = TemporaryDirectory(prefix="tokenizers-")
 atexit.register(FOLDERS.cleanup)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_engine.text.detokenizer import TextStream, spelled_out
-from tests.scale import share
+from tests.suite.scale import share
 
 MIXED = "aé€😀\u0301 z\u200d👩‍👩‍👧ß"
 

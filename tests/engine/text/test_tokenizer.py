@@ -25,7 +25,7 @@ from ssd_engine.text.tokenizer import (
     render_chat,
     token_bytes,
 )
-from tests.scale import share
+from tests.suite.scale import share
 
 SHIPPED = resolve_model("stories-target")
 TEXTS = [

@@ -13,7 +13,7 @@ from ssd_gateway.chat_formats.chat_parser import ChatParser
 from ssd_gateway.chat_formats.reasoning import ReasoningParser, Thinking
 from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from tests.gateway.chat_formats.pieces import message_however_cut, message_of, pushed
-from tests.scale import share
+from tests.suite.scale import share
 
 NAMES = {"weather", "time"}
 ARGUMENTS = '{"city": "Zürich \\"HB\\" <tool_call> {", "n": [1, -2.5e3, true, null, {"a": {}}]}'

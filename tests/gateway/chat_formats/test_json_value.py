@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_gateway.chat_formats.json_value import BrokenJson, JsonValue
-from tests.scale import share
+from tests.suite.scale import share
 
 
 def ends_at(text: str) -> int | None:

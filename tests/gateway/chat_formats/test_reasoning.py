@@ -11,7 +11,7 @@ from ssd_gateway.chat_formats.chat_reading import ChatReading
 from ssd_gateway.chat_formats.reasoning import ReasoningParser, Thinking
 from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from tests.gateway.chat_formats.pieces import message_however_cut, message_of
-from tests.scale import share
+from tests.suite.scale import share
 
 
 def split(text: str, thinking: Thinking) -> tuple[str, str]:

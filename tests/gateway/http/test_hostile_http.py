@@ -12,7 +12,7 @@ import pytest
 from ssd.v1 import target_pb2 as pb
 from tests.processes import GatewayProcess as Gateway
 from tests.processes import TracedPair, gateway
-from tests.scale import share
+from tests.suite.scale import share
 from tests.waiting import HANG_SECONDS, wait_until
 
 ASK = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()

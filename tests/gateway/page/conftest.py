@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.gateway.page.browser import CHROMIUM, PATIENCE_MS
-from tests.tools import tool
+from tests.suite.tools import tool
 
 if TYPE_CHECKING:
     from tests.processes import GatewayProcess

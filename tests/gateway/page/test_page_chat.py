@@ -21,7 +21,7 @@ from tests.gateway.page.browser import (
     script_answers,
     set_fields,
 )
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tests.gateway.page.browser import (
 )
 from tests.processes import gateway as start_gateway
 from tests.processes import target
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 if TYPE_CHECKING:
     from tests.processes import GatewayProcess, TargetProcess

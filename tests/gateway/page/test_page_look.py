@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.gateway.page.browser import CHROMIUM, answers, ask_and_wait, said, script_answers
-from tests.scale import full_only
-from tests.tools import needs_tool
+from tests.suite.scale import full_only
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("Chromium", *CHROMIUM)
 VIEWS = ("Chat", "Race", "Timeline", "Fleet")

@@ -7,7 +7,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 from tests.gateway.page.browser import CHROMIUM, ask_and_wait, chunks_in, set_fields
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("Chromium", *CHROMIUM)
 SHAPES = {"hit": "circle.hit", "late": "path.late", "miss_token": "path.miss"}

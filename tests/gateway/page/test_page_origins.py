@@ -15,7 +15,7 @@ from tests.gateway.page.browser import (
     tokens_reported,
     tokens_shown,
 )
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("Chromium", *CHROMIUM)
 ORIGINS = ("cache", "just_in_time", "ngram", "sync", "grammar", "target")

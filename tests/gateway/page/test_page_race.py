@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.gateway.page.browser import CHROMIUM, said, tokens_shown
-from tests.scale import full_only
-from tests.tools import needs_tool
+from tests.suite.scale import full_only
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("Chromium", *CHROMIUM)
 MODES = ("off", "sync", "ssd")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.gateway.page.browser import CHROMIUM, ask_and_wait, said, script_answers, show_origins
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 if TYPE_CHECKING:
     from tests.processes import GatewayProcess

@@ -18,7 +18,7 @@ from tests.gateway.page.browser import (
     set_fields,
     show_origins,
 )
-from tests.tools import needs_tool
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("Chromium", *CHROMIUM)
 QUESTION = "Which colour is it?"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd_serving.engine.loop import run_engine
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 
 def _reads(pipe: Connection) -> None:

@@ -38,7 +38,7 @@ from ssd_serving.rpc.frame_messages import (
     encode_draft_frames,
     encode_target_frames,
 )
-from tests.scale import share
+from tests.suite.scale import share
 
 LIMITS = FrameLimits(vocab_size=1000, max_context=64, max_depth=8)
 SEED = 2**64 - 1

@@ -26,7 +26,7 @@ from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.payoff import Payoff
 from ssd_target.speculation.sync_drafter import DraftRow, SyncDrafter
 from tests.harness import BLOCK, Request, make_core, make_runner, run, submit
-from tests.scale import full_only
+from tests.suite.scale import full_only
 from tests.synchronous import DrawsNothing
 from tools.gpu import engines
 from tools.gpu.engines import PerfectDraft

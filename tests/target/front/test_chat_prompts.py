@@ -17,7 +17,7 @@ from ssd_target.front.chat_prompts import (
     ParsedChat,
     parse_chat,
 )
-from tests.scale import share
+from tests.suite.scale import share
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -16,7 +16,7 @@ from ssd_target.front.requests import (
     parse_prompt,
     parse_rules,
 )
-from tests.scale import share
+from tests.suite.scale import share
 
 MARK = "MARK"
 CONTEXT = "This model's maximum context length is"

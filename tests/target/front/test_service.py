@@ -18,7 +18,7 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.text.token_ids import pack_tokens, unpack_tokens
 from tests.process_tree import engine_held
 from tests.processes import Output, TargetProcess, collect, target, wait_until_idle
-from tests.scale import FULL
+from tests.suite.scale import FULL
 from tests.waiting import HANG_SECONDS, wait_until
 
 STORY = "Once upon a time"

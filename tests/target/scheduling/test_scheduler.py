@@ -26,7 +26,7 @@ from ssd_engine.text.completion import StopRules
 from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence, SequenceEvent, SequenceState, transition
 from ssd_target.scheduling.work import StepPlan, Work
-from tests.scale import FULL
+from tests.suite.scale import FULL
 
 VOCAB = 16
 ENDS = frozenset([5, 11])  # stop tokens

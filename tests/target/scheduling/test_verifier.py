@@ -38,7 +38,7 @@ from ssd_target.scheduling.verifier import (
 )
 from ssd_target.scheduling.work import Work, extended
 from ssd_target.speculation.coordinator import SpeculationCoordinator
-from tests.scale import share
+from tests.suite.scale import share
 from tests.synchronous import ByForward
 
 VOCAB = 40

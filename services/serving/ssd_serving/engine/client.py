@@ -53,7 +53,10 @@ class EngineProcess(ABC):
         self._module = module
         self._options = options
         self._decode = decode
-        self._outbox_size = outbox
+        self._outbox: queue.Queue[bytes | None] = queue.Queue(outbox)
+        self._fatal: Fatal | None = None
+        self._exit: asyncio.Task[None] | None = None  # from the end of the pipe on
+        self._heard_at = time.monotonic()
         self.num_blocks = 0  # of the KV cache, once it is loaded
         self.stalled: str | None = None  # why it serves nobody now
         self.trace = TraceRing(trace_events) if trace_events else None
@@ -83,9 +86,8 @@ class EngineProcess(ABC):
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.gone: asyncio.Future[str] = loop.create_future()
-        self._outbox: queue.Queue[bytes | None] = queue.Queue(self._outbox_size)
-        self._fatal: Fatal | None = None
-        self._exit: asyncio.Task[None] | None = None  # from the end of the pipe on
+        self._outbox = queue.Queue(self._outbox.maxsize)  # the thread of the last one has its own
+        self._fatal, self._exit = None, None
         self._heard_at = time.monotonic()
         if self._forks is None:
             self._forks = ForkServer([self._module])

@@ -8,7 +8,7 @@ import pytest
 from tests.draft.speculators.head.head_oracle import HeadOracle
 from tests.draft.speculators.head.head_world import BUDGET, DEPTH, HeadWorld, Pair, Told
 from tests.random_heads import KINDS, make_head
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 ROUNDS = 6
 QUICK = ("llama", "llama-two-layers", "llama-norm-output")

@@ -20,7 +20,7 @@ from ssd_engine.speculation.verification import Verification
 from ssd_engine.text.token_ids import pack_tokens
 from tests.harness import BLOCK, make_runner
 from tests.ranking_runner import Ranking
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 DEPTH, BUDGET = 4, 8
 

@@ -32,9 +32,9 @@ from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.self_check.check import check_model
 from tests.harness import make_runner
 from tests.random_models import make_model
-from tests.scale import share
+from tests.suite.scale import share
+from tests.suite.tools import needs_tool
 from tests.thread_ranks import ThreadRanks
-from tests.tools import needs_tool
 
 KERNELS = [kernel for name in INSTRUCTION_SETS if (kernel := load_kernel(name)) is not None]
 CPU = torch.device("cpu")

@@ -32,8 +32,8 @@ from ssd_engine.kernels.products.products import (
 from ssd_engine.kvcache.cache import LayerCache
 from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.kernels.products.product_oracle import EPS, product_of
-from tests.scale import full_only
-from tests.tools import needs_tool
+from tests.suite.scale import full_only
+from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("g++")
 

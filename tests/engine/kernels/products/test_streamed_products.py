@@ -37,8 +37,8 @@ from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
 from tests.engine.kernels.products.product_oracle import EPS, product_of
 from tests.harness import make_runner
 from tests.random_models import make_model
-from tests.scale import full_only
-from tests.tools import needs_tool
+from tests.suite.scale import full_only
+from tests.suite.tools import needs_tool
 
 CPU = torch.device("cpu")
 SHARED_MEMORY = 227 * 1024

@@ -22,7 +22,7 @@ from ssd_engine.sampling.params import (
     SamplingParams,
 )
 from ssd_engine.sampling.sampler import SampleRow, adjust_logits
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

@@ -14,7 +14,7 @@ from ssd_engine.kernels.sampling import candidates, digit_search, filtering
 from ssd_engine.kernels.sampling.filtering import CUT, Filters, scaled_value, survives
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import kept_tokens
-from tests.scale import FULL
+from tests.suite.scale import FULL
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

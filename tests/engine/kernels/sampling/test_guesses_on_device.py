@@ -16,7 +16,7 @@ from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.sampling.sampler import SampleRow, sample, warp_logits
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

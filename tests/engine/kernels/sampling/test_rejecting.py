@@ -29,7 +29,7 @@ from ssd_engine.sampling.rejection import (
     verify_rejection,
 )
 from ssd_engine.sampling.sampler import SampleRow, logprobs, target_distribution
-from tests.scale import FULL, full_only
+from tests.suite.scale import FULL, full_only
 
 pytestmark = [
     pytest.mark.usefixtures("quick_interpreter"),

@@ -14,7 +14,7 @@ from ssd_engine.kernels.sampling.reporting import Reports
 from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs
 from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import logprobs
-from tests.scale import full_only
+from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 

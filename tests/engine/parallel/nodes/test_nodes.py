@@ -55,8 +55,8 @@ from tests.processes import (
     target,
     wait_until_ready,
 )
-from tests.scale import FULL, full_only
 from tests.speculation.generations import OFF, SSD, Generations, request, with_speculation
+from tests.suite.scale import FULL, full_only
 from tests.target import test_exactness
 from tests.target.test_lifecycle import listening
 from tests.waiting import HANG_SECONDS, wait_until

@@ -1,4 +1,4 @@
-"""Long checks run a fixed-seed tenth by default and the whole with SSD_TEST_FULL=1.
+"""Long checks run a fixed-seed thirtieth by default and the whole with SSD_TEST_FULL=1.
 
 A test that only ``make test-full`` runs is marked ``@pytest.mark.full``.
 """
@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+SHARE = 30
 FULL = os.environ.get("SSD_TEST_FULL", "") not in ("", "0")
 
 
-def share(n: int) -> int:
-    """n in full mode, a tenth of it otherwise; never none."""
-    return n if FULL else max(1, n // 10)
+def share(n: int, least: int = 1) -> int:
+    """n in full mode, a thirtieth of it otherwise, but not less than ``least``."""
+    return n if FULL else max(least, n // SHARE)
 
 
 def full_only(*values: Any) -> Any:

@@ -1,8 +1,16 @@
-"""Compile every Triton kernel for an H100, here: what the interpreter forgives is found."""
+"""Compile every Triton kernel for an H100, here: what the interpreter forgives is found.
 
+The compiler needs no GPU. A kernel that was compiled before, by the same compiler and from the same
+sources, is passed over: what it was made from is noted in build/check.
+"""
+
+import hashlib
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -228,7 +236,31 @@ def compile_kernel(kernel: Any, types: list[str], constants: dict[str, Any]) -> 
         raise RuntimeError(f"{kernel.__name__} has products that are not rounded")
 
 
+def key_of(kernel: Any, types: list[str], constants: dict[str, Any]) -> str:
+    """A digest of all that a compiled kernel follows from: any file of the kernels may have a
+    function that it calls."""
+    made_from = f"{triton.__version__} {kernel.__name__} {types} {constants}"
+    return hashlib.sha256(made_from.encode() + _sources()).hexdigest()
+
+
+def _sources() -> bytes:
+    folder = Path(elementwise.__file__).parent
+    files = [Path(__file__), *sorted(folder.rglob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
+
+
+def compile_all(noted: Path) -> Iterator[str]:
+    """Compiles what is not noted, and yields its name."""
+    known = set(noted.read_text().split()) if noted.exists() else set()
+    keys = {key_of(*each): each for each in KERNELS}
+    for key, each in keys.items():
+        if key not in known:
+            compile_kernel(*each)
+            yield each[0].__name__
+    noted.parent.mkdir(parents=True, exist_ok=True)
+    noted.write_text("\n".join(keys) + "\n")
+
+
 if __name__ == "__main__":
-    for kernel, types, constants in KERNELS:
-        compile_kernel(kernel, types, constants)
-    sys.exit(0)
+    compiled = list(compile_all(Path(sys.argv[1])))
+    print(f"{len(compiled)} of {len(KERNELS)} kernels compiled, the others were before")

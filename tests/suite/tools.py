@@ -4,12 +4,10 @@
 """
 
 import shutil
-from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 
-from tests.scale import FULL
+from tests.suite.scale import FULL
 
 PROPERTY = "needs_tool"  # of a test's report
 
@@ -45,13 +43,3 @@ def give_up(item: pytest.Item, name: str, full: bool, why: str) -> None:
         pytest.fail(f"needs {name}: {why}; with SSD_TEST_FULL=1 nothing is skipped", pytrace=False)
     item.user_properties.append((PROPERTY, name))
     pytest.skip(f"needs {name}")
-
-
-def skipped_tools(reports: Iterable[pytest.TestReport]) -> str:
-    """One line; empty if no test wanted a tool that is not there."""
-    wanted = Counter(
-        value for report in reports for key, value in report.user_properties if key == PROPERTY
-    )
-    tests = {name: f"{n} test{'s' if n > 1 else ''}" for name, n in sorted(wanted.items())}
-    listed = ", ".join(f"{name} ({count})" for name, count in tests.items())
-    return f"skipped, needs a tool: {listed}" if listed else ""

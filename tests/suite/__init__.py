@@ -1,0 +1,1 @@
+"""How the tests are run: collected once, dealt out to forked workers, services forked, too."""

@@ -1,0 +1,1 @@
+"""make check: lint, types, and kernels compiled for a GPU."""
