@@ -83,7 +83,10 @@ def scaled(setting: Setting) -> Setting:
     return replace(setting, **IN_FULL[setting.name]) if FULL else setting
 
 
-met: Counter[LookUp] = Counter()
+@pytest.fixture(scope="module")
+def met() -> Counter[LookUp]:
+    """What look-ups of all explorations have found."""
+    return Counter()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ met: Counter[LookUp] = Counter()
     ids=[setting.name for setting in SETTINGS],
 )
 @pytest.mark.timeout(10_800)
-def test_all_is_well_in_every_state(setting: Setting) -> None:
+def test_all_is_well_in_every_state(setting: Setting, met: Counter[LookUp]) -> None:
     setting = scaled(setting)
     recovery = Recovery(PATIENCE)
     explored = explore(setting, recovery)
@@ -106,7 +109,7 @@ def test_all_is_well_in_every_state(setting: Setting) -> None:
     )
 
 
-def test_all_that_a_look_up_can_find_was_found() -> None:
+def test_all_that_a_look_up_can_find_was_found(met: Counter[LookUp]) -> None:
     assert met.keys() == set(LookUp)
 
 

@@ -74,10 +74,7 @@ def _parts(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[G
 
 def _shares(item: pytest.Item) -> bool:
     """True if it has a fixture that outlives the test, and is made by the tests themselves."""
-    return any(
-        each.scope != "function" and each.func.__module__.startswith("tests")
-        for each in _fixtures(item)
-    )
+    return any(each.scope != "function" and each.baseid for each in _fixtures(item))
 
 
 def _fixtures(item: pytest.Item) -> list[Any]:
