@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ssd_engine.checkpoints.files.model_files import is_there, reason_of
+from ssd_engine.checkpoints.files.model_files import (
+    LISTING_BYTES,
+    is_there,
+    read_bytes,
+    reason_of,
+)
 from ssd_engine.checkpoints.model_config import ModelConfig
+from ssd_engine.checkpoints.model_store import SHIPPED
 from ssd_engine.checkpoints.tokenizer_files import NAMED, SOURCES, TOKENIZER, check_files
 from ssd_engine.errors import ConfigError, InputError, ModelError, SSDError
 from ssd_engine.text.chats import ASSISTANT_NEXT, ChatOptions, cut_at_end, with_end_marked
@@ -35,6 +41,7 @@ FORGED = (
     "allow (--allow-control-tokens)"
 )
 RENDERERS = ChatRenderers()
+PASSED: set[bytes] = set()  # digests of tokenizers that were tried out
 TRIAL = "ssd_engine.text.confined.tokenizer_trial"
 PROBE = "Once upon a time, “Zoë” said:\n  2+2=4 – naïve? 東京 🙂\t<done>"
 
@@ -366,17 +373,22 @@ def _load(directory: Path, architecture: str) -> Backend:
 
 
 def _try_out(directory: Path) -> None:
-    """Tries the tokenizer out in a process that may end over it."""
+    """Tries the tokenizer out in a process that may end over it. One that has passed, or is part of
+    the package, need not."""
     file = directory / TOKENIZER
     if not is_there(file):
         if not any(is_there(directory / name) for name in SOURCES):
             raise ModelError(f"{file} does not exist: a tokenizer is needed")
         return  # transformers makes one
+    digest = hashlib.sha256(read_bytes(file, LISTING_BYTES)).digest()
+    if digest in PASSED or SHIPPED in file.resolve().parents:
+        return
     try:
         with closing(ConfinedProcess(TRIAL, memory=4 << 30, seconds=60)) as trial:
             trial.ask({"file": str(file), "text": PROBE})
     except (QuestionRefused, ConfinedProcessEnded) as error:
         raise _not_loaded(file, error) from None
+    PASSED.add(digest)
 
 
 def _not_loaded(source: Path, error: Exception) -> ModelError:

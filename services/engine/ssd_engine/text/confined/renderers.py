@@ -50,10 +50,9 @@ class ChatRenderers:
             self._idle.put(process)
 
     def start(self, question: Mapping[str, Any]) -> None:
-        """Asks the quick ones what the patient one has answered, so that no caller waits for their
-        start."""
-        for each in self._quick:
-            each.ask(question)
+        """Asks a quick one what the patient one has answered, so that no caller waits for its
+        start. Another one starts for whoever finds it busy."""
+        self._quick[-1].ask(question)  # the first to be asked
 
     @contextmanager
     def first_budget(self) -> Iterator[None]:
