@@ -1,0 +1,1 @@
+"""Faults in the code: does a test notice?"""
