@@ -1,11 +1,13 @@
 # Everything is installed into a virtual environment of its own, on first use.
 PYTHON ?= python3
+# Seconds that the machine runs, and ticks that its cores have worked: what a run says it took.
+BEGUN := $(shell read up rest < /proc/uptime; read cpu user nice system rest < /proc/stat; echo $$up $$user $$nice $$system)
 VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-full test-under-load test-tools check durations report bench bench-overlap bench-delay bench-backup bench-guessing \
-	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack faults test-clients protos manifests sbom clean
+	bench-useless bench-fairness bench-acceptance bench-cpu-weights bench-gateway bench-grammars bench-eagle soak attack faults test-clients test-mutants protos manifests sbom clean
 
 help:
 	@echo "make demo       one story, told by off, sync and ssd: what speculation is worth"
@@ -15,6 +17,7 @@ help:
 	@echo "make test-tools programs that some tests run, by apt: Chromium and Prometheus"
 	@echo "make test-full  the same with every check in full"
 	@echo "make test-under-load  make test, while as many processes as there are cores burn them"
+	@echo "make test-mutants     thirty faults in the code: do tests notice them?"
 	@echo "make test-clients     others' clients as their registries have them, against a gateway"
 	@echo "make bench      speed of plain decoding against transformers' generate"
 	@echo "make report     off, sync and ssd in one run: a table, and build/report.html with pictures"
@@ -46,11 +49,11 @@ KERNEL = services/engine/ssd_engine/kernels/cpu/panels.c services/engine/ssd_eng
 # GB of CUDA along. `make test TORCH='torch>=2.15,<2.16'` tries another in a new VENV.
 TORCH ?= torch>=2.13,<2.14
 
-# pip would compile what it installs on one core. Some packages bring templates that are no Python:
-# they are passed over, as pip does.
+# pip would compile what it installs on one core, and tests and models of others, too, that nobody
+# here imports. Some packages bring templates that are no Python: they are passed over, as pip does.
 define install
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRAS)]' '$(TORCH)'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages || true
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib/python3*/site-packages || true
 endef
 
 $(VENV)/.serve: EXTRAS = serve
@@ -74,9 +77,12 @@ $(VENV)/.dev: pyproject.toml $(KERNEL) | $(VENV)/pyvenv.cfg
 	@touch $@ $(VENV)/.serve $(VENV)/.gateway
 
 # The shipped pair, grown until speculation pays on two cores.
+GROWN ?= hidden=1536,ff=6144,layers=8
+GROWN_DRAFT ?= hidden=768,ff=3072
+
 demo: $(VENV)/.serve
 	$(BIN)/ssd-client race --local --local-device cpu --temperature 0.6 --seed 5 \
-		--local-expand-to hidden=1536,ff=6144,layers=8 --local-draft-expand-to hidden=768,ff=3072 \
+		--local-expand-to $(GROWN) --local-draft-expand-to $(GROWN_DRAFT) \
 		"Tell me a story about a shy lamb who learns to sing."
 
 # The shipped pair and a gateway; the shell becomes the command, so that Ctrl-C reaches one process.
@@ -89,7 +95,7 @@ check: $(VENV)/.dev
 # Tests are collected once and dealt out to so many processes, one more than there are cores, as tests
 # wait for processes that they start; checks in full keep the cores busy by themselves. Services start
 # faster where Python may keep what it has compiled. The whole says at its end what it took.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --durations 10 --workers
+PYTEST = PYTHONDONTWRITEBYTECODE= SSD_MAKE_BEGUN='$(BEGUN)' $(BIN)/pytest --durations 10 --workers
 
 test: $(VENV)/.dev
 	@$(PYTEST) $$(expr $$(nproc) + 1)
@@ -103,7 +109,9 @@ durations: $(VENV)/.dev
 
 # Some tests skip without these programs, and say so at the end.
 test-tools:
-	apt-get update && apt-get install --yes --no-install-recommends chromium prometheus
+	apt-get update
+	apt-get install --yes --no-install-recommends chromium-headless-shell prometheus || \
+	apt-get install --yes --no-install-recommends chromium prometheus
 
 # As many processes as there are cores do nothing but burn them; they end with the shell that began them.
 test-under-load: $(VENV)/.dev
@@ -137,6 +145,10 @@ faults: $(VENV)/.dev
 # The clients' own environments are kept in build/clients.
 test-clients: $(VENV)/.dev
 	$(BIN)/python -m tools.clients
+
+# Thirty faults, each against the tests that run its line: forty minutes at most.
+test-mutants: $(VENV)/.dev
+	$(BIN)/python -m tools.mutants
 
 protos: $(VENV)/.dev
 	$(BIN)/python tools/generate_protos.py

@@ -2,25 +2,30 @@
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.suite import dealing, forked_services, summary, tiers, workers
+from tests.suite import dealing, forked_services, promise_table, summary, tiers, workers
 from tests.suite.dealing import shared_services
 from tests.suite.tools import check_tools
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from ssd_engine.grammar.compiler import GrammarCompiler
+    from ssd_engine.text.tokenizer import Tokenizer
     from tests.processes import TargetProcess, TracedPair
 
 # Before torch is loaded: on two busy cores a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Before numpy and pyarrow are: the process that collects the tests forks, and must have no threads.
+# Before numpy is: the process that collects the tests forks, and must have no threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+
+# Before jsonschema is: it would read a grammar for seconds, for a format that no schema here has.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # Before Triton is loaded: without a GPU its kernels are interpreted.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
@@ -59,6 +64,34 @@ def lone_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator["TargetPro
         yield process
 
 
+@pytest.fixture(scope="session")
+def tokenizer() -> "Tokenizer":
+    """The shipped target's."""
+    from ssd_engine.checkpoints.model_config import load_model_config
+    from ssd_engine.checkpoints.model_store import resolve_model
+    from ssd_engine.text.tokenizer import Tokenizer
+
+    directory = resolve_model("stories-target")
+    return Tokenizer(directory, load_model_config(directory))
+
+
+@pytest.fixture(scope="session")
+def compiler(tokenizer: "Tokenizer") -> "GrammarCompiler":
+    """A compiler of grammars for the shipped target's tokens."""
+    from ssd_engine.grammar.compiler import GrammarCompiler
+
+    return GrammarCompiler(tokenizer.serialized(), len(tokenizer.token_bytes), [1])
+
+
+@pytest.fixture
+def as_in_the_services() -> Iterator[None]:
+    """Without a library of kernels that services do not use either."""
+    import torch
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     check_tools(item)
 
@@ -71,7 +104,9 @@ def pytest_terminal_summary(
     stats = terminalreporter.stats
     if config.option.record_durations:
         ended = (report for name in ("", "passed", "failed") for report in stats.get(name, ()))
-        dealing.record(summary.durations(ended))
+        durations = summary.durations(ended)
+        dealing.record(durations)
+        promise_table.write(durations)
     terminalreporter.section("what it took")
     terminalreporter.write_line(summary.skipped(stats.get("skipped", [])))
     terminalreporter.write_line(str(config.stash[METER]))

@@ -2,9 +2,9 @@
 
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,21 +14,41 @@ from tests.suite.tools import PROPERTY
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Of the machine's clock, and of what all its cores have done."""
+
+    uptime: float
+    busy: float  # seconds of all cores
+
+    @classmethod
+    def now(cls) -> "Reading":
+        uptime, _ = Path("/proc/uptime").read_text().split()
+        _, user, nice, system, *_ = Path("/proc/stat").read_text().split("\n")[0].split()
+        return cls(float(uptime), sum(map(int, (user, nice, system))) / TICKS)
+
+    @classmethod
+    def of_make(cls) -> "Reading | None":
+        """When ``make`` began, before it installed anything."""
+        read = [float(number) for number in os.environ.get("SSD_MAKE_BEGUN", "").split()]
+        return cls(read[0], sum(read[1:]) / TICKS) if len(read) == 4 else None
+
+
 class Meter:
-    """Time, and what all cores of the machine have done, since it was made."""
+    """What a run takes, since this was made, and since ``make`` began."""
 
     def __init__(self) -> None:
-        self._begun, self._busy = time.monotonic(), _busy_seconds()
+        self._begun, self._made = Reading.now(), Reading.of_make()
 
     def __str__(self) -> str:
-        minutes, seconds = divmod(round(time.monotonic() - self._begun), 60)
-        busy = _busy_seconds() - self._busy
-        return f"{minutes} min {seconds} s; the cores of this machine were busy for {busy:.0f} s"
+        now = Reading.now()
+        tests = _took(self._begun, now)
+        return f"tests: {tests}" + (f"; in all: {_took(self._made, now)}" if self._made else "")
 
 
-def _busy_seconds() -> float:
-    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
-    return (user + nice + system) / TICKS
+def _took(begun: Reading, now: Reading) -> str:
+    minutes, seconds = divmod(round(now.uptime - begun.uptime), 60)
+    return f"{minutes} min {seconds} s, {now.busy - begun.busy:.0f} CPU-seconds of this machine"
 
 
 def skipped(reports: Iterable[pytest.TestReport]) -> str:

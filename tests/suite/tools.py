@@ -1,14 +1,17 @@
 """Tools that are no Python packages: used where present; else a test skips by the tool's name.
 
-``make test`` lists such skips last, and with SSD_TEST_FULL=1 they are failures.
+``make test`` lists such skips last. With SSD_TEST_FULL=1 they are failures, and so are those for
+want of a tool that SSD_TEST_NEEDS names.
 """
 
+import os
 import shutil
 
 import pytest
 
 from tests.suite.scale import FULL
 
+NEEDED = os.environ.get("SSD_TEST_NEEDS", "").split(",")
 PROPERTY = "needs_tool"  # of a test's report
 
 
@@ -38,8 +41,10 @@ def check_tools(item: pytest.Item, full: bool = FULL) -> None:
 
 
 def give_up(item: pytest.Item, name: str, full: bool, why: str) -> None:
-    """Skip for want of this tool; in full mode fail."""
+    """Skip for want of this tool; in full mode, or if it is needed, fail."""
     if full:
         pytest.fail(f"needs {name}: {why}; with SSD_TEST_FULL=1 nothing is skipped", pytrace=False)
+    if name in NEEDED:
+        pytest.fail(f"needs {name}: {why}; SSD_TEST_NEEDS names it", pytrace=False)
     item.user_properties.append((PROPERTY, name))
     pytest.skip(f"needs {name}")
